@@ -93,15 +93,15 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
             break
         outcomes: list[dict[str, Any]] = []
         for score, advantage in zip(group.scores, advantages, strict=True):
-            outcomes.append({**score_fields(score), "advantage": advantage})
+            outcomes.append({**_score_fields(score), "advantage": advantage})
         for _, failures in group.dropped:
             # There are no failures if the rollout was dropped because a sibling failed.
             reasons = {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}
             outcomes.append({"dropped": reasons})
         probes = _probe_means(group)
         for rollout, outcome in zip(group.all_rollouts, outcomes, strict=True):
-            outcome |= {"selection": {**selection._asdict(), "staleness": _staleness(rollout, version)}}
-            outcome |= {"probes": probes}
+            fate = {**selection._asdict(), "staleness": _staleness(rollout, version)}
+            outcome |= {"selection": fate, "probes": probes}
             index = index_by_id.get(id(rollout))
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
     first_replayed = min(max_groups, len(selected.groups))
@@ -114,12 +114,11 @@ def list_scored_records(groups: Iterable[Group]) -> list[RolloutRecord]:
     records = []
     for number, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
-            records.append(RolloutRecord(group=number, rollout=rollout, outcome=score_fields(score)))
+            records.append(RolloutRecord(group=number, rollout=rollout, outcome=_score_fields(score)))
     return records
 
 
-def score_fields(score: Score) -> dict[str, Any]:
-    """Return the terms and the total of a score as a line has them."""
+def _score_fields(score: Score) -> dict[str, Any]:
     terms: dict[str, Any] = {}
     for name, reward in score.terms.items():
         failure = score.failures.get(name)

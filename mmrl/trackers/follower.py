@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrl.config import Config, flatten_settings
+from mmrl.config.secrets import mask_secret
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers.backends import TRACKERS, Points, Row, RunFacts, Tracker
@@ -25,7 +25,6 @@ from mmrl.utils.files import write_atomically
 
 _BATCH_ROWS: Final = 100  # rows that are sent between two writes of the mark
 _PICTURES: Final = "pictures"  # the name of a step's pictures among its metrics
-_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")  # user and password in a URL
 
 
 class RunReader:
@@ -155,12 +154,16 @@ class Follower:
         for key, value in _read_flat(self._run_dir.manifest).items():
             if not key.startswith("data"):
                 settings[f"manifest.{key}"] = value
+        texts = {}
+        for key, value in settings.items():
+            # A number, such as `max_new_tokens`, is no secret.
+            texts[key] = mask_secret(key, value) if isinstance(value, str) else str(value)
         facts = RunFacts(
             id=self._mark.id,
             name=self._config.run.name,
             project=self._config.logging.project,
             folder=self._run_dir.path.resolve(),
-            config={key: _PASSWORD.sub("***@", str(value)) for key, value in settings.items()},
+            config=texts,
         )
         tracker = TRACKERS[self._name](facts)
         self._mark.sent = tracker.begin(self._mark.step, self._mark.sent)

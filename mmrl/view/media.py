@@ -142,8 +142,9 @@ class PictureStore:
             if problem is None and isinstance(medium.ref, VideoRef):
                 self._make(medium, opener)
             elif problem is None:
-                self._unmade[medium.picture_id(0)] = (medium, opener)
-                self._described[medium]["frames"] = [_frame(medium, 0, None)]
+                picture_id = medium.picture_id(0)
+                self._unmade[picture_id] = (medium, opener)
+                self._described[medium]["frames"] = [_frame(picture_id, None)]
         return self._described[medium]
 
     def read(self, picture_id: str) -> bytes | None:
@@ -171,12 +172,13 @@ class PictureStore:
                 # WebP would be smaller by half, and takes four times as long. Colours keep their resolution: text and
                 # charts have thin coloured lines.
                 image.resize(size).save(encoded, "JPEG", quality=85, subsampling=0)
-                self._made[medium.picture_id(number)] = encoded.getvalue()
-                entry["frames"].append(_frame(medium, number, second))
+                picture_id = medium.picture_id(number)
+                self._made[picture_id] = encoded.getvalue()
+                entry["frames"].append(_frame(picture_id, second))
         except MediaError as error:
             entry["problem"] = str(error).removeprefix(f"{medium.ref.path}: ").split("\n")[0][:200]
             entry["frames"] = _NO_FRAMES
 
 
-def _frame(medium: Medium, number: int, second: float | None) -> Row:
-    return {"src": f"media/{medium.picture_id(number)}.jpg", "second": second}
+def _frame(picture_id: str, second: float | None) -> Row:
+    return {"src": f"media/{picture_id}.jpg", "second": second}

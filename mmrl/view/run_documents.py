@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ _EVAL_FILES: Final = ("predictions.jsonl", "verdicts.jsonl")
 _STEP_NAME: Final = re.compile(r"(.+)-(\d+)(-validation)?")
 _DEAD_AFTER_HEARTBEATS: Final = 3
 _ENDED: Final = ("finished", "stopped", "failed")
+Builders = dict[str, Callable[[], Row | bytes]]
+"""By key of a document, a function that builds it."""
 
 
 class RunDocuments:
@@ -78,9 +81,9 @@ class RunDocuments:
             "notices": self._list_notices(is_older=bool(steps) and "records" not in manifest),
         }
 
-    def list_documents(self) -> dict[str, partial[Row] | partial[bytes]]:
-        """Return by key what builds each document."""
-        builders: dict[str, partial[Row] | partial[bytes]] = {f"{self.id}/metrics": partial(self._build_metrics)}
+    def list_documents(self) -> Builders:
+        """Return what builds each document."""
+        builders: Builders = {f"{self.id}/metrics": self._build_metrics}
         for file, entry in self._list_step_files():
             builders[entry["key"]] = partial(self._build_step, file, entry)
             if entry["tokens"]:
@@ -118,24 +121,25 @@ class RunDocuments:
 
     def _list_step_files(self) -> list[tuple[Path, Row]]:
         """Return the files of rollouts in the order of the run, each with what the index says of its name."""
-        places = {stage["name"]: place for place, stage in enumerate(self._stages)}
+        stages = [stage["name"] for stage in self._stages]
         found = []
         for path in (self._path / "rollouts").glob("*.jsonl"):
-            key, label = f"{self.id}/{make_key(path.stem)}", path.stem.replace("-", " ")
             named = _STEP_NAME.fullmatch(path.stem)
+            stage, step, kind, label = None, 0, "test", path.stem.replace("-", " ")
             if path.stem in ("test-before", "test-after"):
-                place = -1 if path.stem == "test-before" else len(places) + 1
-                found.append((place, path, {"key": key, "stage": None, "step": 0, "kind": "test", "label": label}))
+                place = -1 if path.stem == "test-before" else len(stages) + 1
             elif named:
                 stage, step, kind = named[1], int(named[2]), "validation" if named[3] else "train"
+                place = stages.index(stage) if stage in stages else len(stages)
                 label = f"{stage} {step}{' validation' if named[3] else ''}"
-                entry = {"key": key, "stage": stage, "step": step, "kind": kind, "label": label}
-                found.append((places.get(stage, len(places)), path, entry))
-        # Of one step, the rollouts that were trained on come before the validation that followed.
-        found.sort(key=lambda item: (item[0], item[2]["step"], item[2]["kind"]))
-        for _, path, entry in found:
-            entry["tokens"] = f"{entry['key']}.tokens" if path.with_suffix(".npz").exists() else None
-        return [(path, entry) for _, path, entry in found]
+            else:
+                continue
+            key = f"{self.id}/{make_key(path.stem)}"
+            tokens = f"{key}.tokens" if path.with_suffix(".npz").exists() else None
+            entry = {"key": key, "stage": stage, "step": step, "kind": kind, "label": label, "tokens": tokens}
+            # Of one step, the rollouts that were trained on come before the validation that followed.
+            found.append(((place, step, kind), path, entry))
+        return [(path, entry) for _, path, entry in sorted(found, key=itemgetter(0))]
 
     def _list_notices(self, *, is_older: bool) -> list[str]:
         names = _RUN_FILES[:3] if self._kind == "run" else ()

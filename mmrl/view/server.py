@@ -18,8 +18,7 @@ from urllib.parse import parse_qs
 from mmrl.types import UserError
 from mmrl.view import bundle
 from mmrl.view.media import PictureStore
-from mmrl.view.records import Row
-from mmrl.view.run_documents import RunDocuments, build_index
+from mmrl.view.run_documents import Builders, RunDocuments, build_index
 
 _ADDRESS: Final = "127.0.0.1"
 # A web page elsewhere can make its own name point here (DNS rebinding), and its requests then carry that name.
@@ -89,9 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             return 401, _TEXT, b"open the address that `mmrl view` printed: it ends with a token\n"
         if path == "":
             return 200, "text/html; charset=utf-8", bundle.linked_page({"mode": "live", "token": self.server.token})
-        builders: dict[str, partial[Row] | partial[bytes]] = {
-            "index": partial(build_index, self.server.runs, live=True)
-        }
+        builders: Builders = {"index": partial(build_index, self.server.runs, live=True)}
         for run in self.server.runs:
             builders |= run.list_documents()
         document = re.fullmatch(r"data/(.+)\.json", path)

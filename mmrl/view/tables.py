@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from mmrl.config import flatten_settings
+from mmrl.config.secrets import mask_secret
 from mmrl.log.metric_registry import find_builtin_metric
 from mmrl.view.records import Row, RunFiles, as_mapping, make_key, pick
 
 _VERDICT_KEYS: Final = ("strict", "official", "score", "outcome", "rule", "value", "judge_correct")
-MASK: Final = "••••"
-# The last word of a key under which a secret may be, before the index in a list.
-_SECRET_KEY: Final = re.compile(
-    r"(?i)(?:^|[._-])(?:key|apikey|token|secret|password|passwd|pwd|credentials?|auth|authorization|cookie)s?(\.\d+)*$"
-)
-_USERINFO: Final = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_SECRET_PARAMETER: Final = re.compile(r"(?i)([?&;](?:[\w-]*(?:key|token|secret|password|sig|signature))=)[^&\s]+")
-# Keys of services that begin with a mark, wherever they are written.
-_KNOWN_KEY: Final = re.compile(r"\b(?:hf_|sk-|ghp_|wandb_v1_|xox[abp]-)[A-Za-z0-9_-]{12,}|\bBearer\s+\S+")
 
 
 def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
@@ -68,7 +59,7 @@ def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
     stages = {str(as_mapping(each).get("name", place)): each for place, each in enumerate(settings.get("stages") or ())}
     for path, value in flatten_settings({**settings, **({"stages": stages} if stages else {})}).items():
         # A number, such as `max_new_tokens`, is no secret.
-        rows.append([path, _mask(path, value) if isinstance(value, str) else json.dumps(value)])
+        rows.append([path, mask_secret(path, value) if isinstance(value, str) else json.dumps(value)])
     return rows
 
 
@@ -125,10 +116,3 @@ def _add_response(items: dict[str, Row], row: Row, verdict: Row) -> None:
     span = [start, end] if isinstance(start, int) and isinstance(end, int) else None
     response = {"response": text, **pick(verdict, *_VERDICT_KEYS), **pick(row, "tokens", "finish"), "span": span}
     item["responses"].append(response)
-
-
-def _mask(path: str, text: str) -> str:
-    if text and _SECRET_KEY.search(path):
-        return MASK
-    text = _SECRET_PARAMETER.sub(rf"\1{MASK}", _USERINFO.sub(MASK, text))
-    return _KNOWN_KEY.sub(MASK, text)

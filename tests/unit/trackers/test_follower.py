@@ -209,9 +209,14 @@ def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
     assert ours(read_fake(tracker.path)) == POINTS
 
 
-def test_a_password_in_a_setting_is_not_sent(tmp_path, monkeypatch):
-    run_dir, sent = make_run(tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m"}}]'), []
+def test_a_secret_in_a_setting_is_not_sent(tmp_path, monkeypatch):
+    run_dir, sent = (
+        make_run(tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m", api_key: hush}}]'),
+        [],
+    )
     monkeypatch.setitem(TRACKERS, "fake", lambda run: sent.append(run) or FakeTracker(tmp_path / "points"))
     make_follower(run_dir, "fake").send_new()
-    assert sent[0].config["callbacks.0.args.url"] == "https://***@host/m"
+    assert sent[0].config["callbacks.0.args.url"] == "https://••••@host/m"
+    assert sent[0].config["callbacks.0.args.api_key"] == "••••"
+    assert sent[0].config["logging.rollouts.tokens"] == "True"
     assert sent[0].config["manifest.mmrl"] == "0.2.0"

@@ -3,9 +3,10 @@
 import pytest
 from view_runs import make_run, write_benchmark
 
+from mmrl.config.secrets import MASK
 from mmrl.view.media import PictureStore
 from mmrl.view.run_documents import RunDocuments
-from mmrl.view.tables import MASK, build_metrics, list_settings
+from mmrl.view.tables import build_metrics, list_settings
 
 
 def test_lines_of_one_step_are_merged_and_the_last_timing_counts():
@@ -66,7 +67,7 @@ def test_a_benchmark_of_a_run_has_the_span_that_was_read_and_the_rule(tmp_path):
     entry, document = open_benchmark(make_run(tmp_path / "small"))
     assert entry | {"name": "mathvista", "label": "rl 2", "items": 2, "accuracy": 0.5} == entry
     (response,) = document["items"][0]["responses"]
-    assert response["response"][response["start"] : response["end"]] == "B"
+    assert response["response"][slice(*response["span"])] == "B"
     assert (response["rule"], response["strict"]) == ("parentheses", True)
     assert document["items"][0]["subsets"] == {"skill": ["math"]}
     (missing,) = document["items"][1]["responses"]

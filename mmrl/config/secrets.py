@@ -1,0 +1,24 @@
+"""Hides secrets in settings that are shown to others: on the page of a run and in trackers."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MASK: Final = "••••"
+# The last word of a key under which a secret may be, before the index in a list.
+_SECRET_KEY: Final = re.compile(
+    r"(?i)(?:^|[._-])(?:key|apikey|token|secret|password|passwd|pwd|credentials?|auth|authorization|cookie)s?(\.\d+)*$"
+)
+_USERINFO: Final = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_SECRET_PARAMETER: Final = re.compile(r"(?i)([?&;](?:[\w-]*(?:key|token|secret|password|sig|signature))=)[^&\s]+")
+# Keys of services that begin with a mark, wherever they are written.
+_KNOWN_KEY: Final = re.compile(r"\b(?:hf_|sk-|ghp_|wandb_v1_|xox[abp]-)[A-Za-z0-9_-]{12,}|\bBearer\s+\S+")
+
+
+def mask_secret(path: str, text: str) -> str:
+    """Return the text of the setting at a dotted path, with keys, tokens, passwords and users in URLs masked."""
+    if text and _SECRET_KEY.search(path):
+        return MASK
+    text = _SECRET_PARAMETER.sub(rf"\1{MASK}", _USERINFO.sub(MASK, text))
+    return _KNOWN_KEY.sub(MASK, text)
