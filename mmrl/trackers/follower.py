@@ -35,10 +35,12 @@ class RunReader:
         self._run_dir, self._ends = run_dir, dict[Path, int]()  # bytes that were read of each file
         self._first_steps: dict[str, int] = {}  # global step at which each stage began, in the order of the stages
         self._last_step = 0  # global step of the last line of metrics.jsonl
-        self._times: dict[tuple[str, int], dict[str, Any]] = {}  # by stage and step: times that wait for their metrics
 
     def read_new(self) -> list[Row]:
         """Return what was appended since the last call, a row for each step."""
+        # First, so that the metrics of these steps are in their file by now. A step that a killed run repeats has
+        # several lines, of which the last counts.
+        times = {(record["stage"], record["step"]): record for record in self._read(self._run_dir.timings)}
         rows: dict[int, Row] = {}
         for record in self._read(self._run_dir.metrics):
             stage, step = record["stage"], record["step"]
@@ -48,13 +50,11 @@ class RunReader:
             row = self._add(rows, self._last_step, record)
             rollouts = self._run_dir.rollouts / f"{stage}-{step:06d}.jsonl"
             row.rollouts = rollouts if rollouts.exists() else row.rollouts
-        for record in self._read(self._run_dir.timings):
-            # A step that a killed run repeats has several lines, of which the last counts.
-            self._times[record["stage"], record["step"]] = record
-        for stage, step in list(self._times):
+        for (stage, step), record in times.items():
             global_step = self._first_steps.get(stage, math.inf) + step
+            # A killed run has times of steps that the resumed one has yet to repeat.
             if global_step <= self._last_step:
-                self._add(rows, int(global_step), self._times.pop((stage, step)))
+                self._add(rows, int(global_step), record)
         return [rows[step] for step in sorted(rows)]
 
     def _read(self, path: Path) -> Iterator[dict[str, Any]]:

@@ -108,8 +108,11 @@ async function showRunCurves() {
   const active = activeRun();
   const runs = state.overlay === "1" ? index.runs : [active];
   let aligned;
+  let stages;
   try {
     const metrics = await Promise.all(runs.map((run) => load(run.metrics)));
+    stages = [...new Set(metrics.flatMap(({ stage }) => stage))].filter(Boolean);
+    if (!stages.includes(state.stage)) setState({ stage: "" });
     aligned = alignRuns(runs.map((run, place) => ({ run, metrics: metrics[place] })));
   } catch (error) {
     return show(host, problem(error));
@@ -126,7 +129,7 @@ async function showRunCurves() {
     curvesResize = new ResizeObserver(wait(80, resizeCurves));
     curvesResize.observe(grid);
   };
-  show(host, curveControls(panels, aligned.steps.length, redraw), grid);
+  show(host, curveControls(panels, aligned.steps.length, stages, redraw), grid);
   return redraw();
 }
 
@@ -143,7 +146,7 @@ function resizeCurves() {
   }
 }
 
-function curveControls(panels, length, redraw) {
+function curveControls(panels, length, stages, redraw) {
   const slide = (event) => {
     setState({ smooth: event.target.value });
     redraw();
@@ -151,12 +154,11 @@ function curveControls(panels, length, redraw) {
   const weight = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, id: "f-smooth", oninput: slide });
   weight.value = smoothing(length);
   // A stage begins at another step in a run that has other stages before it.
-  const names = index.runs.flatMap((run) => run.stages.map(({ name }) => name));
-  const stages = [...new Set(names)].map((name) => [name, name]);
+  const axes = [["", "the run"], ...stages.map((name) => [name, name])];
   return el(
     "div.controls", textBox("find", "Find metrics: kl, entropy", redraw, { class: "wide" }),
     el("label.choice", "Smoothing", weight), checkBox("log", "Log axis", redraw),
-    stages.length > 1 && choice("stage", "Steps of", [["", "the run"], ...stages], showRunCurves),
+    stages.length > 1 && choice("stage", "Steps of", axes, showRunCurves),
     panels.length > NUM_SHOWN && checkBox("all", `All ${panels.length} panels`, redraw),
   );
 }
