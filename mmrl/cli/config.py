@@ -43,11 +43,9 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     loaded = load_config(arguments.config, arguments.overrides)
     echo(explain(loaded), end="")
-    from mmrl.trackers.backends import check_trackers
     from mmrl.training.functions import load_functions  # it takes half a second, and the page can be read by then
 
     with locate_errors(loaded):
-        check_trackers(loaded.config.logging.trackers)
         load_functions(loaded.config, loaded.files[0].parent)
     return 0
 

@@ -14,7 +14,7 @@ from mmrl.evaluation.model_source import LoadedModel, find_model_source, load_mo
 from mmrl.evaluation.session import open_pipeline
 from mmrl.log.console import Console
 from mmrl.protocols import RolloutPipeline
-from mmrl.rollout.available import check_model_and_engine
+from mmrl.rollout.available import check_model_and_libraries
 from mmrl.rollout.load import load_steps
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.scoring.scorer import make_response
@@ -41,7 +41,7 @@ def open_model(
     source = find_model_source(run, checkpoint, console.warn)
     request = EvalRequest(model=run, benchmark="canonical", data_files=(), out_dir=Path(), overrides=overrides)
     settings = make_eval_config(request, source.path, source.config, is_checkpoint=source.checkpoint_dir is not None)
-    check_model_and_engine(settings)
+    check_model_and_libraries(settings)
     # The caller names every file, so it may lie anywhere.
     media_policy = make_media_policy(settings.media_limits, [Path("/")], schemes=(), media=settings.media)
     model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))

@@ -12,7 +12,7 @@ from mmrl.config import Config, EvalConfig, load_config, load_eval_config
 from mmrl.evaluation.eval_dir import EvalDir, identifying_settings
 from mmrl.evaluation.graders import CORRECT_TERM
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
-from mmrl.rollout.available import check_model_and_engine
+from mmrl.rollout.available import check_model_and_libraries
 from mmrl.types import CoordinateSystem, UserError
 
 RUN_DATA_PREFIX: Final = "run:"
@@ -138,4 +138,4 @@ def check_request(request: EvalRequest) -> None:
         if missing:
             here = Path.cwd()
             raise UserError(f"--data: {here / missing[0]}: no such file or folder; a relative path starts from {here}")
-    check_model_and_engine(eval_config)
+    check_model_and_libraries(eval_config)

@@ -1,4 +1,4 @@
-"""Checks that model, device, engine and video reader of a config are available. Imports neither torch nor vLLM."""
+"""Checks that model, device and libraries that a config names are available. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmrl.utils.model_files import check_model_type, check_weight_files
 VLLM_ENGINES = ("vllm", "vllm_server")
 
 
-def check_model_and_engine(config: Config | EvalConfig) -> None:
+def check_model_and_libraries(config: Config | EvalConfig) -> None:
     """Check the files and family of `model.path`, `model.device`, and the libraries that the config needs.
 
     Raises:
@@ -33,8 +33,14 @@ def check_model_and_engine(config: Config | EvalConfig) -> None:
         )
     if config.rollout.engine in VLLM_ENGINES:
         _check_vllm()
-    if isinstance(config, Config) and config.deepspeed is not None and find_spec("deepspeed") is None:
-        raise UserError("deepspeed: it is not installed; pip install 'mmrl[deepspeed]', or set `deepspeed: null`")
+    if isinstance(config, Config):
+        if config.deepspeed is not None and find_spec("deepspeed") is None:
+            raise UserError("deepspeed: it is not installed; pip install 'mmrl[deepspeed]', or set `deepspeed: null`")
+        for name in config.logging.trackers:
+            if find_spec(name) is None:
+                error = UserError(f"{name} is not installed; pip install 'mmrl[{name}]', or take it out of the list")
+                error.key = "logging.trackers"
+                raise error
     if config.media.video_reader == "decord" and find_spec("decord") is None:
         raise UserError(
             'media.video_reader: decord is not installed; pip install "mmrl[decord]" (Linux on x86-64), or use `pyav`'

@@ -11,11 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-from mmrl.types import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -257,16 +254,3 @@ TRACKERS: Final[dict[str, Callable[[RunFacts], Tracker]]] = {
     "mlflow": _Mlflow,
 }
 """What starts a run in a tracker, or continues the one with this id; the tracker's name is that of its package."""
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Check that the libraries of trackers are installed, without importing them.
-
-    Raises:
-        UserError: one is not; the message has the pip line.
-    """
-    for name in names:
-        if find_spec(name) is None:
-            error = UserError(f"{name} is not installed; pip install 'mmrl[{name}]', or take it out of the list")
-            error.key = "logging.trackers"
-            raise error

@@ -1,8 +1,8 @@
 """Checks that take a second, before torch is imported or an image is opened.
 
-The run directory, the model's files, the rollout engine, the libraries of trackers, and every function that the config
-names, with its options. The checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports
-without torch; a function of the user's may import it.
+The run directory, the model's files, the libraries that the config needs, and every function that it names, with its
+options. The checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports without torch;
+a function of the user's may import it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from mmrl.config.load import cap_steps
 from mmrl.log.comparison import print_summary
 from mmrl.log.console import Console
 from mmrl.log.run_dir import run_dir_of
-from mmrl.rollout.available import check_model_and_engine
-from mmrl.trackers.backends import check_trackers
+from mmrl.rollout.available import check_model_and_libraries
 from mmrl.training.functions import Functions, load_functions
 from mmrl.types import UserError
 
@@ -45,20 +44,14 @@ def load_unless_finished(config: Config, base_dir: Path) -> Functions | None:
         return None
     # A family that vLLM cannot run is refused before the user is asked to install vLLM.
     functions = load_functions(config, base_dir)
-    check_model_and_engine(config)
-    check_trackers(config.logging.trackers)
+    check_model_and_libraries(config)
     return functions
 
 
 def find_problems(loaded: LoadedConfig) -> list[str]:
-    """Return what is wrong with model, engine, functions and trackers, with the line. Checks no run directory."""
+    """Return what is wrong with model, libraries and functions, with the line. The run directory is not checked."""
     problems, base_dir = [], loaded.files[0].parent
-    checks = (
-        partial(check_model_and_engine, loaded.config),
-        partial(load_functions, loaded.config, base_dir),
-        partial(check_trackers, loaded.config.logging.trackers),
-    )
-    for check in checks:
+    for check in (partial(check_model_and_libraries, loaded.config), partial(load_functions, loaded.config, base_dir)):
         try:
             with locate_errors(loaded):
                 check()

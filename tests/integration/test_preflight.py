@@ -244,10 +244,10 @@ def test_vllm_must_be_there_for_the_device_of_torch(
     monkeypatch.setattr(available, "installed_version", lambda name: installed.get(name, ""))
     config = Config.model_validate_json(json.dumps(experiment(tmp_path, rollout={"engine": engine})))
     if message is None:
-        available.check_model_and_engine(config)
+        available.check_model_and_libraries(config)
         return
     with pytest.raises(UserError, match=re.escape(message)):
-        available.check_model_and_engine(config)
+        available.check_model_and_libraries(config)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_missing_library_is_named_before_any_file_is_opened(
     monkeypatch.setattr(available, "find_spec", lambda _: None)
     config = Config.model_validate_json(json.dumps(experiment(tmp_path, **section)))
     with pytest.raises(UserError, match=message):
-        available.check_model_and_engine(config)
+        available.check_model_and_libraries(config)
 
 
 @pytest.mark.parametrize("options", [[], ["--nproc", 2]])

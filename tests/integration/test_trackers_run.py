@@ -13,7 +13,7 @@ from harness import Command, experiment, metrics, mmrl, rl_stage, sft_stage, wri
 from tracked_runs import Points, read_tensorboard
 
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers import backends
+from mmrl.rollout import available
 
 TRACKED = "logging.trackers=[tensorboard]"
 
@@ -48,12 +48,12 @@ def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path: Path, here: Co
 def test_a_missing_library_is_refused_before_anything_is_read(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
+    monkeypatch.setattr(available, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     config = short_config(tmp_path)
     content = json.loads(config.read_text())
     content["logging"]["trackers"] = ["tensorboard", "wandb"]
     config.write_text(json.dumps(content, indent=1))
-    for command in ("train", "doctor", "explain"):
+    for command in ("train", "doctor"):
         done = here(command, config)
         assert done.code in (1, 2)
         expected = rf"{config}:\d+: logging.trackers: wandb is not installed; pip install 'mmrl\[wandb\]'"
