@@ -17,7 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.media.checks import check_dimensions, check_sha256, resolve_media_path, unreadable_error
+from mmrl.media.checks import check_dimensions, check_image_size, check_sha256, resolve_media_path, unreadable_error
 from mmrl.media.corruptions import corrupt_image
 from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, read_png_chunks, store_png
 from mmrl.types import ImageRef, MediaError, MediaRangeError, Size
@@ -26,7 +26,6 @@ IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 PNG_BIT_DEPTH_OFFSET: Final = 24  # offset of the byte in a PNG file that holds the bits per channel
 WHITE: Final = (255, 255, 255, 255)
-MAX_DECOMPRESSION_RATIO: Final = 2000  # bytes of pixels per byte of a file; with more it is a decompression bomb
 
 
 def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
@@ -119,31 +118,26 @@ def _decode(image: Image.Image, content: bytes) -> Image.Image:
     if isinstance(image, JpegImageFile):
         return decode_jpeg(image, content)
     if isinstance(image, PngImageFile):
-        image = Image.open(io.BytesIO(store_png(content)), formats=("PNG",))
+        stored = store_png(content)
+        if stored is not content:
+            image = Image.open(io.BytesIO(stored), formats=("PNG",))
     # Pillow's decoders of the other formats are strict: they refuse data that ends early.
     image.load()
     return image
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
     # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
-    if upright.has_transparency_data:
-        layer = upright.convert("RGBA")
-        upright = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
-    return upright.convert("RGB")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
+    return image.convert("RGB")
 
 
 def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:
     """Refuse an image by its header: too large, a decompression bomb, animated, or deeper than 8 bits."""
-    size = Size(*image.size)
-    check_dimensions(path, size, limits)
-    if 3 * size.width * size.height > MAX_DECOMPRESSION_RATIO * len(content):
-        raise MediaError(
-            f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes are more than "
-            f"{MAX_DECOMPRESSION_RATIO} bytes of pixels per byte of file, as in a decompression bomb; "
-            "save it again in another format"
-        )
+    check_image_size(path, Size(*image.size), len(content), limits)
     if isinstance(image, GifImageFile | PngImageFile | WebPImageFile) and image.is_animated:
         raise MediaError(f"{path}: animated; save the frame you mean as a still image")
     # Pillow opens a PNG with 16 bits per colour in an 8-bit mode, dropping half of each silently.

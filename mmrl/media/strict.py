@@ -16,6 +16,7 @@ from PIL import Image
 
 PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG
 _CHUNK_BYTES: Final = 12  # of a PNG's chunk in addition to its data: length, name and CRC
+_SMALL_BYTES: Final = 1 << 16  # of pixel data that inflates faster than a second PNG is made and opened
 _CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # values of a pixel, by the colour type in a PNG's header
 # Passes of an interlaced PNG: the first column and row, and the steps to the next ones (PNG specification, 8.2).
 _PASSES: Final = (
@@ -77,7 +78,7 @@ def _check_progressive_scans(content: bytes) -> None:
 def store_png(content: bytes) -> bytes:
     """Return a PNG with its pixel data inflated and stored, after checking all chunks and the length of that data.
 
-    Pillow decodes it to the same pixels, and need not inflate it once more.
+    Pillow decodes it to the same pixels, and need not inflate it once more. A small one is returned as it is.
 
     Raises:
         ValueError: a chunk is cut off or its CRC is wrong, there is no last chunk, or the pixel data does not inflate
@@ -99,6 +100,8 @@ def store_png(content: bytes) -> bytes:
         raise ValueError(f"the pixel data inflates to {len(scanlines):,} {more}bytes, the header says {expected:,}")
     if not inflater.eof:
         raise ValueError("the pixel data is cut off before its checksum")
+    if expected <= _SMALL_BYTES:
+        return content
 
     stored = [PNG_SIGNATURE]
     for name, data in chunks:

@@ -283,9 +283,9 @@ def test_an_image_at_the_limits_of_shape_and_compression_is_opened(write, monkey
     assert open_image(write(noise(1, 200))).size == (1, 200)
     content = encoded(Image.new("RGB", (800, 800)), optimize=True)
     ratio = 3 * 800 * 800 // len(content)
-    monkeypatch.setattr("mmrl.media.image.MAX_DECOMPRESSION_RATIO", ratio + 1)
+    monkeypatch.setattr("mmrl.media.checks.MAX_DECOMPRESSION_RATIO", ratio + 1)
     assert open_image(write(content)).size == (800, 800)
-    monkeypatch.setattr("mmrl.media.image.MAX_DECOMPRESSION_RATIO", ratio)
+    monkeypatch.setattr("mmrl.media.checks.MAX_DECOMPRESSION_RATIO", ratio)
     with pytest.raises(MediaError, match=rf"are more than {ratio} bytes of pixels per byte"):
         open_image(write(content))
 
