@@ -263,7 +263,7 @@ class DatasetLoader:
             known_sizes |= index.known_sizes(ref for ref in refs if ref not in known_sizes)
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Pixels are not kept: of many images only those would stay that were opened last.
-        open_size = self._worker_cache(_CHECK_CACHE_BYTES).image_size
+        open_size = self._worker_cache(_CHECK_CACHE_BYTES).check_image
         opened = dict(open_media(new_refs, open_size, options=options, console=self._console))
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():

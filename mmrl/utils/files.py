@@ -39,7 +39,7 @@ def resolve_inside(path: Path | str, roots: Sequence[Path]) -> Path:
         if error.errno == errno.ELOOP:
             raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
         resolved = os.path.realpath(path)  # the caller says what is wrong with a file that is missing or closed to us
-    if not any(os.path.join(resolved, "").startswith(os.path.join(root, "")) for root in roots):
+    if not f"{resolved}/".startswith(tuple(f"{str(root).rstrip('/')}/" for root in roots)):
         listed = ", ".join(map(str, roots)) or "none"
         raise UserError(f"{path}: {resolved} lies outside data.media_roots ({listed}); add its folder there or move it")
     return Path(resolved)

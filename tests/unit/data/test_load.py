@@ -295,7 +295,7 @@ def test_an_image_that_other_limits_or_roots_may_refuse_is_opened_again(folder, 
 
 def test_another_run_on_unchanged_data_opens_no_image(folder, files, monkeypatch):
     first = make_loader(config(), folder, files=files)[0].load()
-    monkeypatch.setattr(MediaCache, "get_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
+    monkeypatch.setattr(MediaCache, "check_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
     loader, cache = make_loader(config(), folder, files=FileIndex(folder / "cache" / "files.sqlite"))
     assert loader.load() == first
     assert cache.image_size(first.train[0].images[0]) == Size(20, 30)
@@ -306,7 +306,7 @@ DRAWN = {"fn": "mmrl_datasets.generators.scenes:counting", "args": {"split": "tr
 
 def test_an_image_that_was_just_drawn_is_not_opened_before_it_is_used(folder, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(MediaCache, "get_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
+        patch.setattr(MediaCache, "check_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
         loader, cache = make_loader(config(train=[DRAWN]), folder)
         refs = [sample.images[0] for sample in loader.load().train]
         assert cache.image_size(refs[0]) == Size(96, 96)
