@@ -196,6 +196,10 @@ class ResponseFormat:
             sections=contents,
         )
 
+    def parse_trial(self, text: str, answer_type: AnswerType) -> Answer:
+        """Return what `parse` returns for a response that we wrote; the same short text is read once."""
+        return (_parse_cached if len(text) <= _MAX_CACHED_CHARS else ResponseFormat.parse)(self, text, answer_type)
+
     def parse_continuation(self, first_response: str, text: str, answer_type: AnswerType) -> Answer:
         """Read a response that was continued after a forced trigger; `text` begins with the trigger.
 
@@ -267,10 +271,7 @@ class ResponseFormat:
         except ValueError as error:
             problems: Sequence[str] = [f"{error}: {str(target.value)!r}"]
         else:
-            if len(text) <= _MAX_CACHED_CHARS:
-                problems = _cached_problems(self, text, target.answer_type)
-            else:
-                problems = self.parse(text, target.answer_type).problems
+            problems = self.parse_trial(text, target.answer_type).problems
         if problems:
             refusal = f"a {target.answer_type} target {target.value!r} cannot be written as an answer"
             raise UserError(f"{refusal}: {problems[0]}")
@@ -292,8 +293,8 @@ class ResponseFormat:
 
 # Demonstrations without thinking are few and come again in every epoch.
 @lru_cache(maxsize=4096)
-def _cached_problems(response_format: ResponseFormat, text: str, answer_type: AnswerType) -> tuple[str, ...]:
-    return response_format.parse(text, answer_type).problems
+def _parse_cached(response_format: ResponseFormat, text: str, answer_type: AnswerType) -> Answer:
+    return response_format.parse(text, answer_type)
 
 
 def check_opening(text: str, opening: str, sample_id: str) -> None:

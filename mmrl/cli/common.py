@@ -58,7 +58,7 @@ def positive_int(text: str) -> int:
 def pause_gc_for_imports() -> Iterator[None]:
     """Pause garbage collection while torch and other large packages are imported inside this block."""
     # They create half a million objects that stay. Python would search them for garbage repeatedly during the import,
-    # and in every full collection after it; `gc.freeze` takes them out of its sight.
+    # and in every full collection after it; `gc.freeze` takes them out of its sight. Nothing among them is garbage.
     if "torch" in sys.modules:
         yield
         return
@@ -67,5 +67,4 @@ def pause_gc_for_imports() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-    gc.collect()
     gc.freeze()

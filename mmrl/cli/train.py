@@ -61,14 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
             say=echo,
         )
         return 0 if is_same else 1
-    from mmrl.training.preflight import effective_config, load_unless_finished
+    with pause_gc_for_imports():
+        from mmrl.training.preflight import effective_config, load_unless_finished
 
     functions = None
     # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
     # together, in `train`: one that ended here by itself would leave the others waiting.
     if not is_launched():
         config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
-        with locate_errors(loaded):
+        with locate_errors(loaded), pause_gc_for_imports():
             functions = load_unless_finished(config, loaded.files[0].parent)
         if functions is None:
             return 0

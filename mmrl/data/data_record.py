@@ -13,11 +13,12 @@ from typing import Final
 from mmrl.config.schema import DataConfig
 from mmrl.data.rows import SplitRows
 from mmrl.log.console import Console
-from mmrl.types import Sample, UserError
+from mmrl.types import ImageRef, Sample, Target, UserError
 from mmrl.utils.files import write_atomically
 from mmrl.utils.messages import first_lines
 
 _BENCHMARKS: Final = "benchmarks"
+_PLAIN_TYPES: Final = (str, int, float, Target, ImageRef)
 
 SplitDigests = dict[str, dict[str, str]]
 """Sample id → name of a field → digest of its value; the samples are in the order of their sources."""
@@ -157,6 +158,8 @@ def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
 
 def _stable_text(value: object) -> str:
     """Return a text that every process gives for a value: without memory addresses or the order of a set."""
+    if isinstance(value, _PLAIN_TYPES):  # most values; to find out that one is no Mapping takes longer
+        return _strip_addresses(repr(value))
     if isinstance(value, Mapping):
         entries = [f"{key!r}: {_stable_text(inner)}" for key, inner in value.items()]
         return ", ".join(sorted(entries))
@@ -164,7 +167,11 @@ def _stable_text(value: object) -> str:
         return ", ".join(sorted(map(repr, value)))
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_stable_text, value))}]"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return _strip_addresses(repr(value))
+
+
+def _strip_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text) if " at 0x" in text else text
 
 
 def _describe_fields(sample: Sample, before: Mapping[str, str], now: Mapping[str, str]) -> str:

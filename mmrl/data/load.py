@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -27,6 +28,7 @@ from mmrl.data.rows import (
 )
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
+from mmrl.media.checks import check_image_size
 from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
@@ -113,7 +115,9 @@ class DatasetLoader:
         which a run has opened before, are not opened again, and videos in it not decoded again. `record` has the data
         that the run began with.
         """
-        self._config, self._context, self._functions = config, context, functions
+        self._drawn_images: dict[ImageRef, Size] = {}
+        self._config, self._functions = config, functions
+        self._context = context._replace(drawn_images=self._drawn_images)
         self._media_cache, self._console = media_cache, console
         self._opened_index, self._record = opened_index, record
         self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
@@ -254,10 +258,12 @@ class DatasetLoader:
         """Open the images of all samples; return the samples that can be used, and the others with the reason."""
         options, index = self._config.data, self._opened_index
         refs = unique_images(samples)
-        known_sizes = index.known_sizes(refs) if index else {}
+        known_sizes = self._take_drawn_images()
+        if index:
+            known_sizes |= index.known_sizes(ref for ref in refs if ref not in known_sizes)
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Pixels are not kept: of many images only those would stay that were opened last.
-        open_size = self._worker_cache(_CHECK_CACHE_BYTES).image_size
+        open_size = self._worker_cache(_CHECK_CACHE_BYTES).check_image
         opened = dict(open_media(new_refs, open_size, options=options, console=self._console))
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
@@ -268,6 +274,18 @@ class DatasetLoader:
         problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
         usable = [sample for sample in samples if problems[sample.id] is None]
         return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items() if problem]
+
+    def _take_drawn_images(self) -> dict[ImageRef, Size]:
+        """Return the images that generators have just encoded, without those that exceed a limit, and forget them."""
+        sizes, limits = {}, self._config.data.media_limits
+        for ref, size in self._drawn_images.items():
+            with suppress(MediaError, OSError):  # opening the image will say what is wrong
+                num_bytes = os.path.getsize(ref.path)
+                check_image_size(ref.path, size, num_bytes, limits)
+                if num_bytes <= limits.max_image_bytes:
+                    sizes[ref] = size
+        self._drawn_images.clear()
+        return sizes
 
     def _report_problems(self, index: OpenedMediaIndex) -> None:
         problems, index.files.problems = index.files.problems, []

@@ -249,7 +249,8 @@ class RunDir:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
             logs = (self.metrics, self.timings, self.events, self.status, self.log, self.manifest, self.summary)
-            for path in (self.config, *logs, self.data_record):
+            # The last is of runs of earlier versions, which kept the index of files there.
+            for path in (self.config, *logs, self.data_record, self.path / "opened_media.json"):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
             results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)

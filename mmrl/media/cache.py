@@ -9,7 +9,7 @@ from PIL import Image
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.corruptions import corrupt_image, corrupt_video
 from mmrl.media.decord_reader import load_decord
-from mmrl.media.image import crop_image, open_image
+from mmrl.media.image import check_image, crop_image, open_image
 from mmrl.media.video import (
     DecodedVideo,
     FramePlan,
@@ -105,6 +105,16 @@ class MediaCache:
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
         return corrupt_video(video, ref)
+
+    def check_image(self, ref: ImageRef) -> Size:
+        """Return the size of an image that `get_image` can open; raises as it does.
+
+        A run calls this for each image before its first step.
+        """
+        if ref.crop is None and ref.timestamp is None:
+            return check_image(ref, self._media_policy.roots, self._limits)
+        self.get_image(ref)
+        return self._sizes[ref]
 
     def check_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
         """Decode the frames of a video that the model sees, and check those of decord against PyAV's.

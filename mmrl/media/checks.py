@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from mmrl.utils.files import resolve_inside
 
 # Longer over shorter side of an image or frame. MAX_RATIO of qwen-vl-utils: beyond it resize rules fail.
 MAX_ASPECT_RATIO: Final = 200
+MAX_DECOMPRESSION_RATIO: Final = 2000  # bytes of pixels per byte of a file; with more it is a decompression bomb
 
 
 def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_name: str) -> Path:
@@ -21,16 +23,17 @@ def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_n
         MediaError: outside the roots, missing, not a regular file (a folder, a pipe), empty or too large.
     """
     try:
-        resolved = resolve_inside(Path(path), roots)
-    except UserError as error:
-        raise MediaError(str(error)) from error
-    try:
-        if not resolved.is_file():
-            problem = "not a file" if resolved.exists() else "no such file"
-            raise MediaError(f"{path}: {problem}; correct the path or restore it")
-        size = resolved.stat().st_size
+        resolved = resolve_inside(path, roots)
+        status = resolved.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MediaError(f"{path}: no such file; correct the path or restore it") from error
     except OSError as error:
         raise unreadable_error(path, error) from error
+    except UserError as error:
+        raise MediaError(str(error)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise MediaError(f"{path}: not a file; correct the path or restore it")
+    size = status.st_size
     if size > max_bytes:
         raise MediaError(f"{path}: {size:,} bytes exceed {limit_name}={max_bytes:,}; shrink it or raise the limit")
     if not size:
@@ -75,4 +78,15 @@ def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise MediaError(
             f"{path}: {width}x{height} has one side more than {MAX_ASPECT_RATIO} times as long as the other; crop it"
+        )
+
+
+def check_image_size(path: str, size: Size, num_bytes: int, limits: MediaLimitsConfig) -> None:
+    """Raise a MediaError for an image of this size that must not be decoded from a file of `num_bytes`."""
+    check_dimensions(path, size, limits)
+    if 3 * size.width * size.height > MAX_DECOMPRESSION_RATIO * num_bytes:
+        raise MediaError(
+            f"{path}: {size.width}x{size.height} pixels in {num_bytes:,} bytes are more than "
+            f"{MAX_DECOMPRESSION_RATIO} bytes of pixels per byte of file, as in a decompression bomb; "
+            "save it again in another format"
         )

@@ -6,9 +6,10 @@ import hashlib
 import io
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.GifImagePlugin import GifImageFile
@@ -17,16 +18,17 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.media.checks import check_dimensions, check_sha256, resolve_media_path, unreadable_error
+from mmrl.media.checks import check_dimensions, check_image_size, check_sha256, resolve_media_path, unreadable_error
 from mmrl.media.corruptions import corrupt_image
-from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, read_png_chunks, store_png
+from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, is_plain_png, read_png_chunks, store_png
 from mmrl.types import ImageRef, MediaError, MediaRangeError, Size
+
+ReadT = TypeVar("ReadT")
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 PNG_BIT_DEPTH_OFFSET: Final = 24  # offset of the byte in a PNG file that holds the bits per channel
 WHITE: Final = (255, 255, 255, 255)
-MAX_DECOMPRESSION_RATIO: Final = 2000  # bytes of pixels per byte of a file; with more it is a decompression bomb
 
 
 def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
@@ -36,28 +38,15 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) 
         MediaError: outside the roots, missing, unreadable, changed since it was referenced, over a limit, not a still
             image of a known format, deeper than 8 bits, or damaged.
     """
-    path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise unreadable_error(ref.path, error) from error
-    check_sha256(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
-    try:
-        # Pillow's warning about large images would repeat our own limit.
-        with (
-            warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
-            Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image,
-        ):
-            # Pillow has read the header only.
-            _check_header(image, content, ref.path, limits)
-            return _to_upright_rgb(_decode(image, content))
-    except UnidentifiedImageError as error:
-        raise MediaError(f"{ref.path}: {_describe_unidentified(content)}") from error
-    except Image.DecompressionBombError as error:
-        raise MediaError(f"{ref.path}: {error}; shrink it") from error
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
-        # Pillow's decoders raise all of these on damaged files.
-        raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
+    return _read_image(ref, roots, limits, lambda image, content: _to_upright_rgb(_decode(image, content)))
+
+
+def check_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Size:
+    """Return the size of an image that `open_image` can open; raises as it does.
+
+    Most PNGs are checked without decoding them, since their checksums show that the pixels are whole.
+    """
+    return _read_image(ref, roots, limits, _check_pixels)
 
 
 def open_shown_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
@@ -88,6 +77,7 @@ def crop_image(
     return image.crop(box)
 
 
+@lru_cache(maxsize=4096)  # many images of a dataset have one size
 def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float) -> Size:
     """Return the size that an image is resized to, by the rule of the Qwen-VL families and of `qwen_vl_utils`.
 
@@ -102,6 +92,37 @@ def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float)
 
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return Size(width, height)
+
+
+def _read_image(
+    ref: ImageRef,
+    roots: Sequence[Path],
+    limits: MediaLimitsConfig,
+    read_pixels: Callable[[Image.Image, bytes], ReadT],
+) -> ReadT:
+    """Return what `read_pixels` makes of an image with a good header and of its file; raises as `open_image`."""
+    path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable_error(ref.path, error) from error
+    check_sha256(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
+    try:
+        # Pillow's warning about large images would repeat our own limit.
+        with (
+            warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
+            Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image,
+        ):
+            # Pillow has read the header only.
+            _check_header(image, content, ref.path, limits)
+            return read_pixels(image, content)
+    except UnidentifiedImageError as error:
+        raise MediaError(f"{ref.path}: {_describe_unidentified(content)}") from error
+    except Image.DecompressionBombError as error:
+        raise MediaError(f"{ref.path}: {error}; shrink it") from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
+        # Pillow's decoders raise all of these on damaged files.
+        raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
 
 
 def _describe_unidentified(content: bytes) -> str:
@@ -119,31 +140,33 @@ def _decode(image: Image.Image, content: bytes) -> Image.Image:
     if isinstance(image, JpegImageFile):
         return decode_jpeg(image, content)
     if isinstance(image, PngImageFile):
-        image = Image.open(io.BytesIO(store_png(content)), formats=("PNG",))
+        stored = store_png(content)
+        if stored is not content:
+            image = Image.open(io.BytesIO(stored), formats=("PNG",))
     # Pillow's decoders of the other formats are strict: they refuse data that ends early.
     image.load()
     return image
 
 
+def _check_pixels(image: Image.Image, content: bytes) -> Size:
+    """Return the upright size of an image whose pixels can be decoded; raises as `_decode`."""
+    if isinstance(image, PngImageFile) and is_plain_png(content):
+        return Size(*image.size)
+    return Size(*_to_upright_rgb(_decode(image, content)).size)
+
+
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
     # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
-    if upright.has_transparency_data:
-        layer = upright.convert("RGBA")
-        upright = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
-    return upright.convert("RGB")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
+    return image.convert("RGB")
 
 
 def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:
     """Refuse an image by its header: too large, a decompression bomb, animated, or deeper than 8 bits."""
-    size = Size(*image.size)
-    check_dimensions(path, size, limits)
-    if 3 * size.width * size.height > MAX_DECOMPRESSION_RATIO * len(content):
-        raise MediaError(
-            f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes are more than "
-            f"{MAX_DECOMPRESSION_RATIO} bytes of pixels per byte of file, as in a decompression bomb; "
-            "save it again in another format"
-        )
+    check_image_size(path, Size(*image.size), len(content), limits)
     if isinstance(image, GifImageFile | PngImageFile | WebPImageFile) and image.is_animated:
         raise MediaError(f"{path}: animated; save the frame you mean as a still image")
     # Pillow opens a PNG with 16 bits per colour in an 8-bit mode, dropping half of each silently.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from contextlib import suppress
 
 import PIL
 
@@ -28,18 +28,20 @@ class OpenedMediaIndex:
         self.files, self._roots = files, policy.roots
         # Other limits, or another Pillow, may refuse what was opened.
         self._opening = text_digest(f"{limits!r} {PIL.__version__}")[:16]
+        self._image_kind = f"image {self._opening}"
 
     def known_sizes(self, refs: Iterable[ImageRef]) -> dict[ImageRef, Size]:
         """Return the sizes of images whose reference and file are unchanged since they were opened."""
         sizes = {}
         for ref in filter(_is_whole_file, refs):
-            try:
-                resolve_inside(Path(ref.path), self._roots)
-                sha256, width, height = (self.files.get(f"image {self._opening}", ref.path) or "").split()
+            entry = self.files.get(self._image_kind, ref.path)
+            if entry is None:
+                continue
+            with suppress(UserError, ValueError):
+                resolve_inside(ref.path, self._roots)
+                sha256, width, height = entry.split()
                 if sha256 == ref.sha256:
                     sizes[ref] = Size(int(width), int(height))
-            except (UserError, ValueError):
-                continue
         return sizes
 
     def add(self, sizes: Mapping[ImageRef, Size]) -> None:
@@ -47,7 +49,7 @@ class OpenedMediaIndex:
         for ref, size in sizes.items():
             if _is_whole_file(ref):
                 value = f"{ref.sha256} {size.width} {size.height}"
-                self.files.put(f"image {self._opening}", ref.path, value, stamp_file(ref.path))
+                self.files.put(self._image_kind, ref.path, value, stamp_file(ref.path))
         self.files.flush()
 
     def known_videos(self, refs: Iterable[VideoRef], reading: str) -> set[VideoRef]:

@@ -16,7 +16,11 @@ from PIL import Image
 
 PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG
 _CHUNK_BYTES: Final = 12  # of a PNG's chunk in addition to its data: length, name and CRC
+_SMALL_BYTES: Final = 1 << 16  # of pixel data that inflates faster than a second PNG is made and opened
 _CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # values of a pixel, by the colour type in a PNG's header
+_PALETTE: Final = 3  # colour type of a PNG whose pixels are indices
+_PLAIN_CHUNKS: Final = {b"IHDR", b"IDAT", b"IEND"}
+_LAST_FILTER: Final = 4  # of the filters of a PNG's rows, which are numbered from 0
 # Passes of an interlaced PNG: the first column and row, and the steps to the next ones (PNG specification, 8.2).
 _PASSES: Final = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
@@ -77,12 +81,40 @@ def _check_progressive_scans(content: bytes) -> None:
 def store_png(content: bytes) -> bytes:
     """Return a PNG with its pixel data inflated and stored, after checking all chunks and the length of that data.
 
-    Pillow decodes it to the same pixels, and need not inflate it once more.
+    Pillow decodes it to the same pixels, and need not inflate it once more. A small one is returned as it is.
 
     Raises:
         ValueError: a chunk is cut off or its CRC is wrong, there is no last chunk, or the pixel data does not inflate
             to the bytes that the header demands.
     """
+    chunks, scanlines = _inflate_png(content)
+    if len(scanlines) <= _SMALL_BYTES:
+        return content
+    stored = [PNG_SIGNATURE]
+    for name, data in chunks:
+        if name != b"IDAT":
+            stored.append(_make_chunk(name, data))
+        elif scanlines:
+            stored.append(_make_chunk(name, zlib.compress(scanlines, level=0)))
+            scanlines = b""
+    return b"".join(stored)
+
+
+def is_plain_png(content: bytes) -> bool:
+    """Check a PNG as `store_png` does; return True if nothing is left that only decoding could find broken.
+
+    That is the case if it has no other chunks, no palette and no passes, and all its filters exist.
+    """
+    chunks, scanlines = _inflate_png(content)
+    width, _, depth, color_type, _, _, interlaced = struct.unpack(">IIBBBBB", chunks[0][1])
+    if interlaced or depth != 8 or color_type == _PALETTE or {name for name, _ in chunks} != _PLAIN_CHUNKS:
+        return False
+    filters = scanlines[:: 1 + _CHANNELS[color_type] * width]
+    return max(filters, default=_LAST_FILTER + 1) <= _LAST_FILTER
+
+
+def _inflate_png(content: bytes) -> tuple[list[tuple[bytes, memoryview]], bytes]:
+    """Return the chunks and the inflated pixel data of a PNG; raises as `store_png`."""
     chunks = read_png_chunks(content)
     names = [name for name, _ in chunks]
     if names[0] != b"IHDR" or names.count(b"IHDR") > 1:
@@ -99,15 +131,7 @@ def store_png(content: bytes) -> bytes:
         raise ValueError(f"the pixel data inflates to {len(scanlines):,} {more}bytes, the header says {expected:,}")
     if not inflater.eof:
         raise ValueError("the pixel data is cut off before its checksum")
-
-    stored = [PNG_SIGNATURE]
-    for name, data in chunks:
-        if name != b"IDAT":
-            stored.append(_make_chunk(name, data))
-        elif scanlines:
-            stored.append(_make_chunk(name, zlib.compress(scanlines, level=0)))
-            scanlines = b""
-    return b"".join(stored)
+    return chunks, scanlines
 
 
 def read_png_chunks(content: bytes) -> list[tuple[bytes, memoryview]]:

@@ -300,10 +300,13 @@ class PromptEncoder:
         """Return the token ids of a text that has one placeholder for each run of these images and videos."""
         runs = chain.from_iterable(layout.runs for layout in layouts)
         run_lengths = (prod(run.grid) // self.placeholders.merge_size**2 for run in runs)
+        placeholders = (self.placeholders.image_id, self.placeholders.video_id)
         ids: list[int] = []
         for token in self._chat_template.tokenize(text):
-            is_placeholder = token in (self.placeholders.image_id, self.placeholders.video_id)
-            ids += [token] * next(run_lengths) if is_placeholder else [token]
+            if token in placeholders:
+                ids += [token] * next(run_lengths)
+            else:
+                ids.append(token)
         return tuple(ids)
 
     def _media_text(self, layout: MediaLayout) -> str:

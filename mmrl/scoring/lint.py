@@ -251,7 +251,7 @@ def make_trial_response(sample: Sample, text: str, response_format: ResponseForm
     """
     return Response(
         text=text,
-        answer=response_format.parse(text, sample.target.answer_type),
+        answer=response_format.parse_trial(text, sample.target.answer_type),
         finish_reason=FinishReason.EOS,
         num_tokens=len(text) // _CHARS_PER_TOKEN,
         resize_maps=tuple(ResizeMap(_IMAGE_SIZE, _IMAGE_SIZE) for _ in sample.media),

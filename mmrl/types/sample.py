@@ -138,6 +138,8 @@ class DatasetContext(NamedTuple):
     base_dir: Path  # folder that relative paths start from: the config's
     seed: int  # the run's seed
     media_policy: MediaPolicy = MediaPolicy(roots=())  # which media files may be read; by default none
+    # Receives each image that a generator has just encoded from RGB pixels: a run need not open it to check it.
+    drawn_images: dict[ImageRef, Size] | None = None
 
 
 class AnswerType(StrEnum):

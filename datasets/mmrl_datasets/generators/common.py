@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from mmrl.types import ContentPart, DatasetContext, Sample, Target, UserError
+from mmrl.types import ContentPart, DatasetContext, ImageRef, Sample, Target, UserError
+from mmrl.types import Size as ImageSize
 from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators.drawing import SceneObject, shuffle
 from mmrl_datasets.generators.photos import Split
@@ -70,7 +71,7 @@ def generate_samples(
         yield Sample(
             id=sample_id,
             task=task,
-            parts=_save_media(rendered.parts, folder, name),
+            parts=_save_media(rendered.parts, folder, name, context.drawn_images),
             target=rendered.target,
             label=rendered.label,
             response=rendered.response,
@@ -123,7 +124,12 @@ def _make_rng(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
 
-def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path, stem: str) -> tuple[ContentPart, ...]:
+def _save_media(
+    parts: Sequence[str | Image.Image | RenderedVideo],
+    folder: Path,
+    stem: str,
+    drawn_images: dict[ImageRef, ImageSize] | None,
+) -> tuple[ContentPart, ...]:
     """Save images and videos and replace them by references. Several in one sample are numbered by their position."""
     several = sum(not isinstance(part, str) for part in parts) > 1
     saved: list[ContentPart] = []
@@ -135,5 +141,8 @@ def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path
             case RenderedVideo():
                 saved.append(save_mp4(part, folder, name))
             case _:
-                saved.append(save_png(part, folder, name))
+                ref = save_png(part, folder, name)
+                saved.append(ref)
+                if drawn_images is not None and part.mode == "RGB":
+                    drawn_images[ref] = ImageSize(*part.size)
     return tuple(saved)

@@ -144,8 +144,8 @@ class MediaResolver:
     def _resolve_file(self, written: str, media_type: MediaType) -> tuple[Path, str]:
         source = f"{media_type.name} {short_repr(written)}"
         try:
-            path = resolve_inside(self.base / written, self.media_policy.roots)
-            if path.is_dir() and media_type is VIDEO:
+            path = resolve_inside(os.path.join(self.base, written), self.media_policy.roots)
+            if media_type is VIDEO and path.is_dir():
                 raise BadRowError(
                     f"{source} is a folder; make its frames a video file, or name `fps`, as benchmarks can"
                 )

@@ -295,10 +295,31 @@ def test_an_image_that_other_limits_or_roots_may_refuse_is_opened_again(folder, 
 
 def test_another_run_on_unchanged_data_opens_no_image(folder, files, monkeypatch):
     first = make_loader(config(), folder, files=files)[0].load()
-    monkeypatch.setattr(MediaCache, "get_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
+    monkeypatch.setattr(MediaCache, "check_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
     loader, cache = make_loader(config(), folder, files=FileIndex(folder / "cache" / "files.sqlite"))
     assert loader.load() == first
     assert cache.image_size(first.train[0].images[0]) == Size(20, 30)
+
+
+DRAWN = {"fn": "mmrl_datasets.generators.scenes:counting", "args": {"split": "train", "size": 3, "image_px": 96}}
+
+
+def test_an_image_that_was_just_drawn_is_not_opened_before_it_is_used(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(MediaCache, "check_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
+        loader, cache = make_loader(config(train=[DRAWN]), folder)
+        refs = [sample.images[0] for sample in loader.load().train]
+        assert cache.image_size(refs[0]) == Size(96, 96)
+    assert cache.get_image(refs[0]).size == (96, 96)
+    Path(refs[1].path).write_bytes(Path(refs[0].path).read_bytes())
+    with pytest.raises(MediaError, match="changed since it was referenced"):
+        cache.get_image(refs[1])
+
+
+@pytest.mark.parametrize("limit", [{"max_pixels": 96 * 96 - 1}, {"max_image_bytes": 1000}])
+def test_an_image_that_was_just_drawn_keeps_the_limits(folder, limit):
+    with pytest.raises(UserError, match=f"3 of 3 samples cannot be used(.|\n)*exceed {next(iter(limit))}"):
+        make_loader(config(train=[DRAWN], media_limits=limit), folder)[0].load()
 
 
 def test_an_image_changed_under_its_old_size_and_time_is_refused_when_it_is_used(folder, files):

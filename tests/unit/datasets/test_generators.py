@@ -12,8 +12,11 @@ from generated import is_uniform, options_of, pixels, right_option
 from PIL import Image, ImageDraw, ImageFont
 from ruamel.yaml import YAML
 
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.media.image import open_image
 from mmrl.types import AnswerType, DatasetContext, UserError
 from mmrl.utils.plugins import load_plugin
+from mmrl_datasets import save_png
 from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
 from mmrl_datasets.generators.digit_sums import sums
@@ -41,6 +44,24 @@ def facts(sample):
 
 
 # All of them
+
+
+@pytest.mark.parametrize("size", [(1, 1), (48, 48), (73, 74), (74, 74), (200, 10)])
+def test_a_saved_image_has_the_pixels_that_were_drawn(tmp_path, size):
+    """74 x 74 pixels are the first that are compressed."""
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    ref = save_png(Image.fromarray(noise), tmp_path, "a")
+    opened = open_image(ref, (tmp_path.resolve(),), MediaLimitsConfig())
+    assert np.array_equal(np.asarray(opened), noise)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_a_saved_image_keeps_its_transparency(tmp_path, mode):
+    image = Image.new(mode, (8, 8), 0)
+    if mode != "RGBA":
+        image.info["transparency"] = 0 if mode == "L" else (0, 0, 0)
+    opened = open_image(save_png(image, tmp_path, "a"), (tmp_path.resolve(),), MediaLimitsConfig())
+    assert opened.getcolors() == [(64, (255, 255, 255))]
 
 
 @pytest.mark.parametrize("generate", GENERATORS)

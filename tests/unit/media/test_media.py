@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -32,7 +33,15 @@ def write(tmp_path):
 
 
 def open_image(ref, **limits):
-    return make_media_cache(**limits).get_image(ref)
+    """Open an image. The check before the first step must come to the same size, or to the same error."""
+    try:
+        image = make_media_cache(**limits).get_image(ref)
+    except MediaError as error:
+        with pytest.raises(MediaError, match=re.escape(str(error))):
+            make_media_cache(**limits).check_image(ref)
+        raise
+    assert make_media_cache(**limits).check_image(ref) == image.size
+    return image
 
 
 def encoded(image, format="PNG", **options):
@@ -279,13 +288,24 @@ def test_a_file_that_is_not_a_still_image_of_8_bits_within_the_limits_is_refused
         open_image(write(content))
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_a_png_is_checked_without_being_decoded_unless_it_may_fail(write, monkeypatch, mode):
+    monkeypatch.setattr("mmrl.media.image._decode", lambda image, content: pytest.fail("it was decoded"))
+    content = encoded(noise(9, 7).convert(mode))
+    assert make_media_cache().check_image(write(content)) == (9, 7)
+    unknown_filter = change_pixels(content, lambda rows: b"\5" + rows[1:])
+    for other in (interlaced(content), encoded(noise(9, 7).convert("P")), unknown_filter):
+        with pytest.raises(pytest.fail.Exception, match="decoded"):
+            make_media_cache().check_image(write(other))
+
+
 def test_an_image_at_the_limits_of_shape_and_compression_is_opened(write, monkeypatch):
     assert open_image(write(noise(1, 200))).size == (1, 200)
     content = encoded(Image.new("RGB", (800, 800)), optimize=True)
     ratio = 3 * 800 * 800 // len(content)
-    monkeypatch.setattr("mmrl.media.image.MAX_DECOMPRESSION_RATIO", ratio + 1)
+    monkeypatch.setattr("mmrl.media.checks.MAX_DECOMPRESSION_RATIO", ratio + 1)
     assert open_image(write(content)).size == (800, 800)
-    monkeypatch.setattr("mmrl.media.image.MAX_DECOMPRESSION_RATIO", ratio)
+    monkeypatch.setattr("mmrl.media.checks.MAX_DECOMPRESSION_RATIO", ratio)
     with pytest.raises(MediaError, match=rf"are more than {ratio} bytes of pixels per byte"):
         open_image(write(content))
 

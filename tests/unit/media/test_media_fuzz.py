@@ -53,6 +53,14 @@ def splice(content, rng):
 MUTATORS = (truncate, overwrite, splice)
 
 
+def checked_open(cache, ref):
+    """Return an image that was checked before, which must open."""
+    try:
+        return cache.get_image(ref)
+    except MediaError as error:
+        raise AssertionError(f"the check took {ref.path}") from error
+
+
 @bounded()
 def open_file(path, rule=SOME):
     """Return the frames of a file (an image has one), or None if it is refused. Runs in a subprocess."""
@@ -61,7 +69,11 @@ def open_file(path, rule=SOME):
     cache, ref = make_media_cache(path.parent), video_ref(path)
     try:
         if path.suffix[1:].upper() in IMAGES:
-            return np.asarray(cache.get_image(ImageRef(path=ref.path, sha256=ref.sha256)))[None]
+            image_ref = ImageRef(path=ref.path, sha256=ref.sha256)
+            size = cache.check_image(image_ref)  # a file that passes it can be opened
+            image = checked_open(cache, image_ref)
+            assert image.size == size
+            return np.asarray(image)[None]
         return cache.read_video(ref, rule).frames_TCHW.numpy()
     except MediaError as error:
         assert path.name in str(error)
