@@ -110,7 +110,7 @@ class DeviceTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMedia(DeviceTensors):
-    """Images and videos of a batch, each in the order of their placeholders."""
+    """Images and videos of a batch, each in the order of their placeholders. Grids stay in the host's memory."""
 
     image_patches_MD: torch.Tensor  # patches of all images, float32
     image_grids_I3: torch.Tensor  # time, height and width of each image in patches, int64
@@ -118,6 +118,12 @@ class BatchMedia(DeviceTensors):
     video_patches_MD: torch.Tensor  # patches of all videos, float32
     video_grids_V3: torch.Tensor  # time (pairs of frames), height and width of each video in patches, int64
     video_keys: tuple[str, ...]  # name of each video's content, for a cache
+
+    def to(self, device: torch.device) -> BatchMedia:
+        """Return a copy with the patches on another device."""
+        # The host cuts patches and features by the grids; it would wait for the device to read them there.
+        images, videos = self.image_patches_MD.to(device), self.video_patches_MD.to(device)
+        return replace(self, image_patches_MD=images, video_patches_MD=videos)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

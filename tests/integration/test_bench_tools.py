@@ -37,6 +37,7 @@ COMMANDS = [
     ("two_processes", ["--rounds", "1", "--steps", "1", "--prompts", "2", "--only", "two"], "speedup_of_two"),
     ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
     ("view", ["--rollouts", "16", "--tokens", "5"], "page, CPU s"),
+    ("vision", ["--family", "qwen2_5_vl", "--tiny", "--pairs", "1"], "qwen2_5_vl: two images of 8 x 8 patches"),
 ]
 NEEDS = {"learner_vs_trl": "trl", "rollout_vllm": "vllm"}
 

@@ -15,6 +15,7 @@ from mmrl.config.schema import Component, FromScratchConfig
 from mmrl.config.schema.model import LoraTarget
 from mmrl.media.image import resized_size
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
+from mmrl.policy.vision_attention import install_vision_attention
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
@@ -137,9 +138,14 @@ class ModelFamily:
         return "projector" if self.projector_name in parameter_name else "vision"
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Let the model's layers follow the `prefix_tree` of a packed row; without one they stay as they are."""
+        """Let the model's layers follow the `prefix_tree` of a packed row, and its vision tower take grids of the host.
+
+        Without a tree the layers stay as they are.
+        """
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
+        if self.takes_patches:
+            install_vision_attention(model.get_submodule(self.vision_module))
 
     def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return a notice for a user whose model runs slower here than it could; empty by default."""
@@ -190,7 +196,7 @@ class ModelFamily:
         Args:
             position_ids_3BL: time, height and width position of each token, int64.
             token_types_BL: 0 for text, 1 for an image, 2 for a video, int64.
-            media: patches [M, D] and grids [I, 3] of images and videos.
+            media: patches [M, D] and, in host memory, grids [I, 3] of images and videos.
         """
         arguments = {"position_ids": position_ids_3BL, "mm_token_type_ids": token_types_BL}
         if len(media.image_grids_I3):

@@ -1,0 +1,160 @@
+"""Attention of the vision tower, where a patch sees the patches of its own window and no others.
+
+A window is a frame of an image or video, or in most blocks of Qwen2.5-VL a square of it. For SDPA, transformers reads
+the windows' lengths from the device in each block, and calls the kernel once for each window: some 1,800 times for one
+image of 64 x 64 patches in Qwen2.5-VL-3B. Here the host computes the lengths once for a forward, from grids that never
+left it. On CUDA a block then attends in a single call, elsewhere in one call for each length that windows have.
+
+Letters in shapes: T patches, H heads, D channels of a head, N windows, I images or videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
+
+# transformers hands all windows over in one call only if the name of an attention contains "flash".
+ATTENTION_NAME = "mmrl_flash_vision"
+
+
+class PatchWindows(NamedTuple):
+    """The windows that the patches of a tower form, in order."""
+
+    lengths: tuple[int, ...]  # patches of each window
+    borders: torch.Tensor  # first patch of each window, and the end of the last, on the tower's device, int32 [N + 1]
+
+
+def install_vision_attention(tower: torch.nn.Module) -> None:
+    """Let a Qwen-VL tower take grids in host memory and, if its attention is SDPA, attend by `vision_attention`."""
+    from transformers import AttentionInterface
+
+    config: Any = tower.config
+    if config._attn_implementation == "sdpa":
+        AttentionInterface.register(ATTENTION_NAME, vision_attention)
+        config._attn_implementation = ATTENTION_NAME
+    # On the instance: another model of the class keeps its own forward. `deepcopy` binds the method of a copy to the
+    # copy.
+    tower.forward = _forward.__get__(tower)
+
+
+def vision_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: PatchWindows,
+    max_length_q: int,
+    **options: object,
+) -> tuple[torch.Tensor, None]:
+    """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
+
+    Args:
+        module: the attention layer; not read.
+        query: queries [1, H, T, D].
+        key: keys [1, H, T, D].
+        value: values [1, H, T, D].
+        attention_mask: None.
+        scaling: factor of query-key products, one divided by the square root of D.
+        cu_seq_lens_q: the windows; transformers passes on what `_forward` gives as `cu_seqlens`.
+        max_length_q: patches of the longest window.
+        **options: transformers' other arguments.
+    """
+    query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    varlen_attn = _find_varlen_kernel(query)
+    if varlen_attn is None:
+        output_THD = _attend_by_length(query_THD, key_THD, value_THD, cu_seq_lens_q.lengths, scaling)
+    else:
+        borders = cu_seq_lens_q.borders
+        # torch 2.10 has no argument for the scale; its default is that of the towers.
+        output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
+    return output_THD.unsqueeze(0), None
+
+
+def _find_varlen_kernel(query: torch.Tensor) -> Callable[..., Any] | None:
+    """Return torch's variable-length attention; None for a CPU, for float32 and for torch 2.9, which do not have it."""
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def _attend_by_length(
+    query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, lengths: tuple[int, ...], scaling: float
+) -> torch.Tensor:
+    """Return the output [T, H, D] of windows of these lengths, from one SDPA call for each different length."""
+    # Runs of equal windows rather than windows: fewer pieces to cut and join.
+    runs = [(length, length * len(list(run))) for length, run in groupby(lengths)]
+    run_sizes = [size for _, size in runs]
+    pieces = [torch.split(tensor, run_sizes) for tensor in (query_THD, key_THD, value_THD)]
+    outputs: dict[int, torch.Tensor] = {}
+    for length in set(lengths):
+        members = [number for number, run in enumerate(runs) if run[0] == length]
+        # [windows, H, length, D]
+        batch = [_join([runs_THD[number] for number in members]) for runs_THD in pieces]
+        query, key, value = (tensor.view(-1, length, *tensor.shape[1:]).transpose(1, 2) for tensor in batch)
+        output = scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2).flatten(0, 1)
+        member_outputs = torch.split(output, [run_sizes[number] for number in members])
+        outputs |= zip(members, member_outputs, strict=True)
+    return _join([outputs[number] for number in range(len(runs))])
+
+
+def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
+    # `torch.cat` would copy a single tensor.
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+
+
+def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:  # noqa: ANN401
+    """Return the tower's output for patches [T, values] cut by grids [I, 3], int64.
+
+    transformers computes indices from the grids on their device, which must be the tower's, and waits for it at each.
+    Here the host computes them and sends them after.
+    """
+    inputs: dict[str, object] = {}
+    for name, tensor in _indices_from_grids(self, grid_thw.cpu()).items():
+        # From pageable memory the driver copies what it is given before it returns, so nothing waits for the device.
+        moved = tensor.to(hidden_states.device, non_blocking=True)
+        if name.startswith("cu_") and self.config._attn_implementation == ATTENTION_NAME:
+            lengths = tuple(tensor.diff().tolist())
+            inputs[name] = PatchWindows(lengths, moved)
+            inputs[name.replace("cu_", "max_").removesuffix("s")] = max(lengths)
+        else:
+            inputs[name] = moved
+    output: ModelOutput = type(self).forward(self, hidden_states, grid_thw=grid_thw, **inputs, **options)
+    return output
+
+
+def _indices_from_grids(tower: Any, grids_I3: torch.Tensor) -> dict[str, Any]:  # noqa: ANN401
+    """Return all that a tower computes from its grids, under the names by which it takes that as given."""
+    from transformers import vision_utils
+
+    merge_size = tower.spatial_merge_size
+    cu_seqlens = vision_utils.get_vision_cu_seqlens(grids_I3)
+    indices = {"position_ids": vision_utils.get_vision_position_ids(grids_I3, merge_size), "cu_seqlens": cu_seqlens}
+    if hasattr(tower, "window_size"):
+        indices["window_index"], indices["cu_window_seqlens"] = vision_utils.get_vision_window_index(
+            grids_I3, spatial_merge_size=merge_size, window_size=tower.window_size, patch_size=tower.patch_size
+        )
+    if hasattr(tower, "num_grid_per_side"):
+        indices["interp_indices"], indices["interp_weights"] = (
+            vision_utils.get_vision_interpolation_indices_and_weights(
+                grids_I3,
+                num_grid_per_side=tower.num_grid_per_side,
+                mode=tower.interpolation_mode,
+                align_corners=tower.interpolation_align_corners,
+                spatial_merge_size=merge_size,
+            )
+        )
+    return indices
