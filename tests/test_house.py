@@ -26,6 +26,7 @@ ONLY_IN = {
         "mmrl/checkpoint/",
         "mmrl/distributed/",
         "mmrl/training/build.py",
+        "mmrl/plan/",
         "rewards/mmrl_rewards/services/encoder.py",
     ),
     "torch.distributed": ("mmrl/distributed/torch_ranks.py",),

@@ -1,0 +1,324 @@
+"""A GPU that is only pretended: the code of a run runs on it, at any size, with a CPU build of torch.
+
+A tensor on it has a shape and a dtype, but no memory, and nothing is computed. Tensors on the CPU stay what they are.
+A mixture of both raises as on CUDA, and what would cost time or memory on a GPU is counted.
+
+Small tensors carry their values beside them, as far as these follow from values on the CPU: code reads grids and
+lengths. What nobody knows, such as a sampled token, reads as 1, so a mask is true everywhere and a loss is finite.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+from weakref import ref
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
+
+from mmrl.policy import gated_delta_net, shared_prefix_attention
+from mmrl.types import UserError
+
+_NAME = "gpu"
+_MOST_VALUES = 2**18  # numbers of a tensor whose values are known: grids and ids of long rows, but no patches
+_STAGED_BYTES = 2**16  # CUDA waits before it copies more than this out of memory that is not pinned
+_PACKAGES = ("mmrl", "transformers")  # a synchronisation is ascribed to the innermost line of one of them
+
+_aten = torch.ops.aten
+_READS = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default}
+# CUDA reads values before it can allocate these results.
+_SIZED_BY_VALUES = {
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten.bincount.default,
+    _aten._unique2.default,
+    _aten.unique_consecutive.default,
+    _aten.unique_dim.default,
+}
+_INDEXING = {
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+}
+_ATTENTION = _aten._scaled_dot_product_fused_attention_overrideable
+_ATTENTION_BACKWARD = _aten._scaled_dot_product_fused_attention_overrideable_backward
+FLOP_FORMULAS = {_ATTENTION: sdpa_flop, _ATTENTION_BACKWARD: sdpa_backward_flop}
+"""`custom_mapping` of a `FlopCounterMode`, which does not know the attention of this device: one call each way."""
+
+
+class PretendedDevice(FakeTensorMode):
+    """The device, and what it was asked to do. `pretend_device` makes it."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.device = torch.device(_NAME, 0)
+        self.synchronisations: Counter[str] = Counter()
+        """How often the CPU waited for the device, by file and line, such as `mmrl/policy/policy.py:385`."""
+        self.calls: Counter[str] = Counter()
+        """Operators that a GPU would run, by name. Views and allocations are not among them."""
+        self.live_bytes = 0
+        """Memory of the tensors that exist."""
+        self.peak_bytes = 0
+        """Most memory that has existed at a time. Set it to `live_bytes` to measure what follows."""
+        self._storages: dict[int, ref[Any]] = {}
+        self._unknown_storages: set[int] = set()
+        self._pinned_storages: set[int] = set()
+
+    def place(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Replace all weights of a model, of any shape and on any device, by tensors on this one without values.
+
+        Tied weights stay tied. `dtype` is that of floating point parameters; None leaves them as they are.
+        """
+        placed: dict[int, torch.Tensor] = {}
+        for module in model.modules():
+            for tensors, new_dtype in ((module._parameters, dtype), (module._buffers, None)):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in placed:
+                        placed[id(tensor)] = self._empty_like(tensor, new_dtype)
+                    tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
+
+    def read(self, tensor: Any) -> Any:  # noqa: ANN401
+        """Return the values of a tensor on the CPU, in its shape; ones where nobody knows them."""
+        values = self._values_of(tensor)
+        if values is None and isinstance(tensor, FakeTensor):
+            # Of a large tensor one number in all places, so that its copy on the CPU takes no memory.
+            ones = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+            return ones.clone() if tensor.numel() <= _MOST_VALUES else ones
+        return tensor if values is None else values
+
+    def synchronise(self) -> None:
+        """Count that the CPU waits for the device here."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if path != __file__:
+                for package in _PACKAGES:
+                    before, found, file = path.rpartition(f"/{package}/")
+                    if found:
+                        self.synchronisations[f"{package}/{file}:{frame.f_lineno}"] += 1
+                        return
+            frame = frame.f_back  # type: ignore[assignment]
+        self.synchronisations["elsewhere"] += 1
+
+    def dispatch(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run an operator: as ever if it concerns the CPU alone, else pretended."""
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
+        is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
+        if func is _aten._pin_memory.default:
+            pinned = args[0].clone()
+            self._pinned_storages.add(pinned.untyped_storage()._cdata)
+            return pinned
+        if not is_fake and target != _NAME:
+            return func(*args, **kwargs)
+        if func is _aten._fused_sdp_choice.default:
+            return SDPBackend.OVERRIDEABLE.value
+        if func in _READS:
+            self.synchronise()
+            return func(*map(self.read, args))
+        if func is _aten._to_copy.default and (target == "cpu" or not is_fake):
+            return self._move(args[0], target, kwargs)
+        if func is _aten.copy_.default and not (isinstance(args[0], FakeTensor) and isinstance(args[1], FakeTensor)):
+            return self._copy_between_devices(*args)
+        if func in _INDEXING:
+            args = (args[0], self._index_by_numbers(args[1]), *args[2:])
+        if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+            self.synchronise()
+            is_known = all(self._values_of(leaf) is not None for leaf in leaves if isinstance(leaf, torch.Tensor))
+            values = func(*tree_map_only(torch.Tensor, self.read, args), **kwargs)
+            out = tree_map_only(torch.Tensor, partial(self._place_values, is_known=is_known), values)
+        else:
+            out = super().dispatch(func, types, args, kwargs)
+            self._carry_values(func, args, kwargs, out)
+        self._count(func, out)
+        return out
+
+    def _move(self, tensor: torch.Tensor, target: str | None, options: Mapping[str, Any]) -> torch.Tensor:
+        """Return a copy of a tensor on the other device; count the wait for it."""
+        dtype = options.get("dtype") or tensor.dtype
+        if target == "cpu":
+            self.synchronise()
+            values: torch.Tensor = self.read(tensor)
+            return values.to(dtype) if tensor.numel() > _MOST_VALUES else values.to(dtype, copy=True)
+        is_staged = tensor.nbytes <= _STAGED_BYTES or tensor.untyped_storage()._cdata in self._pinned_storages
+        if not (options.get("non_blocking") and is_staged):
+            self.synchronise()
+        moved = self._place_values(tensor.detach().to(dtype, copy=tensor.numel() <= _MOST_VALUES))
+        self._count(_aten._to_copy.default, moved)
+        return moved
+
+    def _copy_between_devices(self, target: Any, source: Any, non_blocking: bool = False) -> torch.Tensor:  # noqa: ANN401
+        """Copy numbers of a tensor into one on the other device, and return that."""
+        if isinstance(source, FakeTensor):
+            self.synchronise()
+            result: torch.Tensor = target.copy_(self.read(source))
+            return result
+        moved = self._move(source.expand(target.shape), _NAME, {"dtype": target.dtype, "non_blocking": non_blocking})
+        result = self.dispatch(_aten.copy_.default, (), (target, moved))
+        return result
+
+    def _index_by_numbers(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Return indices on the device in which masks are replaced by the numbers of the elements that they select."""
+        numbers: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or (isinstance(index, FakeTensor) and index.dtype not in (torch.bool, torch.uint8)):
+                numbers.append(index)
+                continue
+            self.synchronise()
+            is_known, values = self._values_of(index) is not None, self.read(index)
+            parts = values.nonzero().unbind(1) if values.dtype in (torch.bool, torch.uint8) else [values]
+            numbers += [self._place_values(part, is_known=is_known) for part in parts]
+        return numbers
+
+    def _empty_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if dtype is None or not tensor.is_floating_point():
+            dtype = tensor.dtype
+        with self:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        return empty
+
+    def _place_values(self, values: torch.Tensor, *, is_known: bool = True) -> torch.Tensor:
+        """Return a tensor on the device like one on the CPU, with its values unless they are too many or invented."""
+        placed = self._empty_like(values.detach())
+        if is_known and values.numel() <= _MOST_VALUES:
+            placed._known_values = values  # type: ignore[attr-defined]
+        return placed
+
+    def _values_of(self, tensor: Any) -> torch.Tensor | None:  # noqa: ANN401
+        """Return the values of a tensor on the CPU, in its shape, or None if they are not known or too many."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor.detach() if tensor.numel() <= _MOST_VALUES else None
+        if id(tensor.untyped_storage()) in self._unknown_storages:
+            return None
+        values: torch.Tensor | None = getattr(tensor, "_known_values", None)
+        return values
+
+    def _carry_values(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        """Give results the values that follow from those of the arguments; forget values that were overwritten."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
+        is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
+        is_known = all(self._values_of(tensor) is not None for tensor in tensors) and not is_random
+        if is_known and all(result.numel() <= _MOST_VALUES for result in results):
+            cpu_args, cpu_kwargs = tree_map_only(torch.Tensor, self._values_of, (args, dict(kwargs)))
+            if "device" in cpu_kwargs:
+                cpu_kwargs["device"] = torch.device("cpu")
+            with torch.no_grad():
+                values = [leaf for leaf in tree_leaves(func(*cpu_args, **cpu_kwargs)) if isinstance(leaf, torch.Tensor)]
+            for result, value in zip(results, values, strict=True):
+                result._known_values = value  # type: ignore[attr-defined]
+        elif func._schema.is_mutable:
+            # A view of the same memory must not keep its values either.
+            for result in results:
+                self._unknown_storages.add(id(result.untyped_storage()))
+
+    def _count(self, func: Any, out: Any) -> None:  # noqa: ANN401
+        """Count a call, unless it made a view or allocated memory alone, and the memory of its results."""
+        is_call = func._schema.is_mutable
+        for leaf in tree_leaves(out):
+            if not isinstance(leaf, FakeTensor) or leaf.device.type != _NAME:
+                continue
+            storage = leaf.untyped_storage()
+            key, size = id(storage), storage.nbytes()
+            if key not in self._storages:
+                is_call = is_call or not func.__name__.startswith(("empty", "new_empty"))
+                self._storages[key] = ref(storage, partial(self._free, key, size))
+                self.live_bytes += size
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        if is_call:
+            self.calls[str(func)] += 1
+
+    def _free(self, key: int, size: int, _: ref[Any]) -> None:
+        self._storages.pop(key)
+        self._unknown_storages.discard(key)
+        self.live_bytes -= size
+
+
+@contextmanager
+def pretend_device() -> Iterator[PretendedDevice]:
+    """Offer a pretended device inside this block. All its tensors must be made, and dropped, inside.
+
+    Raises:
+        UserError: this torch lacks what the device needs.
+    """
+    _register_device()
+    device = PretendedDevice()
+    lifts_cpu_only = torch._C._only_lift_cpu_tensors()
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(FakeTensor, "is_cuda", property(_is_on_gpu)))
+        stack.enter_context(patch.object(FakeTensor, "tolist", _tolist))
+        # Compiling it takes half a minute, and a GPU.
+        stack.enter_context(patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _flex_attention))
+        # `torch.tensor(..., device=...)` would otherwise make its tensor on the device, outside the mode.
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts_cpu_only)
+        for plan in (shared_prefix_attention.build_block_mask, gated_delta_net.plan_fork):
+            plan.cache_clear()  # plans hold tensors of the device, which no other device may meet
+            stack.callback(plan.cache_clear)
+        stack.enter_context(device)
+        yield device
+
+
+@cache
+def _register_device() -> None:
+    """Tell torch of a device that is made in Python. It cannot be taken back, and nothing else uses it."""
+    try:
+        backend_registration._setup_privateuseone_for_python_backend(_NAME)
+    except (AttributeError, RuntimeError) as error:
+        raise UserError(f"torch {torch.__version__} cannot pretend a device: {error}; torch 2.13 can") from error
+
+
+def _is_on_gpu(tensor: FakeTensor) -> bool:
+    return tensor.device.type == _NAME
+
+
+def _tolist(tensor: FakeTensor) -> Any:  # noqa: ANN401
+    """Return the values of a tensor as lists. Torch's own would read them one by one; a GPU copies them at once."""
+    device: Any = tensor.fake_mode
+    device.synchronise()
+    return device.read(tensor).tolist()
+
+
+def _flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    block_mask: BlockMask,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Attend as compiled FlexAttention would, in one call; return the output in the shape of `query`.
+
+    Raises:
+        RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
+    """
+    place = torch.arange(query.shape[2], device=query.device)
+    parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    for tensor in (*parts, block_mask.mask_mod(place[:1], place[:1], place, place)):
+        if tensor is not None and tensor.device != query.device:
+            raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
+    return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
