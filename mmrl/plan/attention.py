@@ -42,9 +42,7 @@ def attention_backward(
 
 
 @attention.register_fake
-def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 

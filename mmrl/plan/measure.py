@@ -284,9 +284,7 @@ def make_policy(family: ModelFamily, shapes: PretrainedConfig, options: LearnerO
     )
 
 
-def _run(
-    family: ModelFamily, shapes: PretrainedConfig, options: LearnerOptions, batch_shape: MicroBatchShape
-) -> Meter:
+def _run(family: ModelFamily, shapes: PretrainedConfig, options: LearnerOptions, batch_shape: MicroBatchShape) -> Meter:
     """Run one forward and backward pass on the pretended device."""
     batch = make_batch(family, shapes, batch_shape)
     tree = batch_shape.prefix_tree(shapes.vision_config.spatial_merge_size)

@@ -26,7 +26,9 @@ def memory_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def table_lines(plan: Plan, stage: RlStage, workload: Workload, gpu_name: str, gpu: Gpu, efficiency: float) -> list[str]:
+def table_lines(
+    plan: Plan, stage: RlStage, workload: Workload, gpu_name: str, gpu: Gpu, efficiency: float
+) -> list[str]:
     """Return the whole table."""
     return [
         *_parameter_lines(plan),
