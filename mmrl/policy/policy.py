@@ -269,13 +269,13 @@ class Policy:
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
-            scores_2N = self.runner(
+            scores = self.runner(
                 input_ids=batch.input_ids_BL,
                 **self.family.model_arguments(batch.position_ids_3BL, batch.token_types_BL, batch.media),
                 **packed,
                 use_cache=False,
             ).logits
-        return TokenLogprobs(*scores_2N)
+        return TokenLogprobs(*scores)
 
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
