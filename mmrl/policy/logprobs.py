@@ -19,17 +19,19 @@ from mmrl.types import SamplingParams
 _SLICE_ROWS = 8192  # rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels
 
 
-def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
+def compute_logprobs(
+    logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int] | torch.Tensor
+) -> torch.Tensor:
     """Return log-probabilities in nats, float32 [..., V], of logits [..., V] of any float type.
 
     Args:
         logits: outputs of the model, [..., V]; not changed.
         temperature: divisor of the logits, above 0; one number, or one for each row, [..., 1].
-        banned: ids of tokens with probability 0.
+        banned: ids of tokens with probability 0; a tensor, int64, saves moving them to a GPU at each call.
     """
     scaled = logits.float() / temperature
-    if banned:
-        scaled[..., list(banned)] = -torch.inf
+    if len(banned):
+        scaled.index_fill_(-1, torch.as_tensor(banned, device=scaled.device), -torch.inf)
     # Top-p and top-k restrict sampling, but do not renormalise log-probs: the ratio of two policies would be infinite
     # for a token that only one of them cuts off.
     return torch.log_softmax(scaled, dim=-1)
@@ -64,8 +66,9 @@ def _invert_cdf(mass_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor
     running_RV = mass_RV.cumsum(dim=-1)
     threshold_R1 = uniforms_R.double().unsqueeze(-1) * running_RV[..., -1:]
     # Rounding may lift a threshold to the total: then take the last index that has any mass.
-    last_R = (running_RV < running_RV[..., -1:]).sum(dim=-1)
-    return torch.minimum((running_RV <= threshold_R1).sum(dim=-1), last_R)
+    last_R1 = torch.searchsorted(running_RV, running_RV[..., -1:].contiguous())
+    index_R1 = torch.searchsorted(running_RV, threshold_R1, right=True)
+    return torch.minimum(index_R1, last_R1).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

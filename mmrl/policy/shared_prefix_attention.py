@@ -26,6 +26,8 @@ from mmrl.utils.torch_transfer import send
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from mmrl.policy.prefix_cache import RowCache
+
 ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
 
@@ -67,23 +69,27 @@ def shared_prefix_attention(
     *,
     scaling: float,
     prefix_tree: PrefixTree | None = None,
+    row_cache: RowCache | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
 
     Args:
-        module: the attention layer; read only without a prefix tree.
+        module: the attention layer; not read with a prefix tree.
         query: queries [1, H, T, D], float32 or bfloat16.
         key: keys [1, K, T, D].
         value: values [1, K, T, D].
         attention_mask: mask for rows without a prefix tree.
         scaling: factor of query-key products.
         prefix_tree: lengths of the prompts and completions in the row; None for ordinary rows.
+        row_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.
         **options: transformers' other arguments.
 
     Raises:
         UserError: the layer attends within a sliding window only.
     """
+    if row_cache is not None:
+        return row_cache.attend(module, query, key, value, attention_mask, scaling), None
     if prefix_tree is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
