@@ -46,6 +46,7 @@ _SIZED_BY_VALUES = {
     _aten.unique_consecutive.default,
     _aten.unique_dim.default,
 }
+_COPIES = (_aten._to_copy.default, _aten.copy_.default)
 _INDEXING = {
     _aten.index.Tensor,
     _aten.index_put.default,
@@ -74,7 +75,6 @@ class PretendedDevice(FakeTensorMode):
         """Most memory that has existed at a time. Set it to `live_bytes` to measure what follows."""
         self._storages: dict[int, ref[Any]] = {}
         self._unknown_storages: set[int] = set()
-        self._pinned_storages: set[int] = set()
 
     def place(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         """Replace all weights of a model, of any shape and on any device, by tensors on this one without values.
@@ -107,7 +107,7 @@ class PretendedDevice(FakeTensorMode):
             path = frame.f_code.co_filename
             if path != __file__:
                 for package in _PACKAGES:
-                    before, found, file = path.rpartition(f"/{package}/")
+                    _, found, file = path.rpartition(f"/{package}/")
                     if found:
                         self.synchronisations[f"{package}/{file}:{frame.f_lineno}"] += 1
                         return
@@ -126,21 +126,18 @@ class PretendedDevice(FakeTensorMode):
         leaves = tree_leaves((args, kwargs))
         target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
-        if func is _aten._pin_memory.default:
-            pinned = args[0].clone()
-            self._pinned_storages.add(pinned.untyped_storage()._cdata)
-            return pinned
         if not is_fake and target != _NAME:
-            return func(*args, **kwargs)
+            return self._pin(args[0]) if func is _aten._pin_memory.default else func(*args, **kwargs)
         if func is _aten._fused_sdp_choice.default:
             return SDPBackend.OVERRIDEABLE.value
         if func in _READS:
             self.synchronise()
             return func(*map(self.read, args))
-        if func is _aten._to_copy.default and (target == "cpu" or not is_fake):
-            return self._move(args[0], target, kwargs)
-        if func is _aten.copy_.default and not (isinstance(args[0], FakeTensor) and isinstance(args[1], FakeTensor)):
-            return self._copy_between_devices(*args)
+        is_mixed = not is_fake or not all(
+            isinstance(leaf, FakeTensor) for leaf in args if isinstance(leaf, torch.Tensor)
+        )
+        if func in _COPIES and (target == "cpu" or is_mixed):
+            return self._copy_across(func, args, kwargs, target)
         if func in _INDEXING:
             args = (args[0], self._index_by_numbers(args[1]), *args[2:])
         if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
@@ -154,29 +151,37 @@ class PretendedDevice(FakeTensorMode):
         self._count(func, out)
         return out
 
-    def _move(self, tensor: torch.Tensor, target: str | None, options: Mapping[str, Any]) -> torch.Tensor:
-        """Return a copy of a tensor on the other device; count the wait for it."""
-        dtype = options.get("dtype") or tensor.dtype
-        if target == "cpu":
-            self.synchronise()
-            values: torch.Tensor = self.read(tensor)
-            return values.to(dtype) if tensor.numel() > _MOST_VALUES else values.to(dtype, copy=True)
-        is_staged = tensor.nbytes <= _STAGED_BYTES or tensor.untyped_storage()._cdata in self._pinned_storages
-        if not (options.get("non_blocking") and is_staged):
-            self.synchronise()
-        moved = self._place_values(tensor.detach().to(dtype, copy=tensor.numel() <= _MOST_VALUES))
-        self._count(_aten._to_copy.default, moved)
-        return moved
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned: Any = tensor.clone()
+        pinned._is_pinned = True
+        return pinned  # type: ignore[no-any-return]
 
-    def _copy_between_devices(self, target: Any, source: Any, non_blocking: bool = False) -> torch.Tensor:  # noqa: ANN401
-        """Copy numbers of a tensor into one on the other device, and return that."""
+    def _copy_across(
+        self,
+        func: Any,  # noqa: ANN401
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        target: str | None,
+    ) -> torch.Tensor:
+        """Copy a tensor to the other device, into a new one or into an old one, and count the wait."""
+        source = args[0] if func is _aten._to_copy.default else args[1]
         if isinstance(source, FakeTensor):
             self.synchronise()
-            result: torch.Tensor = target.copy_(self.read(source))
-            return result
-        moved = self._move(source.expand(target.shape), _NAME, {"dtype": target.dtype, "non_blocking": non_blocking})
-        result = self.dispatch(_aten.copy_.default, (), (target, moved))
-        return result
+            values: torch.Tensor = self.read(source)
+            if func is _aten.copy_.default:
+                return args[0].copy_(values)  # type: ignore[no-any-return]
+            return values.to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
+        is_staged = source.nbytes <= _STAGED_BYTES or hasattr(source, "_is_pinned")
+        if not (is_staged and (kwargs.get("non_blocking") or args[2:] == (True,))):
+            self.synchronise()
+        if func is _aten.copy_.default:
+            moved = self._place_values(source.detach().expand(args[0].shape).to(args[0].dtype, copy=True))
+            self.dispatch(func, (), (args[0], moved))
+            return args[0]  # type: ignore[no-any-return]
+        values = source.detach().to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
+        moved = self._place_values(values)
+        self._count(func, moved)
+        return moved
 
     def _index_by_numbers(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Return indices on the device in which masks are replaced by the numbers of the elements that they select."""

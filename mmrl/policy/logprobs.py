@@ -19,17 +19,19 @@ from mmrl.types import SamplingParams
 _SLICE_ROWS = 8192  # rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels
 
 
-def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
+def compute_logprobs(
+    logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int] | torch.Tensor
+) -> torch.Tensor:
     """Return log-probabilities in nats, float32 [..., V], of logits [..., V] of any float type.
 
     Args:
         logits: outputs of the model, [..., V]; not changed.
         temperature: divisor of the logits, above 0; one number, or one for each row, [..., 1].
-        banned: ids of tokens with probability 0.
+        banned: ids of tokens with probability 0; a tensor, int64, saves moving them to a GPU at each call.
     """
     scaled = logits.float() / temperature
-    if banned:
-        scaled[..., list(banned)] = -torch.inf
+    if len(banned):
+        scaled.index_fill_(-1, torch.as_tensor(banned, device=scaled.device), -torch.inf)
     # Top-p and top-k restrict sampling, but do not renormalise log-probs: the ratio of two policies would be infinite
     # for a token that only one of them cuts off.
     return torch.log_softmax(scaled, dim=-1)
@@ -64,8 +66,9 @@ def _invert_cdf(mass_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor
     running_RV = mass_RV.cumsum(dim=-1)
     threshold_R1 = uniforms_R.double().unsqueeze(-1) * running_RV[..., -1:]
     # Rounding may lift a threshold to the total: then take the last index that has any mass.
-    last_R = (running_RV < running_RV[..., -1:]).sum(dim=-1)
-    return torch.minimum((running_RV <= threshold_R1).sum(dim=-1), last_R)
+    last_R1 = torch.searchsorted(running_RV, running_RV[..., -1:].contiguous())
+    index_R1 = torch.searchsorted(running_RV, threshold_R1, right=True)
+    return torch.minimum(index_R1, last_R1).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +123,10 @@ class LogprobHead(nn.Linear):
         finally:
             self._request = None
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [..., V] of hidden states [..., W]; in `use_request`, float32 [2, N] in nats.
+    def forward(self, hidden: torch.Tensor) -> Any:  # noqa: ANN401  (a tensor, or two)
+        """Return logits [..., V] of hidden states [..., W].
 
-        The first row of the latter holds log-probabilities, the second entropies.
+        In `use_request`, return log-probabilities and entropies, both float32 [N] in nats.
         """
         if self._request is None:
             return float32_logits(hidden, self.weight) if self.is_float32 else super().forward(hidden)
@@ -131,8 +134,7 @@ class LogprobHead(nn.Linear):
         # gathers sharded weights.
         hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
         arguments = (hidden_NW, self.weight, self._request, self.is_float32)
-        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
-        return scores_2N
+        return _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -148,25 +150,33 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VW: torch.Tensor,
         request: LogprobRequest,
         is_float32: bool,
-    ) -> torch.Tensor:
-        """Return log-probs and entropies in nats, float32 [2, N], of hidden states [N, W] and weights [V, W]."""
-        scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies in nats, float32 [N], of hidden states [N, W] and weights [V, W]."""
+        scored_N, entropies_N = (torch.empty(len(hidden_NW), device=hidden_NW.device) for _ in range(2))
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
             hidden_CW = hidden_NW[chunk]
             logits_CV = float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
             logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
-            scores_2N[0, chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
-            scores_2N[1, chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
-        ctx.save_for_backward(hidden_NW, weight_VW, scores_2N)
+            scored_N[chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
+            entropies_N[chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
+        ctx.save_for_backward(hidden_NW, weight_VW, entropies_N)
         ctx.request, ctx.is_float32 = request, is_float32
-        return scores_2N
+        # Without an entropy bonus the gradient of entropies is then None rather than zeros.
+        ctx.set_materialize_grads(False)
+        return scored_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        d_scored_N: torch.Tensor | None,
+        d_entropies_N: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of hidden states [N, W] and weights [V, W], in their dtypes, where they are needed."""
-        hidden_NW, weight_VW, scores_2N = ctx.saved_tensors
+        hidden_NW, weight_VW, entropies_N = ctx.saved_tensors
         request: LogprobRequest = ctx.request
+        if d_scored_N is None:
+            d_scored_N = torch.zeros_like(entropies_N)
         d_hidden_NW = torch.empty_like(hidden_NW) if ctx.needs_input_grad[0] else None
         # float32 even for bfloat16 weights, because it sums over all chunks.
         d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if ctx.needs_input_grad[1] else None
@@ -176,10 +186,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
             temperature_C1 = request.temperature_N[chunk, None]
             probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
-            d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
-            d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
-            # Without an entropy bonus this gradient is 0, and skipping it saves a tensor over the vocabulary.
-            if d_entropy_C1.any():
+            d_logprob_C1 = d_scored_N[chunk, None]
+            if d_entropies_N is None:
+                d_logits_CV = -probs_CV * d_logprob_C1
+            else:
+                d_entropy_C1 = d_entropies_N[chunk, None]
+                d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * entropies_N[chunk, None])
                 d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
             d_logits_CV = d_logits_CV / temperature_C1

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
+    from mmrl.policy.prefix_cache import RowCache
+
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
 _VISION_CACHE_BYTES = 2**30
 _NO_MEDIA = collect_media([])
@@ -269,13 +271,13 @@ class Policy:
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
-            scores_2N = self.runner(
+            scores = self.runner(
                 input_ids=batch.input_ids_BL,
                 **self.family.model_arguments(batch.position_ids_3BL, batch.token_types_BL, batch.media),
                 **packed,
                 use_cache=False,
             ).logits
-        return TokenLogprobs(*scores_2N)
+        return TokenLogprobs(*scores)
 
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
@@ -286,41 +288,53 @@ class Policy:
         self.model.eval()
         set_routes(self.routers, None)
         cache = DynamicCache(config=self.model.config.get_text_config())
-        return cache, self.append(cache, batch, batch.attention_mask_BP)
+        logits_BV = self._append(batch, batch.attention_mask_BP, {"past_key_values": cache, "use_cache": True})
+        return cache, logits_BV
+
+    def fork_cache(self, prompts: Cache, prompt_of_row: Sequence[int], keep_BP: torch.Tensor) -> RowCache:
+        """Turn the cache of prompts into that of rows, each of which continues the prompt of this number.
+
+        `keep_BP` is 1 for tokens of prompts and 0 for padding, int64.
+        """
+        from mmrl.policy.prefix_cache import RowCache
+
+        return RowCache(prompts, prompt_of_row, keep_BP, shares_prompts=self.supports_shared_prefix)
 
     @torch.no_grad()
-    def append(self, cache: Cache, batch: PromptBatch, attention_mask_RK: torch.Tensor) -> torch.Tensor:
+    def append(self, rows: RowCache, batch: PromptBatch) -> torch.Tensor:
         """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
 
-        The new tokens are padded on the left. The cache is extended in place. `attention_mask_RK` is 1 for tokens and 0
-        for padding, cached and new, int64.
+        The new tokens are padded on the left. The cache is extended in place.
         """
+        mask_RK = rows.mask_after_append(batch.attention_mask_BP.to(self.device))
+        return self._append(batch, mask_RK, rows.model_arguments())
+
+    def _append(self, batch: PromptBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
+        """Return the logits after the last column, [R, V]; `cache` has the arguments that extend a cache."""
         batch = batch.to(self.device)
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=attention_mask_RK.to(self.device),
+                attention_mask=mask_RK.to(self.device),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
-                past_key_values=cache,
-                use_cache=True,
+                **cache,
                 logits_to_keep=1,
             ).logits[:, -1]
         return logits_RV
 
     @torch.no_grad()
-    def append_text(
-        self, cache: Cache, input_ids_RS: torch.Tensor, attention_mask_RK: torch.Tensor, positions_RS: torch.Tensor
-    ) -> torch.Tensor:
-        """Append text tokens to cached rows; return the logits of the next token, [R, V].
+    def append_text(self, rows: RowCache, input_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        """Append a text token to each cached row; return the logits of the next token, [R, V].
 
-        `attention_mask_RK` as in `append`; `positions_RS` are equal on all three axes of M-RoPE, int64.
+        `positions_R` are equal on all three axes of M-RoPE, int64.
         """
+        input_ids_R1 = input_ids_R[:, None]
+        positions_3R1 = positions_R[:, None].expand(3, -1, -1)
         logits_RV: torch.Tensor = self.model(
-            input_ids=input_ids_RS,
-            attention_mask=attention_mask_RK,
-            **self.family.model_arguments(positions_RS.expand(3, -1, -1), torch.zeros_like(input_ids_RS), _NO_MEDIA),
-            past_key_values=cache,
-            use_cache=True,
+            input_ids=input_ids_R1,
+            attention_mask=rows.mask_after_token(),
+            **self.family.model_arguments(positions_3R1, torch.zeros_like(input_ids_R1), _NO_MEDIA),
+            **rows.model_arguments(),
             logits_to_keep=1,
         ).logits[:, -1]
         return logits_RV

@@ -21,9 +21,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mmrl.policy.batch import PrefixGroup
 from mmrl.types import UserError
+from mmrl.utils.torch_transfer import send
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from mmrl.policy.prefix_cache import RowCache
 
 ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
@@ -66,23 +69,27 @@ def shared_prefix_attention(
     *,
     scaling: float,
     prefix_tree: PrefixTree | None = None,
+    row_cache: RowCache | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
 
     Args:
-        module: the attention layer; read only without a prefix tree.
+        module: the attention layer; not read with a prefix tree.
         query: queries [1, H, T, D], float32 or bfloat16.
         key: keys [1, K, T, D].
         value: values [1, K, T, D].
         attention_mask: mask for rows without a prefix tree.
         scaling: factor of query-key products.
         prefix_tree: lengths of the prompts and completions in the row; None for ordinary rows.
+        row_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.
         **options: transformers' other arguments.
 
     Raises:
         UserError: the layer attends within a sliding window only.
     """
+    if row_cache is not None:
+        return row_cache.attend(module, query, key, value, attention_mask, scaling), None
     if prefix_tree is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -132,8 +139,8 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
         prompt_pieces += [len(lengths)] * (1 + len(completion_lengths))
         lengths += [prompt_length, *completion_lengths]
     length_of_piece = torch.tensor(lengths)
-    piece_T = torch.arange(len(lengths)).repeat_interleave(length_of_piece).to(device)
-    prompt_piece_T = torch.tensor(prompt_pieces).repeat_interleave(length_of_piece).to(device)
+    piece_T = send(torch.arange(len(lengths)).repeat_interleave(length_of_piece), device)
+    prompt_piece_T = send(torch.tensor(prompt_pieces).repeat_interleave(length_of_piece), device)
 
     def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return True where a query sees a key, bool in the shape of their places in the row."""
@@ -145,10 +152,10 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
     is_full = visible_pairs == _MASK_BLOCK**2
     counts, indices = [], []
     for is_listed in ((visible_pairs > 0) & ~is_full, is_full):
-        counts.append(is_listed.sum(dim=-1, dtype=torch.int32)[None, None].to(device))
+        counts.append(send(is_listed.sum(dim=-1, dtype=torch.int32)[None, None], device))
         # In each row of blocks, the numbers of those that are listed come first, in ascending order.
         order = is_listed.int().argsort(dim=-1, descending=True, stable=True)
-        indices.append(order.int()[None, None].to(device))
+        indices.append(send(order.int()[None, None], device))
     return BlockMask.from_kv_blocks(
         kv_num_blocks=counts[0],
         kv_indices=indices[0],

@@ -1,8 +1,8 @@
-"""Generation with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
+"""Generation with transformers: each prompt is encoded once, and the rollouts of its group share its KV cache.
 
-Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), K columns of the KV
-cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width). Of experts: X router layers, S
-columns of a pass, K experts of a token.
+Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), T new tokens, V
+vocabulary; 3 is the axes of a position (time, height, width). Of experts: X router layers, S columns of a pass, K
+experts of a token.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from mmrl.types import ExpertRoutes, FinishReason, Rollout, SamplingParams
 from mmrl.utils.activity import Activity
 
 if TYPE_CHECKING:
-    from transformers import Cache
+    from mmrl.policy.prefix_cache import RowCache
 
 _MAX_BATCH_TOKENS = 2**18  # of all KV caches of a batch together; memory grows with it
-
-_NO_TOKEN = -1  # fills `ids_RT` after the end of a row; no token id is negative
 
 
 class _Row(NamedTuple):
@@ -45,10 +43,9 @@ class _Row(NamedTuple):
 class _DecodeState:
     """The model's state before the next token of each rollout."""
 
-    cache: Cache  # keys and values [R, heads, K, channels] of each layer
+    cache: RowCache  # of all layers, with a row for each rollout
     logits_RV: torch.Tensor
     """Logits of the next token, in the model's dtype, or float32 with `model.float32_output_layer`."""
-    keep_RK: torch.Tensor  # 1 for a column that the row attends to, 0 for padding; int64
     next_position_R: torch.Tensor  # M-RoPE position of the next token, equal on all three axes; int64
 
 
@@ -139,35 +136,32 @@ class HfEngine(RolloutEngine):
             generator = np.random.Generator(np.random.Philox(row.seed))
             uniforms.append(generator.random(sampling_params.max_new_tokens))
         uniforms_RT = torch.from_numpy(np.stack(uniforms)).to(self._policy.device)
-        ids_RT, logps_RT = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
         generated = []
-        for index, (padded_ids, logps) in enumerate(zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)):
-            count = padded_ids.index(_NO_TOKEN) if _NO_TOKEN in padded_ids else len(padded_ids)
-            ids = padded_ids[:count]
+        decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
+        for index, (ids, logps) in enumerate(decoded):
             finish_reason = FinishReason.LENGTH
             if ids[-1] == self._eos_id:
                 finish_reason = FinishReason.EOS
             elif matcher.matches_end(ids):
                 finish_reason = FinishReason.STOP
             routes = (None, None) if recorder is None else recorder.routes_of(index)
-            generated.append(GeneratedTokens(ids, logps[:count], finish_reason, *routes))
+            generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
         return generated
 
     def _prefill(self, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None) -> _DecodeState:
-        """Encode each prompt once, repeat its cache for its rollouts, and append what their responses have already."""
+        """Encode each prompt once for all of its rollouts, and append what their responses have already."""
         device = self._policy.device
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
         row_of = {digest: row for row, digest in enumerate(prompts)}
-        prompt_of_R = torch.tensor([row_of[rollout.prompt.digest] for rollout in rollouts], device=device)
+        prompt_of_row = [row_of[rollout.prompt.digest] for rollout in rollouts]
+        prompt_of_R = torch.tensor(prompt_of_row, device=device)
         if recorder is not None:
-            recorder.record_prompts(batch.attention_mask_BP, prompt_of_R)
-        cache.reorder_cache(prompt_of_R)
+            recorder.record_prompts(batch.attention_mask_BP, prompt_of_row)
         state = _DecodeState(
-            cache=cache,
+            cache=self._policy.fork_cache(cache, prompt_of_row, batch.attention_mask_BP),
             logits_RV=logits_BV[prompt_of_R],
-            keep_RK=batch.attention_mask_BP.to(device)[prompt_of_R],
             next_position_R=(batch.position_ids_3BP.amax(dim=(0, 2)) + 1).to(device)[prompt_of_R],
         )
         if not any(rollout.num_tokens for rollout in rollouts):
@@ -178,20 +172,17 @@ class HfEngine(RolloutEngine):
         self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None
     ) -> _DecodeState:
         """Append what responses have already to the caches of their prompts."""
-        cache, device = state.cache, self._policy.device
-        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
-        keep_RK = torch.cat([state.keep_RK, responses.attention_mask_BP], dim=1)
+        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.device)
         # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
-        logits_RV = self._policy.append(cache, replace(responses, position_ids_3BP=positions_3RP), keep_RK)
+        logits_RV = self._policy.append(state.cache, replace(responses, position_ids_3BP=positions_3RP))
         if recorder is not None:
             recorder.record(range(len(rollouts)), responses.attention_mask_BP)
         # A row without tokens keeps the state after its prompt: the model's output for padding means nothing.
         has_tokens_R = responses.attention_mask_BP.any(dim=1)
         return _DecodeState(
-            cache=cache,
+            cache=state.cache,
             logits_RV=torch.where(has_tokens_R[:, None], logits_RV, state.logits_RV),
-            keep_RK=keep_RK,
             next_position_R=torch.where(has_tokens_R, positions_3RP.amax(dim=(0, 2)) + 1, state.next_position_R),
         )
 
@@ -202,45 +193,45 @@ class HfEngine(RolloutEngine):
         matcher: StopStringMatcher,
         uniforms_RT: torch.Tensor,
         recorder: _RouteRecorder | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample token by token until every row has ended.
+    ) -> list[tuple[list[int], list[float]]]:
+        """Sample token by token until every row has ended; return the ids and log-probs, in nats, of each rollout.
 
-        R counts rows that have not ended, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
-        rollout. `uniforms_RT` has a number in [0, 1) for each token, float64.
-
-        Returns:
-            `ids_RT` (int64, `_NO_TOKEN` after the end of a row) and `logps_RT` (float32, nats), on the CPU.
+        R counts rows that have not ended. `uniforms_RT` has a number in [0, 1) for each token, float64.
         """
-        cache, logits_RV, keep_RK, next_R = state.cache, state.logits_RV, state.keep_RK, state.next_position_R
-        num_rows, max_new_tokens = len(logits_RV), sampling_params.max_new_tokens
-        ids_RT = torch.full((num_rows, max_new_tokens), _NO_TOKEN, device=logits_RV.device)
-        logps_RT = torch.zeros(num_rows, max_new_tokens, device=logits_RV.device)
-        alive = torch.arange(num_rows, device=logits_RV.device)  # row numbers of the rollouts that have not ended
+        cache, logits_RV, next_R, device = state.cache, state.logits_RV, state.next_position_R, self._policy.device
+        max_new_tokens = sampling_params.max_new_tokens
+        decoded: list[tuple[list[int], list[float]]] = [([], []) for _ in uniforms_RT]
+        alive = list(range(len(decoded)))  # numbers of the rollouts that have not ended, by row
+        alive_before, sampled_logps = [], []
+        banned = torch.tensor(sampling_params.banned_token_ids, dtype=torch.int64, device=device)
         for t in range(max_new_tokens):
-            logps_RV = compute_logprobs(
-                logits_RV, sampling_params.effective_temperature, sampling_params.banned_token_ids
-            )
-            token_R = sample_tokens(logps_RV, sampling_params, uniforms_RT[alive, t])
-            ids_RT[alive, t] = token_R
-            logps_RT[alive, t] = logps_RV.gather(-1, token_R[:, None]).squeeze(-1)
-            goes_on_R = token_R != self._eos_id
-            if sampling_params.stop:
-                recent = ids_RT[alive, max(0, t + 1 - matcher.window_tokens) : t + 1].tolist()
-                goes_on_R &= ~torch.tensor(list(map(matcher.matches_end, recent)), device=goes_on_R.device)
-            going = goes_on_R.nonzero().squeeze(-1)
-            is_last = not len(going) or t + 1 == max_new_tokens
+            logps_RV = compute_logprobs(logits_RV, sampling_params.effective_temperature, banned)
+            token_R = sample_tokens(logps_RV, sampling_params, uniforms_RT[:, t])
+            alive_before.append(alive)
+            sampled_logps.append(logps_RV.gather(-1, token_R[:, None]).squeeze(-1))
+            going = []
+            # The only time that a token's work on a GPU is waited for.
+            for row, token in enumerate(token_R.tolist()):
+                ids = decoded[alive[row]][0]
+                ids.append(token)
+                if token != self._eos_id and not matcher.matches_end(ids):
+                    going.append(row)
+            is_last = not going or t + 1 == max_new_tokens
             self._activity.advance("rollout", len(alive) if is_last else len(alive) - len(going))
             if is_last:
                 break
-            # Rows that have ended leave the cache. Selecting copies it, so it is done only when there are any.
             if len(going) < len(alive):
-                cache.reorder_cache(going)
-                alive, keep_RK, next_R = alive[going], keep_RK[going], next_R[going]
-            keep_RK = torch.nn.functional.pad(keep_RK, (0, 1), value=1)
-            logits_RV = self._policy.append_text(cache, token_R[going, None], keep_RK, next_R[:, None] + t)
+                order = cache.keep_rows(going)
+                alive = [alive[row] for row in order]
+                order_R = torch.tensor(order, device=device)
+                token_R, next_R, uniforms_RT = token_R[order_R], next_R[order_R], uniforms_RT[order_R]
+            logits_RV = self._policy.append_text(cache, token_R, next_R + t)
             if recorder is not None:
-                recorder.record(alive.tolist(), keep_RK[:, -1:])
-        return ids_RT.cpu(), logps_RT.cpu()
+                recorder.record(alive, torch.ones(len(alive), 1))
+        numbers = [number for before in alive_before for number in before]
+        for number, logp in zip(numbers, torch.cat(sampled_logps).tolist(), strict=True):
+            decoded[number][1].append(logp)
+        return decoded
 
 
 class _RouteRecorder:
@@ -251,10 +242,10 @@ class _RouteRecorder:
         self._prompt_routes: list[ExpertRoutes] = []
         self._pieces: list[list[torch.Tensor]] = []
 
-    def record_prompts(self, keep_BP: torch.Tensor, prompt_of_R: torch.Tensor) -> None:
-        """Record the last pass, over padded prompts; `prompt_of_R` is the row of each rollout's prompt."""
+    def record_prompts(self, keep_BP: torch.Tensor, prompt_of_row: Sequence[int]) -> None:
+        """Record the last pass, over padded prompts; `prompt_of_row` is the number of each rollout's prompt."""
         of_prompts = [self._encode([piece]) for piece in self._split(keep_BP)]
-        self._prompt_routes = [of_prompts[row] for row in prompt_of_R.tolist()]
+        self._prompt_routes = [of_prompts[prompt] for prompt in prompt_of_row]
         self._pieces = [[] for _ in self._prompt_routes]
 
     def record(self, rows: Sequence[int], keep_RS: torch.Tensor) -> None:

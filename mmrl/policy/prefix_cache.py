@@ -1,0 +1,247 @@
+"""The key-value cache of rollouts that are being sampled: the keys of a prompt are kept, and read, once for its group.
+
+Each new token attends to its prompt and to the row's own tokens. The queries of all rows of a prompt form one long
+query for one copy of the prompt's keys; each row's own keys are attended to separately; and the two outputs are merged
+by their log-sum-exps in float32, which is exact. The literature calls this cascade attention.
+
+Letters in shapes: B prompts, P columns of padded prompts, N rows of a prompt, R rows, S columns of a row's own tokens,
+T new columns, H query heads, K key heads, G = H / K, D channels of a head.
+
+Source: Hydragen, arXiv:2402.05099v2, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
+
+_CHUNK_COLUMNS = 256  # columns by which the buffers of own keys and values grow
+
+_flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_efficient_forward = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
+class RowCache:
+    """The caches of all layers, one row for each rollout. Rows that end leave without a copy of those that stay."""
+
+    def __init__(
+        self, prompts: Cache, prompt_of_row: Sequence[int], keep_BP: torch.Tensor, *, shares_prompts: bool
+    ) -> None:
+        """Take over the cache of prompts.
+
+        Args:
+            prompts: the caches of all layers after the prompts, [B, ...].
+            prompt_of_row: number of each row's prompt.
+            keep_BP: 1 for tokens of prompts, 0 for padding, int64.
+            shares_prompts: keep each prompt once. It needs `RowCache.attend`; other attentions need a copy a row.
+        """
+        self.cache = prompts
+        self._shares_prompts = shares_prompts and not any(prompts.is_sliding)
+        # The last layer attends in every family.
+        self._device, self._dtype = device, _ = prompts.layers[-1].device, prompts.layers[-1].dtype
+        self._prompt_of_row = list(prompt_of_row)
+        # 1 for a token and 0 for padding in the columns of `cache`, int64; None if no column is padding.
+        self._keep_RK: torch.Tensor | None = None
+        self._keep_BP = None if keep_BP.all() else keep_BP.bool().to(device)
+        rows = torch.tensor(self._prompt_of_row, device=device)
+        if not self._shares_prompts:
+            prompts.reorder_cache(rows)
+            self._keep_RK = keep_BP.to(device)[rows]
+            return
+        for number, layer in enumerate(prompts.layers):
+            if isinstance(layer, LinearAttentionLayer):
+                layer.reorder_cache(rows)
+            else:
+                prompts.layers[number] = _SharedPromptLayer(layer)
+        self._group_rows()
+
+    def model_arguments(self) -> dict[str, object]:
+        """Return the arguments by which a model's forward reads and extends this cache."""
+        arguments: dict[str, object] = {"past_key_values": self.cache, "use_cache": True}
+        if self._shares_prompts:
+            arguments["row_cache"] = self
+        return arguments
+
+    def mask_after_append(self, keep_RT: torch.Tensor) -> torch.Tensor:
+        """Return the attention mask [R, S] of a forward with columns in which `keep_RT` is 1 for tokens, int64."""
+        before = [] if self._keep_RK is None else [self._keep_RK]
+        self._keep_RK = torch.cat([*before, keep_RT], dim=1)
+        return self._keep_RK
+
+    def mask_after_token(self) -> torch.Tensor | None:
+        """Return the attention mask of a forward with one token a row: [R, S], [R, 1, 1, S], or None."""
+        if self._keep_RK is None:
+            return None
+        self._keep_RK = F.pad(self._keep_RK, (0, 1), value=1)
+        # Of a mask in two dimensions transformers asks in each step if it hides anything: a GPU would be waited for.
+        return _to_bias(self._keep_RK[:, None, None].bool(), self._dtype) if self._shares_prompts else self._keep_RK
+
+    def keep_rows(self, kept: Sequence[int]) -> list[int]:
+        """Drop all other rows; return which row is now in each place. Rows from the end fill the places of others."""
+        order = _fill_gaps(kept)
+        index = torch.tensor(order, device=self._device)
+        self._prompt_of_row = [self._prompt_of_row[row] for row in order]
+        if self._keep_RK is not None:
+            self._keep_RK = self._keep_RK[index]
+        if not self._shares_prompts:
+            self.cache.reorder_cache(index)
+            return order
+        prompt_order = _fill_gaps(sorted(set(self._prompt_of_row)))
+        place_of_prompt = {prompt: place for place, prompt in enumerate(prompt_order)}
+        self._prompt_of_row = [place_of_prompt[prompt] for prompt in self._prompt_of_row]
+        if self._keep_BP is not None:
+            self._keep_BP = _take(self._keep_BP, prompt_order)
+        for layer in self.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                layer.conv_states[0] = _take(layer.conv_states[0], order)
+                layer.recurrent_states[0] = _take(layer.recurrent_states[0], order)
+            else:
+                layer.take(order, prompt_order)
+        self._group_rows()
+        return order
+
+    def attend(
+        self,
+        module: Any,  # noqa: ANN401  (transformers has a class for each family)
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Return what new tokens read from their prompts and their rows, [R, T, H, D].
+
+        Args:
+            module: the attention layer, whose number says which keys and values of prompts are read.
+            query: queries [R, H, T, D].
+            key: the rows' own keys [R, K, S, D], new ones included.
+            value: the rows' own values [R, K, S, D].
+            mask: [R, 1, T, S], bool or added to scores; None if a token sees all own keys up to its own.
+            scaling: factor of query-key products.
+        """
+        layer, key_heads = self.cache.layers[module.layer_idx], key.shape[1]
+        query = torch.unflatten(query, 1, (key_heads, -1))
+        if mask is None and query.shape[3] > 1:
+            new, own_columns = query.shape[3], key.shape[2]
+            visible = torch.ones(new, own_columns, dtype=torch.bool, device=key.device)
+            mask = visible.tril(own_columns - new)[None, None]
+        if mask is not None:
+            bias = mask if mask.dtype == query.dtype else _to_bias(mask, query.dtype)
+            # Heads that share a key are further queries of it.
+            mask = bias if bias.shape[2] == 1 else bias.repeat(1, 1, query.shape[2], 1)
+        own, own_lse = _attend(query.flatten(2, 3), key, value, mask, scaling)
+        by_prompt = query[self._rows_BN].transpose(1, 2)
+        shared, shared_lse = _attend(
+            by_prompt.flatten(2, 4), layer.prompt_keys, layer.prompt_values, self._prompt_bias, scaling
+        )
+        shared = shared.view(by_prompt.shape).transpose(1, 2).flatten(0, 1)[self._place_R]
+        shared_lse = shared_lse.view(by_prompt.shape[:-1]).transpose(1, 2).flatten(0, 1)[self._place_R]
+        share = torch.sigmoid(shared_lse - own_lse.view(shared_lse.shape)).unsqueeze(-1)
+        merged = torch.lerp(own.view(shared.shape).float(), shared.float(), share)
+        return merged.flatten(1, 2).transpose(1, 2).to(query.dtype)
+
+    def _group_rows(self) -> None:
+        """Note the rows of each prompt, which come and go together."""
+        rows_of_prompt: list[list[int]] = [[] for _ in range(max(self._prompt_of_row) + 1)]
+        place_of_row = []
+        for row, prompt in enumerate(self._prompt_of_row):
+            place_of_row.append((prompt, len(rows_of_prompt[prompt])))
+            rows_of_prompt[prompt].append(row)
+        most = max(map(len, rows_of_prompt))
+        # A prompt with fewer rows than another repeats its first one, and nothing reads what comes of that.
+        padded = [rows + rows[:1] * (most - len(rows)) for rows in rows_of_prompt]
+        self._rows_BN = torch.tensor(padded, device=self._device)
+        self._place_R = torch.tensor([prompt * most + place for prompt, place in place_of_row], device=self._device)
+        self._prompt_bias = None
+        if self._keep_BP is not None:
+            self._prompt_bias = _to_bias(self._keep_BP[:, None, None], self._dtype)
+
+
+class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+    """Keys and values of prompts, [B, K, P, D], and of each row's own tokens, in buffers that grow in chunks."""
+
+    def __init__(self, prompts: DynamicLayer) -> None:
+        super().__init__()
+        self.prompt_keys, self.prompt_values = prompts.keys, prompts.values
+        self.dtype, self.device, self.is_initialized = prompts.dtype, prompts.device, True
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+        self._length = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **options: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values [R, K, T, D]; return those of all own tokens, [R, K, S, D]."""
+        start, self._length = self._length, self._length + key_states.shape[2]
+        if self.keys is None or self.values is None or self._length > self.keys.shape[2]:
+            self.keys, self.values = self._grow(self.keys, key_states), self._grow(self.values, value_states)
+        keys, values = self.keys[:, :, : self._length], self.values[:, :, : self._length]
+        keys[:, :, start:], values[:, :, start:] = key_states, value_states
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return the number of own columns."""
+        return self._length
+
+    def take(self, order: Sequence[int], prompt_order: Sequence[int]) -> None:
+        """Keep the rows and the prompts of these numbers, in this order."""
+        self.prompt_keys = _take(self.prompt_keys, prompt_order)
+        self.prompt_values = _take(self.prompt_values, prompt_order)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = _take(self.keys, order), _take(self.values, order)
+
+    def _grow(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+        """Return a buffer with room for `self._length` columns like those of `new`, and what `buffer` has."""
+        columns = -(-self._length // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
+        grown = new.new_empty(*new.shape[:2], columns, new.shape[3])
+        if buffer is not None:
+            grown[:, :, : buffer.shape[2]] = buffer
+        return grown
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output [B, K, T, D] of attention to keys [B, K, S, D], and its log-sum-exps, float32 [B, K, T].
+
+    `bias` is added to scores, [B, 1, T or 1, S].
+    """
+    if not query.is_cuda:
+        output, lse = _flash_forward(query, key, value, 0.0, False, attn_mask=bias, scale=scaling)
+        return output, lse
+    if bias is not None:
+        # The kernel reads rows of the bias that begin at multiples of 16 bytes.
+        columns = bias.shape[-1]
+        aligned = F.pad(bias, (0, -columns % 16))[..., :columns]
+        bias = aligned.expand(*query.shape[:3], columns)
+    output, lse, *_ = _efficient_forward(query, key, value, bias, True, scale=scaling)
+    return output, lse[..., : query.shape[2]]
+
+
+def _to_bias(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where `keep` is True and the least number elsewhere, in its shape.
+
+    Not minus infinity: a query of padding may see no key, and its output must stay a number.
+    """
+    return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill_(~keep, torch.finfo(dtype).min)
+
+
+def _fill_gaps(kept: Sequence[int]) -> list[int]:
+    """Return `kept`, ascending numbers, in the order in which as few as possible change their place."""
+    order = list(range(len(kept)))
+    gaps = sorted(set(order).difference(kept))
+    for gap, number in zip(gaps, kept[len(kept) - len(gaps) :], strict=True):
+        order[gap] = number
+    return order
+
+
+def _take(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return rows of a tensor [R, ...] in an order of `_fill_gaps`, as a part of its memory."""
+    places = [place for place, number in enumerate(order) if place != number]
+    if places:
+        tensor[places] = tensor[[order[place] for place in places]]
+    return tensor[: len(order)]
