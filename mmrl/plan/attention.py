@@ -1,6 +1,6 @@
 """Attention on the pretended device: one operator, which keeps what a flash kernel keeps, and whose work is known.
 
-Torch would take the kernels of a device it does not know apart, into products as large as queries times keys. Letters in
+Torch would take attention apart on a device it does not know, into products as large as queries times keys. Letters in
 shapes: B sequences, H query heads, K key heads, T tokens, D channels of a head.
 """
 
