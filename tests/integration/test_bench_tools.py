@@ -18,6 +18,7 @@ MATHVISTA = ROOT.parent / "shared" / "eval" / "mathvista"
 COMMANDS = [
     ("async_rollouts", ["--engine", "hf", "--steps", "5", "--rounds", "1", "--prompts", "1", "--tokens", "4"], "ratio"),
     ("checkpoint", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--busy"], "stall_fraction_of_an_rl_step"),
+    ("launches", ["--sizes", "3B", "--side", "8", "--layers", "1"], "3B token: calls"),
     # With recurrent layers: the default family is in the table of docs/benchmarks.md, and takes the same path.
     ("learner_vs_trl", ["--family", "qwen3_5", "--cell", "40x8", "--pairs", "1"], "40x8"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
