@@ -47,7 +47,7 @@ class Metrics:
         self._add(name, _Metric("sum", value))
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a share, a scalar, of an update's mean: a sum over some of its tokens, divided by the number of all of them.
+        """Add a share, a scalar, of an update's mean: a sum over some of its tokens, divided by the number of all.
 
         `weight` is that number, or 1 for a value that weighs the same in every update.
         """
