@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,6 +13,8 @@ from typing import Any
 # Before torch is imported: pytest runs a process a core, and a process that starts a thread for each core makes all
 # of them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What tests find in files is of no use to the user's runs.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="mmrl-tests-")
 
 import pytest
 from processors import make_media_cache, make_prompt_processor

@@ -9,15 +9,15 @@ from mmrl.data.rows import load_dataset_function, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.utils.file_index import FileIndex
 
 
-def make_loader(
-    config: Config, folder: Path, *, index: OpenedMediaIndex | None = None
-) -> tuple[DatasetLoader, MediaCache]:
-    """Return a loader of the config's datasets, and the cache that it fills."""
+def make_loader(config: Config, folder: Path, *, files: FileIndex | None = None) -> tuple[DatasetLoader, MediaCache]:
+    """Return a loader of the config's datasets that looks into `files`, and the cache that it fills."""
     context = make_dataset_context(config, folder, folder / "work")
     cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=10**6)
     functions = {}
     for split, sources in sources_by_split(config.data).items():
         functions[split] = [load_dataset_function(source, folder) for source in sources]
+    index = files and OpenedMediaIndex(files, context.media_policy, config.data.media_limits)
     return DatasetLoader(config, context, functions, cache, Console(), opened_index=index), cache

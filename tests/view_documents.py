@@ -1,6 +1,5 @@
 """Documents of a page made by hand: small, with everything that the page can draw, and with hostile text."""
 
-import base64
 import io
 import math
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ LONG_LINE = "A" * 1_000_000
 class PageDocuments:
     """All that an export writes."""
 
-    documents: dict[str, Document]
+    documents: dict[str, Document | bytes]
     media: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -40,7 +39,7 @@ class PageDocuments:
 
 
 def make_picture(number: int, size: tuple[int, int] = SIZE) -> bytes:
-    """A WebP with a few shapes; each number has its own."""
+    """A JPEG with a few shapes; each number has its own."""
     rng = np.random.default_rng(number)
     image = Image.new("RGB", size, tuple(rng.integers(200, 245, 3)))
     draw = ImageDraw.Draw(image)
@@ -50,7 +49,7 @@ def make_picture(number: int, size: tuple[int, int] = SIZE) -> bytes:
         shape = draw.ellipse if rng.random() < 0.5 else draw.rectangle
         shape((int(x), int(y), int(x + w), int(y + h)), fill=tuple(rng.integers(40, 220, 3)))
     stream = io.BytesIO()
-    image.save(stream, "WEBP", quality=80)
+    image.save(stream, "JPEG", quality=80)
     return stream.getvalue()
 
 
@@ -98,25 +97,39 @@ def segment(author: str, start: int, end: int, **more: Any) -> Document:
     return {"author": author, "chars": [start, end], "version": 9, "shows": None, "crop": None, "n": 3, **more}
 
 
-def tokens(response: str, author: str = "0", seed: int = 0) -> Document:
-    """A token for every four characters, as base64 of little-endian arrays."""
+def tokens(response: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """A token for every four characters, as the columns of a file of tokens."""
     ends = np.arange(4, len(response) + 4, 4, dtype="<i4").clip(max=len(response))
     rng = np.random.default_rng(seed)
     number = len(ends)
     logprob = -rng.exponential(0.9, number).astype("<f4")
-    arrays = {
+    columns = {
         "end": ends,
-        "id": rng.integers(0, 150_000, number, dtype="<i4"),
-        "recorded": logprob,
+        "token_id": rng.integers(0, 150_000, number, dtype="<i4"),
+        "author": np.zeros(number, "u1"),
+        "recorded_logprob": logprob,
         "logprob": logprob + rng.normal(0, 0.1, number).astype("<f4"),
         "ratio": np.exp(rng.normal(0, 0.12, number)).astype("<f4"),
         "entropy": rng.exponential(0.8, number).astype("<f4"),
         "advantage": np.full(number, rng.normal(), "<f4"),
         "clipped": rng.choice([0, 0, 0, 0, 1, 2], number).astype("i1"),
     }
-    arrays["ratio"][0] = math.nan
-    encoded = {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}
-    return {**encoded, "author": author * number}
+    columns["ratio"][:1] = math.nan
+    return columns
+
+
+def take_tokens(document: Document) -> bytes:
+    """Take the columns out of the rollouts of a step, and return the file that has them one after another."""
+    rollouts = [rollout for group in document["groups"] for rollout in group["rollouts"]]
+    found = []
+    for line, rollout in enumerate(rollouts):
+        rollout["line"] = line
+        found.append(rollout.pop("tokens") or tokens(""))
+    columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    offset = np.cumsum([0, *(len(each["end"]) for each in found)], dtype="<i8")
+    stream = io.BytesIO()
+    np.savez_compressed(stream, offset=offset, **columns)
+    return stream.getvalue()
 
 
 def rollout(number: int, response: str, total: float | None, **more: Any) -> Document:
@@ -158,7 +171,7 @@ def group(number: int, sample: str, rollouts: list[Document], **more: Any) -> Do
         "answer_type": "box",
         "selection": {"status": "trained", "reason": None, "carried_over": False},
         "probes": {},
-        "media": [medium("media/pic0.webp")],
+        "media": [medium("media/pic0.jpg")],
         "target": "[80, 60, 160, 120]",
         "marks": [],
         "rollouts": rollouts,
@@ -202,7 +215,7 @@ def ground_group(number: int, sample: str, seed: int) -> Document:
     rollouts[3] |= {"finish": "length", "age": 2}
     gold = [mark("box", 0.25, 0.25, 0.5, 0.5, label="lamp")]
     probes = {"blind": {"iou": 0.1, "total": 0.2}}
-    return group(number, sample, rollouts, marks=gold, probes=probes, media=[medium(f"media/pic{seed % 4}.webp")])
+    return group(number, sample, rollouts, marks=gold, probes=probes, media=[medium(f"media/pic{seed % 4}.jpg")])
 
 
 def point_group(number: int) -> Document:
@@ -224,7 +237,7 @@ def point_group(number: int) -> Document:
 
 
 def video_group(number: int) -> Document:
-    frames = [f"media/pic{frame % 4}.webp" for frame in range(8)]
+    frames = [f"media/pic{frame % 4}.jpg" for frame in range(8)]
     rollouts = [
         rollout(
             0, "from 0.9 to 2.1 s", 0.74, marks=[mark("span", 0.9, 2.1)], answer="0.9 to 2.1", answer_chars=[5, 15]
@@ -248,7 +261,7 @@ def tool_group(number: int) -> Document:
     reply, ending = "Here is the crop:", "The sign says <answer>OPEN</answer>"
     response = call + reply + ending
     middle = len(call)
-    shown = medium("media/pic3.webp", size=(160, 160))
+    shown = medium("media/pic3.jpg", size=(160, 160))
     segments = [
         policy(0, middle),
         segment("environment", middle, middle + len(reply), shows=shown, crop=[0.62, 0.16, 0.94, 0.58]),
@@ -268,7 +281,7 @@ def tool_group(number: int) -> Document:
         answer_type="text",
         question="<image>What does the sign say?",
         target="OPEN",
-        media=[medium("media/pic2.webp")],
+        media=[medium("media/pic2.jpg")],
     )
 
 
@@ -438,7 +451,7 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
     steps = []
     places: dict[str, list[int]] = {}
     for key, document in documents.items():
-        if not key.startswith(f"{run_id}/") or "groups" not in document:
+        if not key.startswith(f"{run_id}/") or isinstance(document, bytes) or "groups" not in document:
             continue
         for sample in {group["sample"] for group in document["groups"]}:
             places.setdefault(sample, []).append(len(steps))
@@ -453,7 +466,6 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
                 "label": label,
                 "groups": len(document["groups"]),
                 "rollouts": rollouts,
-                "tokens": True,
             }
         )
     return {
@@ -499,6 +511,10 @@ def make_documents() -> PageDocuments:
         "r1/rl-000010": train_step(10),
         "r1/rl-000020-validation": validation_step(20, (True, True, False, False)),
     }
+    for key, document in list(documents.items()):
+        if "groups" in document:
+            document["tokens"] = f"{key}.tokens"
+            documents[document["tokens"]] = take_tokens(document)
     benchmarks = [
         {"key": "r0/bench-mathvista-0", "name": "mathvista", "label": "rl 120", "items": 3, "accuracy": 1 / 3}
     ]

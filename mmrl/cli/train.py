@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         from mmrl.training.build import import_model_classes
         from mmrl.training.run import train
 
-        import_model_classes()
+        import_model_classes(loaded.config)
 
     resume_command = shlex.join(["mmrl", *sys.argv[1:]])
     with locate_errors(loaded):

@@ -46,6 +46,7 @@ from mmrl.utils.messages import first_lines
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
+_CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
 _TURN_S = 60.0  # the other ranks would take rank 0 for lost while it decodes for hours
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
@@ -108,9 +109,9 @@ class DatasetLoader:
     ) -> None:
         """Create a loader that calls the dataset `functions` of each split with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images and videos in
-        `opened_index`, which an earlier start of the run has opened, are not opened again. `record` has the data that
-        the run began with.
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
+        which a run has opened before, are not opened again, and videos in it not decoded again. `record` has the data
+        that the run began with.
         """
         self._config, self._context, self._functions = config, context, functions
         self._media_cache, self._console = media_cache, console
@@ -125,7 +126,6 @@ class DatasetLoader:
                 samples and `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
         loaded: dict[str, SplitRows] = {}
-        opened_sizes: dict[ImageRef, Size] = {}
         for split, sources in sources_by_split(self._config.data).items():
             streaming = self._config.data.streaming if split == "train" else None
             # Of a streamed source only as many rows are checked now as training will hold at once.
@@ -133,7 +133,7 @@ class DatasetLoader:
             for sample_id, times in Counter(map(attrgetter("id"), rows.samples)).items():
                 if times > 1:
                     raise UserError(f"data: two samples have the id {sample_id!r}; {_DUPLICATE_ID_REMEDY}")
-            usable, damaged = self._open_images(rows.samples, opened_sizes)
+            usable, damaged = self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             if sources and not usable:
@@ -150,9 +150,6 @@ class DatasetLoader:
         check_stages_have_samples(self._config, splits["train"])
         if self._record:
             self._record.check(loaded)
-        # Not before: a run that is refused for its data must stay as it was.
-        if self._opened_index:
-            self._opened_index.add(opened_sizes)
         return DataSplits(**splits, source_indices=loaded["train"].source_indices)
 
     def read_split(
@@ -204,28 +201,29 @@ class DatasetLoader:
     def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[bool]:
         """Decode every frame of all videos that the model will see. Yield False every minute, and True at the end.
 
-        `filter_by_prompt` leaves out the samples of videos that cannot be used. A video that an earlier start of the
-        run has decoded in the same way is opened, but not decoded again.
+        `filter_by_prompt` leaves out the samples of videos that cannot be used. A video that a run has decoded before
+        in the same way is opened, but not decoded again.
         """
         refs = unique_videos(chain.from_iterable(samples.by_split().values()))
         index, reading = self._opened_index, f"{sampling} by {self._config.media.video_reader}"
         known = index.known_videos(refs, reading) if index else set()
         open_video = partial(_open_video, self._worker_cache(), sampling, known)
-        new_sizes: dict[VideoRef, Size] = {}
+        decoded: list[VideoRef] = []
         turn_start = monotonic()
         for ref, plan in open_media(refs, open_video, options=self._config.data, console=self._console):
             self._opened_videos[ref] = plan
             if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
                 if ref not in known:
-                    new_sizes[ref] = plan.original_size
+                    decoded.append(ref)
             if monotonic() - turn_start > _TURN_S:
                 if index:
-                    index.add_videos(new_sizes, reading)
+                    index.add_videos(decoded, reading)
                 yield False
-                new_sizes, turn_start = {}, monotonic()
+                decoded, turn_start = [], monotonic()
         if index:
-            index.add_videos(new_sizes, reading)
+            index.add_videos(decoded, reading)
+            self._report_problems(index)
         yield True
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
@@ -252,32 +250,33 @@ class DatasetLoader:
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
 
-    def _open_images(
-        self, samples: Sequence[Sample], opened_sizes: dict[ImageRef, Size]
-    ) -> tuple[list[Sample], list[RejectedRow]]:
-        """Open the images of all samples; return the samples that can be used, and the others with the reason.
-
-        The sizes of images that were not known before are added to `opened_sizes`.
-        """
-        options = self._config.data
+    def _open_images(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[RejectedRow]]:
+        """Open the images of all samples; return the samples that can be used, and the others with the reason."""
+        options, index = self._config.data, self._opened_index
         refs = unique_images(samples)
-        # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
-        known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
+        known_sizes = index.known_sizes(refs) if index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
-        # Workers open media through an empty cache of their own and send back sizes, not pixels.
-        cache = self._worker_cache() if options.media_workers else self._media_cache
-        opened = dict(open_media(new_refs, cache.image_size, options=options, console=self._console))
+        # Pixels are not kept: of many images only those would stay that were opened last.
+        open_size = self._worker_cache(_CHECK_CACHE_BYTES).image_size
+        opened = dict(open_media(new_refs, open_size, options=options, console=self._console))
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
-        opened_sizes |= new_sizes
+        if index:
+            index.add(new_sizes)
+            self._report_problems(index)
         problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
         usable = [sample for sample in samples if problems[sample.id] is None]
         return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items() if problem]
 
-    def _worker_cache(self) -> MediaCache:
-        """Return the cache that is sent to worker processes, where it opens media and keeps no image."""
-        return MediaCache(self._context.media_policy, self._config.data.media_limits, max_bytes=0)
+    def _report_problems(self, index: OpenedMediaIndex) -> None:
+        problems, index.files.problems = index.files.problems, []
+        for problem in problems:
+            self._console.warn(problem)
+
+    def _worker_cache(self, max_bytes: int = 0) -> MediaCache:
+        """Return an empty cache, which worker processes may receive."""
+        return MediaCache(self._context.media_policy, self._config.data.media_limits, max_bytes=max_bytes)
 
     def _report_rejected(
         self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], action: str, remedy: str

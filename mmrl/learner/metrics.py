@@ -43,11 +43,11 @@ class Metrics:
     _unread: list[tuple[str, _Metric]] = field(default_factory=list)
 
     def sum(self, name: str, value: float | Tensor) -> None:
-        """Add to a sum over all parts of a step."""
+        """Add a scalar to a sum over all parts of a step."""
         self._add(name, _Metric("sum", value))
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a share of an update's mean: a sum over some of its tokens, divided by the number of all of them.
+        """Add a share, a scalar, of an update's mean: a sum over some of its tokens, divided by the number of all.
 
         `weight` is that number, or 1 for a value that weighs the same in every update.
         """
@@ -63,12 +63,13 @@ class Metrics:
 
     def worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
         """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
-        index = values_N.argmax()
-        pair = torch.stack([values_N[index].double(), tokens.response_N[index].double()])
+        index_1 = values_N.argmax().reshape(1)  # as a scalar it would be an index that the host has to read
+        columns = (values_N, tokens.response_N)
+        pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
         self._add(name, _Metric("max", pair, experiences=tokens.experiences))
 
     def min(self, name: str, value: float | Tensor) -> None:
-        """Keep the smallest value."""
+        """Keep the smallest value, a scalar."""
         self._add(name, _Metric("min", value))
 
     def merge(self, other: Metrics) -> None:

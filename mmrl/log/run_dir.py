@@ -52,8 +52,6 @@ class RunDir:
         self.data = path / "data"  # files that datasets generated or downloaded
         # Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`).
         self.outputs = path / "outputs"
-        # Index of the images that were opened without error, so that a resumed run need not open them again.
-        self.opened_media = path / "opened_media.json"
         self.data_record = path / "data_digests.json"  # digests of every row and medium that the run began with
         self.processor = path / "processor"  # processor and config of a model made from scratch, which no hub has
         # Weights at the start of stages with a KL penalty towards a fixed reference.
@@ -247,7 +245,7 @@ class RunDir:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
             logs = (self.metrics, self.timings, self.events, self.status, self.log, self.manifest, self.summary)
-            for path in (self.config, *logs, self.opened_media, self.data_record):
+            for path in (self.config, *logs, self.data_record):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
             results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)

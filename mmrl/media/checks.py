@@ -59,7 +59,10 @@ def unreadable_error(path: str, error: OSError) -> MediaError:
 def check_sha256(path: str, sha256: str, expected: str) -> None:
     """Raise a MediaError if the sha256 of a file differs from the one in its reference: the file has changed."""
     if sha256 != expected:
-        raise MediaError(f"{path}: changed since it was referenced ({sha256[:12]} is not {expected[:12]}); restore it")
+        raise MediaError(
+            f"{path}: changed since it was referenced ({sha256[:12]} is not {expected[:12]}); restore it, "
+            "or touch it if the change is meant"
+        )
 
 
 def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:

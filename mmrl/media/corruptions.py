@@ -6,14 +6,15 @@ The size stays, so that the prompt has as many visual tokens as before. The resu
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from PIL import Image
 
-from mmrl.media.video import DecodedVideo
 from mmrl.types import Corruption, MediaRef
+
+if TYPE_CHECKING:
+    from mmrl.media.video import DecodedVideo
 
 _GREY_LEVEL: Final = 128
 
@@ -32,6 +33,9 @@ def corrupt_image(image: Image.Image, ref: MediaRef) -> Image.Image:
 
 def corrupt_video(video: DecodedVideo, ref: MediaRef) -> DecodedVideo:
     """Return a video with the corruption of its reference applied to its frames. Their timestamps stay."""
+    # It takes seconds: a process that opens images alone does not wait for it.
+    import torch
+
     frames = video.frames_TCHW
     match ref.corruption:
         case None:

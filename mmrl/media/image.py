@@ -18,6 +18,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.checks import check_dimensions, check_sha256, resolve_media_path, unreadable_error
+from mmrl.media.corruptions import corrupt_image
 from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, read_png_chunks, store_png
 from mmrl.types import ImageRef, MediaError, MediaRangeError, Size
 
@@ -59,6 +60,16 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) 
         raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
 
 
+def open_shown_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
+    """Open an image file, and return the part of it that the reference shows, corrupted as the reference says.
+
+    Raises:
+        MediaError: as `open_image` and `crop_image`.
+    """
+    image = corrupt_image(open_image(ref, roots, limits), ref)
+    return image if ref.crop is None else crop_image(image, ref, ref.crop, limits)
+
+
 def crop_image(
     image: Image.Image, ref: ImageRef, box: tuple[int, int, int, int], limits: MediaLimitsConfig
 ) -> Image.Image:
@@ -83,6 +94,10 @@ def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float)
     Its sides are multiples of `factor`, its area lies within the limits, and its aspect ratio is nearly kept.
     """
     # qwen-vl-utils imports torchvision, which takes seconds: a process that resizes nothing does not wait for it.
+    # Beside a CPU build of torch, that fails unless `tolerate_cuda_builds` has run.
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
+
+    tolerate_cuda_builds()
     from qwen_vl_utils.vision_process import smart_resize
 
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)

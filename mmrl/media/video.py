@@ -18,6 +18,10 @@ from mmrl.media.decord_reader import REMEDY, DecordFileReader
 from mmrl.media.image import resized_size
 from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
 from mmrl.types import ImageRef, MediaError, MediaPolicy, MediaRangeError, Size, VideoRef
+from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
+
+# Beside a CPU build of torch, `import torchvision` fails unless this has run; functions below import it.
+tolerate_cuda_builds()
 
 _CHUNK_BYTES: Final = 2**26  # bytes of frames that are in memory at their original size
 

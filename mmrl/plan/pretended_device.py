@@ -172,7 +172,7 @@ class PretendedDevice(FakeTensorMode):
                 return args[0].copy_(values)  # type: ignore[no-any-return]
             return values.to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
         is_staged = source.nbytes <= _STAGED_BYTES or hasattr(source, "_is_pinned")
-        if not (is_staged and (kwargs.get("non_blocking") or args[2:] == (True,))):
+        if source.numel() and not (is_staged and (kwargs.get("non_blocking") or args[2:] == (True,))):
             self.synchronise()
         if func is _aten.copy_.default:
             moved = self._place_values(source.detach().expand(args[0].shape).to(args[0].dtype, copy=True))

@@ -78,7 +78,7 @@ class LogprobRequest:
     target_ids_N: torch.Tensor  # ids of the tokens to score, int64
     predictor_index_N: torch.Tensor  # index in the flattened batch of the hidden state that predicts each, int64
     temperature_N: torch.Tensor  # divisor of each token's logits, above 0, float32
-    banned_token_ids: tuple[int, ...]  # tokens with probability 0
+    banned_token_ids: Sequence[int] | torch.Tensor  # tokens with probability 0; as a tensor on the device, int64
     chunk_tokens: int  # tokens whose logits are computed at a time; those of a whole batch would not fit into memory
 
 

@@ -27,6 +27,7 @@ from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.types import UserError
 from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
+from mmrl.utils.torch_transfer import send
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -267,7 +268,7 @@ class Policy:
             target_ids_N=batch.target_ids_N,
             predictor_index_N=batch.predictor_index_N,
             temperature_N=batch.temperature_N,
-            banned_token_ids=batch.banned_token_ids,
+            banned_token_ids=send(torch.tensor(batch.banned_token_ids, dtype=torch.int64), self.device),
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):

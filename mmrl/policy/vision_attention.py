@@ -37,9 +37,9 @@ def install_vision_attention(tower: torch.nn.Module) -> None:
     """Let a Qwen-VL tower take grids in host memory and, if its attention is SDPA, attend by `vision_attention`."""
     from transformers import AttentionInterface
 
+    AttentionInterface.register(ATTENTION_NAME, vision_attention)
     config: Any = tower.config
     if config._attn_implementation == "sdpa":
-        AttentionInterface.register(ATTENTION_NAME, vision_attention)
         config._attn_implementation = ATTENTION_NAME
     # On the instance: another model of the class keeps its own forward. `deepcopy` binds the method of a copy to the
     # copy.

@@ -12,8 +12,9 @@ from PIL import Image, ImageDraw
 from mmrl.config import Config
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
+from mmrl.media.image import open_shown_image
 from mmrl.trackers.tracker import Picture
-from mmrl.types import CoordinateSystem, ImageRef, MediaError, ResizeMap, Size
+from mmrl.types import CoordinateSystem, Corruption, ImageRef, MediaError, ResizeMap, Size
 
 _GROUPS_SHOWN: Final = 4
 _MAX_SIDE_PX: Final = 512
@@ -26,9 +27,6 @@ def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -
 
     Images may lie in the run directory and where those of the config may; its folders start from `base_dir`.
     """
-    # It imports torch, which takes seconds, and a run without pictures need not wait for it.
-    from mmrl.media.image import crop_image, open_image
-
     roots = [run_dir.path.resolve(), *((base_dir / root).resolve() for root in config.data.media_roots)]
     first_rollouts: dict[int, dict[str, Any]] = {}
     for record, _ in read_records(path):
@@ -41,11 +39,11 @@ def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -
             if medium["kind"] != "image" or medium["timestamp"] is not None:
                 continue
             crop = tuple(medium["crop"]) if medium["crop"] else None
-            ref = ImageRef(path=str(roots[0] / medium["path"]), sha256=medium["sha256"], crop=crop)
+            corruption = Corruption(medium["corruption"]) if medium.get("corruption") else None
+            file, sha256 = str(roots[0] / medium["path"]), medium["sha256"]
+            ref = ImageRef(path=file, sha256=sha256, crop=crop, corruption=corruption)
             try:
-                image = open_image(ref, roots, config.data.media_limits)
-                if crop is not None:
-                    image = crop_image(image, ref, crop, config.data.media_limits)
+                image = open_shown_image(ref, roots, config.data.media_limits)
             except MediaError:  # it was moved or changed since
                 continue
             image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))

@@ -55,7 +55,9 @@ from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.group_rewards import BoundGroupReward, check_group_rewards, isolate_group_rewards
 from mmrl.training.functions import Functions
 from mmrl.types import DatasetContext, SamplingParams, UserError
+from mmrl.utils.file_index import shared_file_index
 from mmrl.utils.seeds import derive_seed
+from mmrl.utils.torch_cpu_compat import import_torchvision
 from mmrl.utils.torch_threads import set_thread_count
 
 IMAGE_CACHE_BYTES = 256 * 2**20
@@ -140,10 +142,11 @@ class RunComponents(RunSetup):
         return build_pipeline(stage.rollout_steps, rollout_context)
 
 
-def import_model_classes() -> None:
-    """Import transformers' classes of every built-in family, which takes a second or two."""
-    for family in FAMILIES:
-        FAMILIES[family]
+def import_model_classes(config: Config) -> None:
+    """Import transformers and, as far as the config alone says which, the classes of the model's family."""
+    import_torchvision()
+    if config.model.from_scratch is not None:
+        FAMILIES[config.model.from_scratch.family]
 
 
 def is_zero3(config: Config) -> bool:
@@ -240,7 +243,7 @@ def load_data(setup: RunSetup) -> LoadedData:
     context = make_dataset_context(config, setup.base_dir, run_dir.data)
     media_cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
     record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
-    index = OpenedMediaIndex(run_dir.opened_media)
+    index = OpenedMediaIndex(shared_file_index(), context.media_policy, config.data.media_limits)
     loader = DatasetLoader(
         config, context, setup.functions.datasets, media_cache, console, opened_index=index, record=record
     )

@@ -31,14 +31,16 @@ class ByteCache(Generic[KeyT, ValueT]):
         self._remove(key)
         self._entries[key] = (value, num_bytes)
         self._used_bytes += num_bytes
-        if self._used_bytes <= self._max_bytes:
-            return
-        candidates = list(self._entries)[:-1] if self._keep_last else list(self._entries)
-        for candidate in candidates:
-            if self._used_bytes <= self._max_bytes:
-                return
+        excess, leaving = self._used_bytes - self._max_bytes, []
+        # No entry after those that leave is looked at: a full cache may hold a hundred thousand small images.
+        for candidate, (_, size) in self._entries.items():
+            if excess <= 0 or (self._keep_last and candidate == key):
+                break
             if is_pinned is None or not is_pinned(candidate):
-                self._remove(candidate)
+                leaving.append(candidate)
+                excess -= size
+        for candidate in leaving:
+            self._remove(candidate)
 
     def _remove(self, key: KeyT) -> None:
         if key in self._entries:

@@ -6,8 +6,8 @@
 
 Two records are other things than digests of contents, each for its reason. The record of a run's data
 (`mmrl/data/data_record.py`) has 8 bytes of BLAKE2 for every field of every sample, so that it can name the field that
-changed and stay small. The index of opened images (`mmrl/media/opened_index.py`) compares size and time of the last
-change, since reading every file again is the work that it saves.
+changed and stay small. The index of files (`mmrl/utils/file_index.py`) compares size and time of the last change,
+since reading every file again is the work that it saves.
 """
 
 from __future__ import annotations

@@ -21,14 +21,14 @@ STYLES: Final = ("uPlot.min.css", "style.css")
 # In the order in which the browser runs them: each may use the names of those before it.
 SCRIPTS: Final = (
     *("uPlot.iife.min.js", "data.js", "text.js", "elements.js", "curves.js", "geometry.js"),
-    *("responses.js", "groups.js", "compare.js", "benchmarks.js", "overview.js", "app.js"),
+    *("tokens.js", "responses.js", "groups.js", "compare.js", "benchmarks.js", "overview.js", "app.js"),
 )
 ICON: Final = "icon.svg"
 LICENSE: Final = "uPlot.LICENSE"  # asks to go with every copy of uPlot
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NOTHING_ELSE: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
-Documents = Iterable[tuple[str, dict[str, Any]]]  # key and content
+Documents = Iterable[tuple[str, dict[str, Any] | bytes]]  # key and content; bytes become base64
 Media = Iterable[tuple[str, bytes]]  # id and content of pictures, read after the documents, which make them
 
 
@@ -36,7 +36,7 @@ def write_folder(folder: Path, documents: Documents, media: Media) -> None:
     """Write the page as a folder that opens from `file://` and from any static web server.
 
     Documents become `data/<key>.js`, each a call that registers the document, because a browser lets a page load a
-    script from `file://` but not fetch a file. Media become `media/<id>.webp`.
+    script from `file://` but not fetch a file. Media become `media/<id>.jpg`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -45,7 +45,7 @@ def write_folder(folder: Path, documents: Documents, media: Media) -> None:
     for key, document in documents:
         _write(folder / "data" / f"{key}.js", f'mmrlData("{_checked(key)}", {to_json(document)});\n'.encode())
     for media_id, content in media:
-        _write(folder / "media" / f"{_checked(media_id)}.webp", content)
+        _write(folder / "media" / f"{_checked(media_id)}.jpg", content)
     for name in (*STYLES, *SCRIPTS, ICON, LICENSE):
         _write(folder / name, (_PAGE / name).read_bytes())
     # Last, so that a page that is there is complete.
@@ -70,7 +70,7 @@ def write_single(path: Path, documents: Documents, media: Media) -> None:
             for key, document in documents:
                 file.write(_data_element(key, document))
             for media_id, content in media:
-                url = {"url": f"data:image/webp;base64,{b64encode(content).decode()}"}
+                url = {"url": f"data:image/jpeg;base64,{b64encode(content).decode()}"}
                 file.write(_data_element(f"media/{media_id}", url))
             file.write(tail)
         fresh.replace(path)
@@ -86,7 +86,12 @@ def page_file(name: str) -> tuple[str, bytes] | None:
 
 
 def to_json(document: object) -> str:
-    """Return ASCII JSON that is also safe inside HTML: U+2028, lone surrogates and each `<` are escaped."""
+    """Return ASCII JSON that is also safe inside HTML: U+2028, lone surrogates and each `<` are escaped.
+
+    Bytes become a string of base64.
+    """
+    if isinstance(document, bytes):
+        return f'"{b64encode(document).decode()}"'
     return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -15,7 +15,6 @@ from mmrl.view.media import MediaOpener, PictureStore
 from mmrl.view.records import BAD_VALUE, NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick
 from mmrl.view.steps import StepBuilder, group_rows
 from mmrl.view.tables import build_benchmark, build_metrics, list_benchmarks, list_settings
-from mmrl.view.tokens import read_tokens
 
 _RUN_FILES: Final = ("config.yaml", "metrics.jsonl", "manifest.json", "status.json", "rollouts")
 _EVAL_FILES: Final = ("predictions.jsonl", "verdicts.jsonl")
@@ -57,7 +56,7 @@ class RunDocuments:
         places: dict[str, list[int]] = {}
         for index, (file, entry) in enumerate(self._list_step_files()):
             held = self._summarize(file)
-            steps.append({**entry, **pick(held, "groups", "rollouts"), "tokens": file.with_suffix(".npz").exists()})
+            steps.append({**entry, **pick(held, "groups", "rollouts")})
             for sample in held["samples"]:
                 places.setdefault(sample, []).append(index)
         tasks = as_list(summary.get("tasks"))
@@ -76,11 +75,13 @@ class RunDocuments:
             "notices": self._list_notices(is_older=bool(steps) and "records" not in manifest),
         }
 
-    def list_documents(self) -> dict[str, partial[Row]]:
+    def list_documents(self) -> dict[str, partial[Row] | partial[bytes]]:
         """Return by key what builds each document."""
-        builders = {f"{self.id}/metrics": partial(self._build_metrics)}
+        builders: dict[str, partial[Row] | partial[bytes]] = {f"{self.id}/metrics": partial(self._build_metrics)}
         for file, entry in self._list_step_files():
             builders[entry["key"]] = partial(self._build_step, file, entry)
+            if entry["tokens"]:
+                builders[entry["tokens"]] = partial(self._read_tokens, file)
         for key, (path, entry) in list_benchmarks(self._files, self._stages).items():
             builders[f"{self.id}/{key}"] = partial(build_benchmark, self._files, path, entry["name"])
         return builders
@@ -92,10 +93,12 @@ class RunDocuments:
     def _build_step(self, file: Path, entry: Row) -> dict[str, Any]:
         groups = StepBuilder(
             describe_medium=lambda record: self._pictures.describe(record, self._opener),
-            tokens=self._files.read(file.with_suffix(".npz"), read_tokens, None),
             report_bad_row=lambda line, error: self._files.report(file, f"line {line + 1} is damaged: {error}"),
         ).build_groups(self._read_rows(file))
-        return {**pick(entry, "stage", "step", "kind"), "groups": groups}
+        return {**pick(entry, "stage", "step", "kind", "tokens"), "groups": groups}
+
+    def _read_tokens(self, file: Path) -> bytes:
+        return self._files.read(file.with_suffix(".npz"), Path.read_bytes, b"")
 
     def _read_rows(self, file: Path) -> list[NumberedRow]:
         """Read a file of rollouts, and keep what the index says of it, so that an export parses each file once."""
@@ -127,6 +130,8 @@ class RunDocuments:
                 found.append((places.get(stage, len(places)), path, entry))
         # Of one step, the rollouts that were trained on come before the validation that followed.
         found.sort(key=lambda item: (item[0], item[2]["step"], item[2]["kind"]))
+        for _, path, entry in found:
+            entry["tokens"] = f"{entry['key']}.tokens" if path.with_suffix(".npz").exists() else None
         return [(path, entry) for _, path, entry in found]
 
     def _list_notices(self, *, is_older: bool) -> list[str]:
@@ -143,7 +148,7 @@ def build_index(runs: Sequence[RunDocuments], *, live: bool) -> dict[str, Any]:
     return {"schema": 1, "made": made, "live": live, "runs": [run.build_entry() for run in runs]}
 
 
-def build_all_documents(runs: Sequence[RunDocuments]) -> Iterator[tuple[str, dict[str, Any]]]:
+def build_all_documents(runs: Sequence[RunDocuments]) -> Iterator[tuple[str, Row | bytes]]:
     """Yield key and content of every document of an exported page, one at a time, the index last."""
     for run in runs:
         for key, build in run.list_documents().items():

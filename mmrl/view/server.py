@@ -89,15 +89,17 @@ class _Handler(BaseHTTPRequestHandler):
             return 401, _TEXT, b"open the address that `mmrl view` printed: it ends with a token\n"
         if path == "":
             return 200, "text/html; charset=utf-8", bundle.linked_page({"mode": "live", "token": self.server.token})
-        builders: dict[str, partial[Row]] = {"index": partial(build_index, self.server.runs, live=True)}
+        builders: dict[str, partial[Row] | partial[bytes]] = {
+            "index": partial(build_index, self.server.runs, live=True)
+        }
         for run in self.server.runs:
             builders |= run.list_documents()
         document = re.fullmatch(r"data/(.+)\.json", path)
         if document and document[1] in builders:
             return 200, "application/json", bundle.to_json(builders[document[1]]()).encode()
-        picture = re.fullmatch(r"media/(.+)\.webp", path)
+        picture = re.fullmatch(r"media/(.+)\.jpg", path)
         content = self.server.pictures.read(picture[1]) if picture else None
-        return (404, _TEXT, b"there is no such page\n") if content is None else (200, "image/webp", content)
+        return (404, _TEXT, b"there is no such page\n") if content is None else (200, "image/jpeg", content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: the page asks every two seconds, and addresses hold the token."""

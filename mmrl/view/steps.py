@@ -10,7 +10,6 @@ from typing import Any, Final
 from mmrl.types import AnswerType, CoordinateSystem
 from mmrl.view.marks import make_marks, parse_resize_map
 from mmrl.view.records import BAD_VALUE, NumberedRow, Row, as_list, as_mapping, pick, place_of, utf16_places
-from mmrl.view.tokens import TokenTable
 
 _TEXTS: Final = ("sample", "task", "question", "response")
 _OPTIONAL_TEXTS: Final = ("prompt", "answer_type", "thinking", "answer_text", "frame", "target_frame", "finish")
@@ -33,7 +32,6 @@ class StepBuilder:
     """Makes the groups of a file of rollouts."""
 
     describe_medium: Callable[[object], Row]  # returns the entry of a recorded medium
-    tokens: TokenTable | None  # tokens of the rollouts
     report_bad_row: Callable[[int, Exception], None]  # called with the index and the problem of a damaged line
 
     def build_groups(self, rows: Sequence[NumberedRow]) -> list[Row]:
@@ -85,7 +83,7 @@ class StepBuilder:
             "selection": selection,
             "age": selection.get("staleness"),
             "terms": terms,
-            "tokens": None if self.tokens is None else self.tokens.get(line, places),
+            "line": line,  # which its tokens have in the file of tokens
         }
 
     def _build_segments(self, row: Row, places: Sequence[int]) -> list[Row]:

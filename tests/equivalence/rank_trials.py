@@ -22,6 +22,9 @@ def zero(stage, **options):
 
 def launch(folder: Path, trial_sets: list[TrialSet], size: int) -> dict:
     """Return the results of `size` processes to the trials of all sets."""
+    for trial_set in trial_sets:
+        for module in trial_set.policy.model.modules():
+            module.__dict__.pop("forward", None)  # cannot be pickled; each process prepares its model again
     (folder / "trials").write_bytes(pickle.dumps(trial_sets))
     command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(folder / "trials")]
     common = {

@@ -188,7 +188,7 @@ def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, to
     policy.model.to(trial.dtype)
     enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
     install_shared_prefix_attention(policy.model)  # this process has not heard of it
-    policy.family.prepare(policy.model)  # pickled without what was put into its layers
+    policy.family.prepare(policy.model)  # pickled without the forward methods of its layers
     for name, tensor in (weights or {}).items():
         policy.trained[name].data.copy_(tensor)
     if trial.deepspeed is None:

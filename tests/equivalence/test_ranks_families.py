@@ -37,8 +37,6 @@ def trial_sets(make_tiny) -> dict[str, TrialSet]:
     for family, targets in TARGETS.items():
         tiny = make_tiny(family)
         image, _, text, video, _ = group_by_prompt(make_off_policy_experiences(tiny, group_size=3))
-        for module in tiny.policy.model.modules():
-            module.__dict__.pop("forward", None)  # what was put into layers cannot be pickled
         steps = ([*image, *text, *video], [*text, *image], list(text))
         plain = Trial(deepspeed=None, steps=steps, resume_after=1)
         once = replace(plain, resume_after=None, steps=steps[:2])

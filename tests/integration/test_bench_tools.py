@@ -18,6 +18,7 @@ MATHVISTA = ROOT.parent / "shared" / "eval" / "mathvista"
 COMMANDS = [
     ("async_rollouts", ["--engine", "hf", "--steps", "5", "--rounds", "1", "--prompts", "1", "--tokens", "4"], "ratio"),
     ("checkpoint", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--busy"], "stall_fraction_of_an_rl_step"),
+    ("launches", ["--sizes", "3B", "--side", "8", "--layers", "1"], "3B token: calls"),
     # With recurrent layers: the default family is in the table of docs/benchmarks.md, and takes the same path.
     ("learner_vs_trl", ["--family", "qwen3_5", "--cell", "40x8", "--pairs", "1"], "40x8"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
@@ -32,14 +33,16 @@ COMMANDS = [
         ["--family", "qwen3_5", "--prompts", "1", "--group", "2", "--completion", "8", "--pairs", "1"],
         "ratio",
     ),
+    ("run_vs_trl", ["--small", "--pairs", "1"], "ratio"),
     ("rollout_vllm", ["--prompts", "1", "--siblings", "2", "--tokens", "4", "--rounds", "1"], "ratio"),
     ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
+    ("start", ["--rows", "8", "16"], "row_ms, warm"),
     ("two_processes", ["--rounds", "1", "--steps", "1", "--prompts", "2", "--only", "two"], "speedup_of_two"),
     ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
     ("view", ["--rollouts", "16", "--tokens", "5"], "page, CPU s"),
     ("vision", ["--family", "qwen2_5_vl", "--tiny", "--pairs", "1"], "qwen2_5_vl: two images of 8 x 8 patches"),
 ]
-NEEDS = {"learner_vs_trl": "trl", "rollout_vllm": "vllm"}
+NEEDS = {"learner_vs_trl": "trl", "run_vs_trl": "trl", "rollout_vllm": "vllm"}
 
 
 def test_every_benchmark_has_a_smoke_test():

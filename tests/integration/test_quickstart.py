@@ -50,7 +50,6 @@ def test_the_run_directory_holds_everything(quickstart: tuple[Done, Path]) -> No
         "manifest.json",
         "metrics.jsonl",
         "model",
-        "opened_media.json",
         "processor",
         "rollouts",
         "status.json",

@@ -1,5 +1,6 @@
 """The page of `mmrl view` in a real browser: it shows what the documents hold, and runs nothing that they hold."""
 
+import base64
 import copy
 import json
 import os
@@ -12,10 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents, metrics_document
+from view_runs import write_tokens
 
-from mmrl.view.bundle import linked_page, page_file, write_folder, write_single
+from mmrl.view.bundle import linked_page, page_file, to_json, write_folder, write_single
 
 BROWSER = "/usr/bin/chromium"
 FIRST, SECOND, BAD = "r0/rl-000010", "r0/rl-000020", "r0/rl-000030"
@@ -126,14 +129,14 @@ def served(documents: PageDocuments) -> Iterator[str]:
                 if not path:
                     content = linked_page({"mode": "live", "token": "s3cret"})
                 elif path.startswith("data/") and name in documents.documents:
-                    content = json.dumps(documents.documents[name]).encode()
+                    content = to_json(documents.documents[name]).encode()
                 elif path.startswith("media/"):
                     content = documents.media.get(name)
             kinds = {
                 "css": "text/css",
                 "js": "text/javascript",
                 "json": "application/json",
-                "webp": "image/webp",
+                "jpg": "image/jpeg",
                 "svg": "image/svg+xml",
             }
             self.send_response(404 if content is None else 200)
@@ -293,9 +296,11 @@ def test_a_permalink_restores_step_group_colour_and_tables(opened):
     assert not opened.page.locator("#group-2 .picture .marks").first.is_visible()
 
 
+@pytest.mark.parametrize("opened", ["single", "folder"], indirect=True)
 def test_tokens_are_coloured_and_show_their_numbers(opened):
     opened.page.keyboard.press("t")
-    assert opened.state()["color"] == "recorded"
+    opened.page.wait_for_selector(".token")
+    assert opened.state()["color"] == "recorded_logprob"
     tokens = opened.page.locator("#group-0 .response").nth(0).locator(".token")
     response = opened.documents.groups(FIRST)[0]["rollouts"][0]["response"]
     assert "".join(tokens.all_text_contents()) == response
@@ -311,6 +316,32 @@ def test_tokens_are_coloured_and_show_their_numbers(opened):
     opened.until("document.querySelector('.scale').ariaLabel.startsWith('Importance')")
     # The first ratio is NaN: no colour.
     assert tokens.nth(0).evaluate("one => one.style.background") == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offset": np.array([0, 4, 3], np.int64)},
+        {"offset": np.array([1, 4], np.int64)},
+        {"offset": np.array([], np.int64)},
+        {"logprob": np.zeros(3, np.float32)},
+        {"logprob": np.zeros(4, np.float64)},
+    ],
+)
+def test_tokens_that_do_not_fit_together_are_refused(opened, tmp_path, changes):
+    write_tokens(tmp_path / "tokens.npz", [{"segments": [{"n": 4}]}], **changes)
+    content = base64.b64encode((tmp_path / "tokens.npz").read_bytes()).decode()
+    put = "content => documents.set(browser.content.tokens, Promise.resolve(content))"
+    opened.page.evaluate(f"{{ ({put})({json.dumps(content)}); }}")
+    opened.page.keyboard.press("t")
+    opened.page.wait_for_selector("#browser .notice")
+    assert "tokens cannot be read: " in opened.page.text_content("#browser .notice")
+    assert opened.count(".token") == 0
+
+
+def test_ends_of_tokens_count_the_units_of_a_string_of_javascript(opened):
+    ends = opened.page.evaluate("[...endsInScript(new Int32Array([1, 2, -1, 9]), 'a\\u{1F600}b')]")
+    assert ends == [1, 3, -1, 4]
 
 
 def test_keys_move_between_groups_and_steps_and_open_help(opened):
@@ -335,6 +366,11 @@ def test_keys_move_between_groups_and_steps_and_open_help(opened):
     assert opened.page.locator("#help").is_visible()
     press("Escape")
     opened.page.wait_for_selector("#help", state="detached")
+
+
+def test_a_picture_is_enlarged_by_enter(opened):
+    opened.page.locator("#group-0 .picture").first.press("Enter")
+    assert opened.page.locator("dialog.large").is_visible()
 
 
 def test_going_back_returns_to_the_step_before(opened):

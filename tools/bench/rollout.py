@@ -2,6 +2,7 @@
 
     python tools/bench/rollout.py
     python tools/bench/rollout.py --family qwen3_5
+    python tools/bench/rollout.py --wide --prompts 4    # a language model as wide as that of learner_vs_trl.py
 
 Both draw the same tokens: transformers' logits are turned into our choice by the same random numbers. Then the learner
 scores what was sampled, and the mean difference of log-probs is printed.
@@ -23,6 +24,7 @@ from statistics import median
 import numpy as np
 import torch
 from family_spec import make_spec
+from learner_vs_trl import MODEL as LEARNER_MODEL
 from PIL import Image, ImageOps
 from results import make_parser, write_results
 from sklearn.datasets import load_sample_images
@@ -68,6 +70,10 @@ MODEL = FromScratchConfig(
         linear_head_dim=128,
         vocab_size=2000,
     ),
+)
+# With patches of this model's size, so that a picture has as many tokens.
+WIDE = LEARNER_MODEL.model_copy(
+    update={"vision": LEARNER_MODEL.vision.model_copy(update={"patch_size": MODEL.vision.patch_size})}
 )
 
 
@@ -160,7 +166,7 @@ class ForcedTokenProcessor(LogitsProcessor):
 
 def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationComparison:
     """Return a model with random weights, and questions about crops of a photograph."""
-    spec = make_spec(MODEL, asked.family)
+    spec = make_spec(WIDE if asked.wide else MODEL, asked.family)
     tokenizer = train_tokenizer([QUESTION], spec.language.vocab_size)
     processor = make_processor(spec, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
@@ -201,6 +207,7 @@ def main() -> None:
     options.add_argument("--group", type=int, default=8)
     options.add_argument("--completion", type=int, default=100)
     options.add_argument("--pairs", type=int, default=5)
+    options.add_argument("--wide", action="store_true", help="512 channels in place of 256: 23 million parameters")
     asked = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, UserError, VideoRef
 from mmrl.utils.digests import file_digest, frames_digest
+from mmrl.utils.file_index import shared_file_index
 from mmrl.utils.files import list_frames, resolve_inside
 from mmrl_datasets.formats.row import BadRowError, short_repr
 from mmrl_datasets.media_files import write_if_changed
@@ -78,7 +79,7 @@ class MediaResolver:
     base: Path  # relative paths start here
     store_dir: Path  # embedded and downloaded media are stored under this folder
     media_policy: MediaPolicy  # the folders and URLs that may be read, and the largest sizes
-    file_digest: Callable[[Path], str]  # returns the sha256 of a file, in hex
+    file_digest: Callable[[Path], str]  # returns the sha256 of a file, in hex; unchanged files are not read again
 
     def images(self, entries: object) -> list[ImageRef]:
         """Return the images of a cell, which holds one, a list of them, or null.
@@ -271,7 +272,7 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
         base=base,
         store_dir=context.work_dir / "media",
         media_policy=context.media_policy,
-        file_digest=lru_cache(HASH_CACHE_SIZE)(file_digest),
+        file_digest=lru_cache(HASH_CACHE_SIZE)(shared_file_index().file_digest),
     )
 
 

@@ -57,10 +57,10 @@ async function loadFromServer(key) {
 
 // Returns the URL of a picture, or null if the id is not one that the page may load.
 function mediaUrl(source) {
-  if (!/^media\/[A-Za-z0-9_-]+\.webp$/.test(source || "")) return null;
+  if (!/^media\/[A-Za-z0-9_-]+\.jpg$/.test(source || "")) return null;
   if (page.mode === "folder") return source;
   if (page.mode === "live") return `${source}?token=${encodeURIComponent(page.token)}`;
-  const holder = document.getElementById(`data:${source.replace(/\.webp$/, "")}`);
+  const holder = document.getElementById(`data:${source.replace(/\.jpg$/, "")}`);
   const url = holder ? JSON.parse(holder.textContent).url : "";
   return url.startsWith("data:image/") ? url : null;
 }

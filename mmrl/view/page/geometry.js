@@ -69,7 +69,9 @@ function frameElement(medium, frame, marks, large = false) {
   const width = medium.kind === "video" ? FRAME_WIDTH : Math.min(MOST_WIDTH, Math.max(medium.width, 240));
   picture.style.width = `${width}px`;
   picture.classList.toggle("enlarged", medium.width * 2 < width);
+  picture.tabIndex = 0;
   picture.addEventListener("click", () => enlarge(medium, frame, marks));
+  picture.addEventListener("keydown", ({ key }) => key === "Enter" && enlarge(medium, frame, marks));
   return picture;
 }
 

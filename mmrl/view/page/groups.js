@@ -125,7 +125,8 @@ function histogram(values, { low, high }) {
   );
 }
 
-function filterBar({ groups, kind }) {
+function filterBar(content) {
+  const { groups, kind } = content;
   const rollouts = groups.flatMap((group) => group.rollouts);
   const values = (of, items) => [...new Set(items.map(of))].filter(Boolean).sort().map((value) => [value, value]);
   const pick = (name, label, options) => options.length > 1 && choice(name, label, [ANY, ...options], listGroups);
@@ -138,7 +139,7 @@ function filterBar({ groups, kind }) {
   return el(
     "div",
     el("div.controls", textBox("q", "Search text, or /a pattern/", listGroups, { class: "wide" }),
-      textBox("id", "Sample id", listGroups), el("span.grow"), displayControls(rollouts)),
+      textBox("id", "Sample id", listGroups), el("span.grow"), displayControls(content)),
     el("div.controls", choice("sort", "Sort", Object.entries(SORTS).map(([key, [text]]) => [key, text]), listGroups),
       pick("task", "Task", values(({ task }) => task, groups)),
       el("span.choice", "Reward", textBox("min", "from", listGroups, bound), textBox("max", "to", listGroups, bound)),
@@ -154,20 +155,32 @@ function rolloutStatus({ dropped, selection }) {
   return dropped ? "dropped" : (selection || {}).status;
 }
 
-function displayControls(rollouts) {
+function displayControls(content) {
   const legend = el("div");
-  const drawLegend = () => show(legend, tokenLegend(browser.scale));
-  const names = Object.entries(TOKEN_COLOURS).map(([value, { name }]) => [value, name]);
-  const colours = choice("color", "Colour tokens by", [["", "nothing"], ...names], () => {
-    drawLegend();
+  const recolour = async () => {
+    const failure = await readTokens(content);
+    show(legend, failure || tokenLegend(browser.scale));
     redrawCards();
-  });
-  if (!rollouts.some(({ tokens }) => tokens)) {
+  };
+  const names = Object.entries(TOKEN_COLOURS).map(([value, { name }]) => [value, name]);
+  const colours = choice("color", "Colour tokens by", [["", "nothing"], ...names], recolour);
+  if (!content.tokens) {
     colours.querySelector("select").disabled = true;
     colours.title = "The numbers of this step's tokens were not kept.";
   }
-  drawLegend();
+  recolour();
   return [legend, colours, checkBox("marks", "Marks", applyMarks)];
+}
+
+// Reads the tokens when they are first shown. Returns an element that says what failed.
+async function readTokens(content) {
+  if (!state.color || !content.tokens) return null;
+  try {
+    await (content.reading ??= addTokens(content));
+    return null;
+  } catch (error) {
+    return problem(new Error(`The numbers of these tokens cannot be read: ${error.message}`));
+  }
 }
 
 function applyMarks() {

@@ -9,18 +9,13 @@ const TOOL_FAILURE = /The tool (did not answer|was stopped|failed|refuses|return
 
 // What tokens can be coloured by. `share` maps a number to -1..1; its sign picks the colour, its size the strength.
 const TOKEN_COLOURS = {
-  recorded: { name: "Log-prob of the sampler", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
+  recorded_logprob: { name: "Log-prob of the sampler", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
   logprob: { name: "Log-prob of the learner", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
   ratio: { name: "Importance ratio", share: (value) => Math.log(value) / Math.log(1.5), ends: ["0.67", "1", "1.5"] },
   entropy: { name: "Entropy", share: (value) => value / 1.5, ends: ["0", "1.5 nats"] },
   advantage: { name: "Advantage", share: (value, scale) => value / (scale.advantage || 1) },
   clipped: { name: "Clipped", share: (value) => [0, -1, 1][value] ?? NaN, ends: ["lower bound", "no", "upper bound"] },
 };
-const TOKEN_ARRAYS = {
-  end: Int32Array, id: Int32Array, clipped: Int8Array,
-  recorded: Float32Array, logprob: Float32Array, ratio: Float32Array, entropy: Float32Array, advantage: Float32Array,
-};
-
 function shade(share) {
   const strength = (0.62 * Math.min(1, Math.abs(share))).toFixed(3);
   return `rgb(${share < 0 ? "229 96 46" : "52 120 240"} / ${strength})`;
@@ -37,16 +32,6 @@ function tokenLegend(scale) {
     "div.scale", { role: "img", "aria-label": `${kind.name}: ${ends.join(", ")}` },
     el("span.ramp", { style: { background } }), el("span.ends", ends.map((end) => el("span", end))),
   );
-}
-
-// Returns the numbers of a rollout's tokens, decoded when they are first asked for; NaN is unknown.
-function tokensOf({ tokens }) {
-  if (typeof tokens.end !== "string") return tokens;
-  for (const [name, Numbers] of Object.entries(TOKEN_ARRAYS)) {
-    const bytes = Uint8Array.from(atob(tokens[name]), (character) => character.charCodeAt(0));
-    tokens[name] = new Numbers(bytes.buffer);
-  }
-  return tokens;
 }
 
 // Returns "up" (wrong to right), "down", "same", or null without a second look.
@@ -123,7 +108,7 @@ function responseText(rollout, options) {
 function textPieces(rollout, limit, options) {
   const segments = coverText(rollout.segments, rollout.response.length);
   const found = findMatches(rollout.response, options.pattern);
-  const tokens = options.tokens && rollout.tokens ? tokenPlaces(tokensOf(rollout)) : null;
+  const tokens = options.tokens && rollout.tokens ? tokenPlaces(rollout.tokens) : null;
   const ranges = [rollout.thinking, rollout.answer_chars, options.span, ...found, tokens && tokens.ends];
   const cuts = new Set([0, limit, ...segments.flatMap(({ chars }) => chars), ...ranges.filter(Boolean).flat()]);
   const ordered = [...cuts].filter((cut) => cut <= limit).sort((one, other) => one - other);
@@ -165,12 +150,11 @@ function foldButton([start, end], { folded, fold }) {
   return button(".fold", label, fold, { "aria-expanded": String(!folded) });
 }
 
-function colourToken(element, rollout, token, scale) {
-  const tokens = tokensOf(rollout);
+function colourToken(element, { tokens }, token, scale) {
   const share = TOKEN_COLOURS[state.color].share(tokens[state.color][token], scale);
   if (Number.isFinite(share) && share !== 0) element.style.background = shade(share);
   // The loss leaves these out.
-  if (tokens.author[token] > "1") element.classList.add("untrained");
+  if (tokens.author[token] > 1) element.classList.add("untrained");
   element.dataset.token = token;
 }
 
@@ -213,13 +197,12 @@ function segmentElement({ author, crop }, crops) {
   return el(`${known === "environment" ? "div" : "span"}.segment.${known}`, label && el("span.author", label));
 }
 
-function tokenTip(rollout, token) {
-  const tokens = tokensOf(rollout);
+function tokenTip({ tokens }, token) {
   const rows = Object.entries(TOKEN_COLOURS).map(([key, { name }]) => [name, number(tokens[key][token], 4)]);
   rows[5][1] = { 0: "no", 1: "at the lower bound", 2: "at the upper bound" }[tokens.clipped[token]] || "\u2013";
   rows.push(["Author", AUTHORS[tokens.author[token]]]);
   const list = rows.map(([name, value]) => [el("dt", name), el("dd", value)]);
-  return [el("div.tip-head", `token ${token}`, el("b", `id ${tokens.id[token]}`)), el("dl", list)];
+  return [el("div.tip-head", `token ${token}`, el("b", `id ${tokens.token_id[token]}`)), el("dl", list)];
 }
 
 // What each term gave, and what it added to the total.

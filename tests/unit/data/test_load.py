@@ -1,8 +1,8 @@
 """Loading samples: every image and video is opened once, with or without workers, in bounded memory."""
 
-import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -16,7 +16,7 @@ from PIL import Image
 from videos import blank_frame, write_video
 
 from mmrl.config import load_eval_config
-from mmrl.config.schema import DataConfig, DataSourceConfig, VideoConfig
+from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, VideoConfig
 from mmrl.data.load import open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.data_check.sample_view import SampleBrowser
@@ -26,7 +26,8 @@ from mmrl.log.console import Console, null_console
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
-from mmrl.types import ImageRef, MediaError, PromptTooLongError, Size, UserError
+from mmrl.types import ImageRef, MediaError, MediaPolicy, PromptTooLongError, Size, UserError
+from mmrl.utils.file_index import FileIndex
 
 ROWS = """
 import hashlib
@@ -234,7 +235,7 @@ def test_a_video_that_the_run_has_decoded_is_not_decoded_again(videos, monkeypat
 
     def open_videos(sampling=SAMPLING):
         """Return how many videos have been decoded so far, and the number of frames that the model sees."""
-        loader, cache = make_loader(config(1), videos, index=OpenedMediaIndex(videos / "opened_media.json"))
+        loader, cache = make_loader(config(1), videos, files=FileIndex(videos / "files.sqlite"))
         samples = loader.load()
         assert list(loader.open_videos(samples, sampling)) == [True]
         return num_decoded, len(cache.get_frame_plan(samples.train[0].media[0], sampling).indices)
@@ -250,40 +251,83 @@ def test_long_decoding_yields_often_and_keeps_its_results(videos, monkeypatch):
     """Other ranks would report rank 0 as lost, and a killed start would lose what it has decoded."""
     monkeypatch.setattr("mmrl.data.load._TURN_S", 0.0)
     write_video(videos / "media" / "damaged.mp4", range(24), size=(64, 48))
-    index_path = videos / "opened_media.json"
-    loader, _ = make_loader(config(2), videos, index=OpenedMediaIndex(index_path))
-    turns = [
-        (finished, len(json.loads(index_path.read_text()))) for finished in loader.open_videos(loader.load(), SAMPLING)
-    ]
+    path = videos / "files.sqlite"
+    loader, _ = make_loader(config(2), videos, files=FileIndex(path))
+    samples = loader.load()
+    with closing(sqlite3.connect(path)) as database:
+        turns = []
+        for finished in loader.open_videos(samples, SAMPLING):
+            [(count,)] = database.execute("SELECT count(*) FROM entries")
+            turns.append((finished, count))
     assert turns == [(False, 1), (False, 2), (True, 2)]
 
 
-# The index of media that the run has opened
+# The index of media that runs have opened
 
 
-def test_a_resumed_run_opens_only_new_and_touched_images(folder):
+@pytest.fixture
+def files(tmp_path):
+    return FileIndex(tmp_path / "cache" / "files.sqlite")
+
+
+def opened_index(files, folder, **limits):
+    return OpenedMediaIndex(files, MediaPolicy(roots=(folder,)), MediaLimitsConfig(**limits))
+
+
+def test_a_run_opens_only_new_and_touched_images(folder, files):
     paths = sorted((folder / "media").iterdir())[:5]
     refs = [image_ref(path) for path in paths]
-    OpenedMediaIndex(folder / "opened_media.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
+    opened_index(files, folder).add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
     modified = os.stat(paths[1]).st_mtime_ns
     os.utime(paths[1], ns=(modified, modified + 1))
     paths[2].unlink()
     other_content = ImageRef(path=refs[3].path, sha256=refs[4].sha256)
-    known = OpenedMediaIndex(folder / "opened_media.json").known_sizes([*refs, other_content])
+    known = opened_index(files, folder).known_sizes([*refs, other_content])
     assert known == {refs[0]: Size(20, 30), refs[3]: Size(23, 30)}
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"a.png": 3}', '{"a.png": [1]}'])
-def test_a_damaged_opened_index_counts_as_empty(tmp_path, content):
-    (tmp_path / "opened_media.json").write_text(content)
-    assert OpenedMediaIndex(tmp_path / "opened_media.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
+def test_an_image_that_other_limits_or_roots_may_refuse_is_opened_again(folder, files):
+    ref = image_ref(folder / "media" / "00.png")
+    opened_index(files, folder).add({ref: Size(20, 30)})
+    assert opened_index(files, folder, max_pixels=10_000).known_sizes([ref]) == {}
+    assert opened_index(files, folder / "elsewhere").known_sizes([ref]) == {}
 
 
-def test_images_in_the_opened_index_are_not_opened_again(folder):
-    index_path = folder / "opened_media.json"
-    first = make_loader(config(), folder, index=OpenedMediaIndex(index_path))[0].load()
-    assert len(json.loads(index_path.read_text())) == 50
-    refuse_all = config(media_limits={"max_pixels": 1})
-    loader, cache = make_loader(refuse_all, folder, index=OpenedMediaIndex(index_path))
-    assert loader.load().train == first.train
+def test_another_run_on_unchanged_data_opens_no_image(folder, files, monkeypatch):
+    first = make_loader(config(), folder, files=files)[0].load()
+    monkeypatch.setattr(MediaCache, "get_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
+    loader, cache = make_loader(config(), folder, files=FileIndex(folder / "cache" / "files.sqlite"))
+    assert loader.load() == first
     assert cache.image_size(first.train[0].images[0]) == Size(20, 30)
+
+
+def test_an_image_changed_under_its_old_size_and_time_is_refused_when_it_is_used(folder, files):
+    path = folder / "media" / "00.png"
+    make_loader(config(), folder, files=files)[0].load()
+    ref, status = image_ref(path), path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert files.file_digest(path) == files.file_digest(path)
+    assert opened_index(files, folder).known_sizes([ref]) != {}
+    cache = make_loader(config(), folder)[1]
+    with pytest.raises(MediaError, match="changed since it was referenced"):
+        cache.get_image(ref)
+
+
+def test_moved_images_are_opened_again(folder, files):
+    make_loader(config(), folder, files=files)[0].load()
+    (folder / "media").rename(folder / "pictures")
+    (folder / "moved.py").write_text(ROWS.replace('"media"', '"pictures"'))
+    moved = config(train=[{"fn": "./moved.py:rows", "args": {"size": 50}}])
+    samples = make_loader(moved, folder, files=files)[0].load().train
+    assert opened_index(files, folder).known_sizes(samples[0].images) == {samples[0].images[0]: Size(20, 30)}
+
+
+def test_a_run_without_an_index_says_so_once_and_opens_every_image(folder, capsys):
+    (folder / "file").touch()
+    files = FileIndex(folder / "file" / "mmrl" / "files.sqlite")
+    loader = make_loader(config(validation=[]), folder, files=files)[0]
+    assert len(loader.load().train) == 50
+    assert capsys.readouterr().out.count("cannot be used") == 1
+    assert list(loader.open_videos(loader.load(), SAMPLING)) == [True]
+    assert "cannot be used" not in capsys.readouterr().out

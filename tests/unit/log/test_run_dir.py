@@ -52,7 +52,7 @@ def test_run_without_a_checkpoint_is_replaced_but_files_of_others_are_not(tmp_pa
     run.metrics.write_text("{}\n")
     (run.data / "count-train").mkdir(parents=True)
     (run.path / ".reader.partial").mkdir()
-    (run.path / ".opened_media.json.tmp").touch()
+    (run.path / ".data_digests.json.tmp").touch()
     corrected = config_with(seed=3)
     assert run.claim(corrected, pytest.fail) is False
     assert os.listdir(run.path) == ["config.yaml"]

@@ -1,12 +1,9 @@
 """The document of a step: groups and rollouts with everything that the page draws."""
 
-import base64
 import json
-import struct
 
-import numpy as np
 import pytest
-from view_runs import image_medium, make_run, rollout_row, write_lines, write_tokens
+from view_runs import image_medium, make_run, rollout_row, write_lines
 
 from mmrl.view.media import PictureStore
 from mmrl.view.run_documents import RunDocuments
@@ -90,7 +87,6 @@ def test_places_in_a_text_count_as_javascript_does(tmp_path):
     ]
     row = rollout_row((), response, segments=segments, thinking=f"a{SMILE}", answer_text="b")
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", [row])
-    write_tokens(tmp_path / "rollouts/rl-000001.npz", [row], end=np.array([1, len(response)], np.int32))
     rollout = build(tmp_path, "rl-000001")["groups"][0]["rollouts"][0]
     units = response.encode("utf-16-le")
 
@@ -100,49 +96,17 @@ def test_places_in_a_text_count_as_javascript_does(tmp_path):
     assert [cut(segment["chars"]) for segment in rollout["segments"]] == [SMILE, response[1:]]
     assert cut(rollout["thinking"]) == f"a{SMILE}"
     assert cut(rollout["answer_chars"]) == "b"
-    assert struct.unpack("<2i", base64.b64decode(rollout["tokens"]["end"])) == (2, len(units) // 2)
 
 
-def test_tokens_decode_to_the_numbers_of_the_file(tmp_path):
-    document = build(make_run(tmp_path / "small"))
-    first, second = (document["groups"][0]["rollouts"][index]["tokens"] for index in (0, 1))
-    logprobs = np.frombuffer(base64.b64decode(first["logprob"]), "<f4")
-    everything = np.load(tmp_path / "small/rollouts/rl-000002.npz")["logprob"]
-    assert logprobs.tolist() == everything[:4].tolist()
-    assert np.frombuffer(base64.b64decode(second["id"]), "<i4").tolist() == [4, 5, 6, 7, 8, 9]
-    assert first["author"] == "0000"
-    assert np.frombuffer(base64.b64decode(first["clipped"]), "i1").tolist() == [-1] * 4
-
-
-def test_tokens_belong_to_the_line_though_a_line_before_is_damaged(tmp_path):
+def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):
     run = make_run(tmp_path / "small")
     file = run / "rollouts/rl-000002.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(["damaged\n", *lines[1:]]))
-    first = build(run)["groups"][0]["rollouts"][0]
-    assert first["rollout"] == 1
-    assert np.frombuffer(base64.b64decode(first["tokens"]["id"]), "<i4").tolist() == [4, 5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"offset": np.array([0, 4, 3], np.int64)},
-        {"offset": np.array([0, 5], np.int64)},
-        {"offset": np.array([], np.int64)},
-        {"logprob": np.zeros(3, np.float32)},
-        {"logprob": np.zeros((4, 1), np.float32)},
-        {"author": np.full(4, 200, np.uint8)},
-        {"author": np.array(["a"] * 4, object)},
-    ],
-)
-def test_tokens_that_do_not_fit_are_left_out_with_a_notice(tmp_path, arrays):
-    row = rollout_row()
-    write_lines(tmp_path / "rollouts/rl-000001.jsonl", [row])
-    write_tokens(tmp_path / "rollouts/rl-000001.npz", [row], **arrays)
-    run = RunDocuments("r0", tmp_path, PictureStore(with_media=False), ())
-    assert run.list_documents()["r0/rl-000001"]()["groups"][0]["rollouts"][0]["tokens"] is None
-    assert any("rl-000001.npz" in notice for notice in run.build_entry()["notices"])
+    documents = RunDocuments("r0", run, PictureStore(with_media=False), ()).list_documents()
+    step = documents["r0/rl-000002"]()
+    assert step["groups"][0]["rollouts"][0]["line"] == 1
+    assert documents[step["tokens"]]() == file.with_suffix(".npz").read_bytes()
 
 
 def test_the_second_media_of_a_sample_takes_the_marks_that_refer_to_it(tmp_path):

@@ -27,12 +27,12 @@ def describe(run, record, *, store=None, roots=(), settings=SETTINGS):
     store = store or PictureStore(with_media=True)
     opener = MediaOpener(run, settings, roots)
     for frame in store.describe(record, opener)["frames"]:
-        store.read((frame["src"] or "").removeprefix("media/").removesuffix(".webp"))
+        store.read((frame["src"] or "").removeprefix("media/").removesuffix(".jpg"))
     return store.describe(record, opener), store
 
 
 def load(store, medium, frame=0):
-    name = medium["frames"][frame]["src"].removeprefix("media/").removesuffix(".webp")
+    name = medium["frames"][frame]["src"].removeprefix("media/").removesuffix(".jpg")
     return Image.open(io.BytesIO(store.read(name))).convert("RGB")
 
 
@@ -171,7 +171,7 @@ def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run
     (run / "data/cut.png").write_bytes(cut)
     damaged = image_medium("data/cut.png", hashlib.sha256(cut).hexdigest())
     medium = store.describe(damaged, opener)
-    name = medium["frames"][0]["src"][6:-5]
+    name = medium["frames"][0]["src"].removeprefix("media/").removesuffix(".jpg")
     assert medium["problem"] is None
     assert store.read(name) is None
     assert "damaged" in store.describe(damaged, opener)["problem"]
