@@ -40,48 +40,37 @@ def _plan(arguments: argparse.Namespace) -> int:
     from mmrl.config import load_config
     from mmrl.config.schema import RlStage
 
+    if not 0.0 < arguments.efficiency <= 1.0:
+        raise UserError(f"--efficiency {arguments.efficiency} must be above 0 and at most 1")
     loaded = load_config(arguments.config, arguments.overrides)
+    stages = {stage.name: stage for stage in loaded.config.stages if isinstance(stage, RlStage)}
+    name = arguments.stage or next(iter(stages), "")
+    if name not in stages:
+        raise UserError(f"--stage: there is no rl stage {name!r}; the config has {', '.join(stages) or 'none'}")
     with pause_gc_for_imports():
-        from mmrl.plan.estimate import Plan, make_plan
-        from mmrl.plan.hardware import find_gpu
-        from mmrl.plan.remedies import find_remedy, fits
-        from mmrl.plan.report import as_json, table_lines
+        from mmrl.plan.estimate import Plan, find_gpu, make_plan
+        from mmrl.plan.report import Settings, as_json, find_remedy, table_lines, yaml_lines
         from mmrl.plan.shapes import read_shapes
         from mmrl.plan.workload import find_workload
 
-    if not 0.0 < arguments.efficiency <= 1.0:
-        raise UserError(f"--efficiency {arguments.efficiency} must be above 0 and at most 1")
-    gpu, config = find_gpu(arguments.gpu), loaded.config
-    stages = {stage.name: stage for stage in config.stages if isinstance(stage, RlStage)}
-    name = arguments.stage or next(iter(stages), None)
-    if name not in stages:
-        raise UserError(f"--stage: there is no rl stage {name!r}; the config has {', '.join(stages) or 'none'}")
-    family, shapes = read_shapes(config)
-    base_dir = loaded.files[0].parent
-    workload = find_workload(config, stages[name], base_dir, family, shapes, arguments.response_tokens)
+    gpu, model = find_gpu(arguments.gpu), read_shapes(loaded.config.model)
+    workload = find_workload(loaded.config, stages[name], loaded.files[0].parent, model, arguments.response_tokens)
 
-    def plan_with(overrides: list[str]) -> Plan:
-        changed = load_config(arguments.config, overrides).config
-        stage = next(stage for stage in changed.stages if stage.name == name)
+    def plan_with(settings: Settings) -> Plan:
+        overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
+        config = load_config(arguments.config, [*arguments.overrides, *overrides]).config
+        stage = next(stage for stage in config.stages if stage.name == name)
         assert isinstance(stage, RlStage)
-        return make_plan(changed, stage, workload, gpu, arguments.gpus, arguments.efficiency)
+        return make_plan(config, stage, workload, gpu, arguments.gpus, arguments.efficiency)
 
-    plan = plan_with(arguments.overrides)
-    is_fitting, remedy = fits(plan, gpu.memory_gb), None
-    if not is_fitting:
-        remedy = find_remedy(
-            config,
-            arguments.overrides,
-            name,
-            plan.num_learners,
-            lambda overrides: fits(plan_with(overrides), gpu.memory_gb),
-        )
+    plan = plan_with({})
+    remedy = None if plan.fits else find_remedy(plan, plan_with)
     if arguments.json:
-        echo(json.dumps(as_json(plan, workload, remedy, is_fitting=is_fitting), indent=2))
-        return int(not is_fitting)
-    for line in table_lines(plan, stages[name], workload, arguments.gpu, gpu, arguments.efficiency):
-        echo(line)
-    if not is_fitting:
+        echo(json.dumps(as_json(plan, remedy), indent=2))
+        return int(not plan.fits)
+    recompute = [] if plan.config.model.gradient_checkpointing else ["vision", "language"]
+    echo("\n".join(table_lines(plan, plan_with({"model.gradient_checkpointing": recompute}))))
+    if not plan.fits:
         echo(f"\nIt does not fit into {gpu.memory_gb:.0f} GB.")
-        echo("\n".join(["These settings do:", *remedy] if remedy else ["No change of the ladder makes it fit."]))
-    return int(not is_fitting)
+        echo("\n".join(["These settings do:", *yaml_lines(remedy)] if remedy else ["No change of the ladder helps."]))
+    return int(not plan.fits)
