@@ -294,6 +294,8 @@ def _register_device() -> None:
         backend_registration._setup_privateuseone_for_python_backend(_NAME)
     except (AttributeError, RuntimeError) as error:
         raise UserError(f"torch {torch.__version__} cannot pretend a device: {error}; torch 2.13 can") from error
+    # Once there is a device, checkpointing asks for its autocast in each backward pass, even on the CPU.
+    torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
 
 
 def _is_on_gpu(tensor: FakeTensor) -> bool:
