@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmrl.config.schema import LossConfig
 from mmrl.types import TRAINED_AUTHORS, Author, Experience, TokenValues
-from mmrl.utils.torch_transfer import send
+from mmrl.utils.torch_transfer import send, send_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def make_token_table(
         in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
         advantages_N=send(torch.tensor(advantages)[response_N], device),
         fixed_lengths_N=send(torch.tensor(fixed_lengths)[response_N], device),
-        age_N=send(torch.tensor([token.age for token in tokens], dtype=torch.int64), device),
+        age_N=send_numbers([token.age for token in tokens], device),
         old_is_recorded_N=send(torch.tensor(old_is_recorded)[response_N], device),
         recorded_logprobs_N=send(torch.tensor([token.recorded_logprob for token in tokens]), device),
         recomputed_logprobs_N=recomputed_logprobs_N,

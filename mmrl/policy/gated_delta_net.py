@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from mmrl.policy.delta_rule import gated_delta_rule, gated_delta_step
 from mmrl.policy.gated_delta_kernels import has_rule_kernel, install_kernel_choice, run_rule_kernel
 from mmrl.policy.shared_prefix_attention import PrefixTree
-from mmrl.utils.torch_transfer import send
+from mmrl.utils.torch_transfer import send_numbers
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -221,11 +221,11 @@ def plan_fork(
             conv_tokens += piece
     make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
     return SharedPrefixPlan(
-        conv_tokens=_send_numbers(conv_tokens, device),
-        conv_kept_T=_send_numbers(conv_kept, device),
+        conv_tokens=send_numbers(conv_tokens, device),
+        conv_kept_T=send_numbers(conv_kept, device),
         prompts=tuple(make_batches(prompts, device=device)),
         completions=tuple(make_batches(completions, device=device)),
-        prompt_of_completion=_send_numbers(prompt_of_completion, device),
+        prompt_of_completion=send_numbers(prompt_of_completion, device),
     )
 
 
@@ -235,9 +235,9 @@ def _join_pieces(pieces: Sequence[range], *, device: torch.device) -> Iterable[S
         tokens = list(chain.from_iterable(pieces))
         bounds = list(accumulate(map(len, pieces), initial=0))
         yield SequenceBatch(
-            _send_numbers([tokens], device),
+            send_numbers([tokens], device),
             torch.arange(len(pieces), device=device),
-            _send_numbers(bounds, device),
+            send_numbers(bounds, device),
         )
 
 
@@ -251,11 +251,7 @@ def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.dev
     for numbers in by_size.values():
         longest = max(len(pieces[number]) for number in numbers)
         rows = [[*pieces[number], *[padding] * (longest - len(pieces[number]))] for number in numbers]
-        yield SequenceBatch(_send_numbers(rows, device), _send_numbers(numbers, device))
-
-
-def _send_numbers(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    return send(torch.tensor(numbers, dtype=torch.int64), device)
+        yield SequenceBatch(send_numbers(rows, device), send_numbers(numbers, device))
 
 
 def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

@@ -27,7 +27,7 @@ from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.types import UserError
 from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
-from mmrl.utils.torch_transfer import send
+from mmrl.utils.torch_transfer import send, send_numbers
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -268,7 +268,7 @@ class Policy:
             target_ids_N=batch.target_ids_N,
             predictor_index_N=batch.predictor_index_N,
             temperature_N=batch.temperature_N,
-            banned_token_ids=send(torch.tensor(batch.banned_token_ids, dtype=torch.int64), self.device),
+            banned_token_ids=send_numbers(batch.banned_token_ids, self.device),
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
@@ -307,7 +307,7 @@ class Policy:
 
         The new tokens are padded on the left. The cache is extended in place.
         """
-        mask_RK = rows.mask_after_append(batch.attention_mask_BP.to(self.device))
+        mask_RK = rows.mask_after_append(send(batch.attention_mask_BP, self.device))
         return self._append(batch, mask_RK, rows.model_arguments())
 
     def _append(self, batch: PromptBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
@@ -316,7 +316,7 @@ class Policy:
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=mask_RK.to(self.device),
+                attention_mask=send(mask_RK, self.device),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
                 **cache,
                 logits_to_keep=1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -15,3 +17,8 @@ def send(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None =
     # An ordinary copy to CUDA waits until all earlier work of the device is done, and so does a copy of more than
     # 64 KiB out of memory that is not pinned. torch keeps pinned memory until the copy out of it is done.
     return tensor.to(dtype).pin_memory().to(device, non_blocking=True)
+
+
+def send_numbers(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Return numbers, or rows of as many numbers each, as an int64 tensor of that shape on a device."""
+    return send(torch.tensor(numbers, dtype=torch.int64), device)
