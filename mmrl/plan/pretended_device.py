@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
@@ -47,6 +47,7 @@ _SIZED_BY_VALUES = {
     _aten.unique_dim.default,
 }
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
+_JOINS = (_aten.cat.default, _aten.stack.default)
 _INDEXING = {
     _aten.index.Tensor,
     _aten.index_put.default,
@@ -75,6 +76,7 @@ class PretendedDevice(FakeTensorMode):
         """Most memory that has existed at a time. Set it to `live_bytes` to measure what follows."""
         self._storages: dict[int, ref[Any]] = {}
         self._unknown_storages: set[int] = set()
+        self._is_nested = False
 
     def place(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         """Replace all weights of a model, of any shape and on any device, by tensors on this one without values.
@@ -123,7 +125,7 @@ class PretendedDevice(FakeTensorMode):
     ) -> Any:  # noqa: ANN401
         """Run an operator: as ever if it concerns the CPU alone, else pretended."""
         kwargs = kwargs or {}
-        leaves = list(_iter_leaves((*args, *kwargs.values())))
+        leaves = list(_iter_leaves(*args, *kwargs.values()))
         target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
         if not is_fake and target != _NAME:
@@ -138,6 +140,9 @@ class PretendedDevice(FakeTensorMode):
         )
         if func in _COPIES and (target == "cpu" or is_mixed):
             return self._copy_across(func, args, kwargs, target)
+        if func in _JOINS and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
+            # Elsewhere, a tensor without dimensions may come from the CPU.
+            raise RuntimeError(f"{func} needs all tensors on the device {self.device}")
         if func in _INDEXING:
             args = (args[0], self._index_by_numbers(args[1]), *args[2:])
         if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
@@ -145,8 +150,18 @@ class PretendedDevice(FakeTensorMode):
             is_known = all(self._values_of(leaf) is not None for leaf in leaves if isinstance(leaf, torch.Tensor))
             values = func(*tree_map_only(torch.Tensor, self.read, args), **kwargs)
             out = tree_map_only(torch.Tensor, partial(self._place_values, is_known=is_known), values)
+        elif self._is_nested:
+            return super().dispatch(func, types, args, kwargs)
         else:
-            out = super().dispatch(func, types, args, kwargs)
+            # torch derives shapes of some operators by running others, unless it remembers them from an earlier call.
+            # A GPU does not run those.
+            self._is_nested = True
+            try:
+                out = super().dispatch(func, types, args, kwargs)
+            finally:
+                self._is_nested = False
+            if any(isinstance(leaf, FakeTensor) and leaf.device.type != _NAME for leaf in _iter_leaves(out)):
+                raise RuntimeError(f"{func} reads a tensor of the CPU by indices on the device {self.device}")
             self._carry_values(func, args, kwargs, out)
         self._count(func, out)
         return out
@@ -223,8 +238,8 @@ class PretendedDevice(FakeTensorMode):
 
     def _carry_values(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         """Give results the values that follow from those of the arguments; forget values that were overwritten."""
-        tensors = [leaf for leaf in _iter_leaves((*args, *kwargs.values())) if isinstance(leaf, torch.Tensor)]
-        results = [leaf for leaf in _iter_leaves((out,)) if isinstance(leaf, FakeTensor)]
+        tensors = [leaf for leaf in _iter_leaves(*args, *kwargs.values()) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in _iter_leaves(out) if isinstance(leaf, FakeTensor)]
         is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
         is_known = all(self._values_of(tensor) is not None for tensor in tensors) and not is_random
         if is_known and all(result.numel() <= _MOST_VALUES for result in results):
@@ -232,7 +247,9 @@ class PretendedDevice(FakeTensorMode):
             if "device" in cpu_kwargs:
                 cpu_kwargs["device"] = torch.device("cpu")
             with torch.no_grad():
-                values = [leaf for leaf in _iter_leaves((func(*cpu_args, **cpu_kwargs),)) if isinstance(leaf, torch.Tensor)]
+                values = [
+                    leaf for leaf in _iter_leaves((func(*cpu_args, **cpu_kwargs),)) if isinstance(leaf, torch.Tensor)
+                ]
             for result, value in zip(results, values, strict=True):
                 result._known_values = value  # type: ignore[attr-defined]
         elif func._schema.is_mutable:
@@ -243,7 +260,7 @@ class PretendedDevice(FakeTensorMode):
     def _count(self, func: Any, out: Any) -> None:  # noqa: ANN401
         """Count a call, unless it made a view or allocated memory alone, and the memory of its results."""
         is_call = func._schema.is_mutable
-        for leaf in _iter_leaves((out,)):
+        for leaf in _iter_leaves(out):
             if not isinstance(leaf, FakeTensor) or leaf.device.type != _NAME:
                 continue
             storage = leaf.untyped_storage()
@@ -298,11 +315,11 @@ def _register_device() -> None:
     torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
 
 
-def _iter_leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield what arguments or results of an operator hold, in their order. torch's `tree_leaves` takes ten times as long."""
+def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield arguments or results of an operator, and those in lists. torch's `tree_leaves` takes ten times as long."""
     for value in values:
         if isinstance(value, list | tuple):
-            yield from _iter_leaves(value)
+            yield from _iter_leaves(*value)
         else:
             yield value
 

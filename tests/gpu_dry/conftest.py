@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -25,12 +26,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
 
 
 @pytest.fixture
-def waits(device: PretendedDevice) -> Callable[[], dict[str, int]]:
+def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
     """How often our code has waited for the device since the last call, by place."""
 
-    def take() -> dict[str, int]:
+    def take() -> Counter[str]:
         ours = {place: count for place, count in device.synchronisations.items() if place.startswith("mmrl/")}
         device.synchronisations.clear()
-        return ours
+        return Counter(ours)
 
     return take
