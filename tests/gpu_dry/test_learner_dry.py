@@ -15,7 +15,7 @@ from mmrl.config.schema import KlConfig, LoraConfig, LossCoefficientConfig
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import Policy, TokenLogprobs
+from mmrl.policy.policy import Policy
 from mmrl.types import Experience
 
 # The waits of an update, whatever its micro-batches: the norms of all components together, and all metrics together.
@@ -55,19 +55,12 @@ def test_the_vision_tower_waits_for_nothing_and_has_as_many_calls_for_any_media(
     assert calls == calls[:1] * 3
 
 
-def test_no_policy_loss_waits_for_more_than_its_metrics(make_tiny, device, waits, monkeypatch):
+def test_no_policy_loss_waits_for_more_than_its_metrics(make_tiny, device, waits, unscored):
     tiny = make_tiny()
     experiences = make_off_policy_experiences(tiny, group_size=2, demonstrations=True)
     experiences = [*experiences[:2], experiences[10]]  # a group, and a demonstration of its prompt
     device.place(tiny.policy.model, torch.bfloat16)
     reference = tiny.policy.frozen_copy()
-
-    # The test above runs forward and backward; here are losses and metrics.
-    def compute_logprobs(policy, batch, routes_XTK=None):
-        scores_2N = torch.zeros(2, len(batch.target_ids_N), device=device.device, requires_grad=True)
-        return TokenLogprobs(*scores_2N)
-
-    monkeypatch.setattr(Policy, "compute_logprobs", compute_logprobs)
     for name, loss in LOSSES.items():
         waits()
         learner = make_learner(tiny, loss=loss, reference=reference, optimizer=KeepGradients(), shared_prefix=False)

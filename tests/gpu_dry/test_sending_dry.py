@@ -6,14 +6,14 @@ import ast
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from learning import make_learner, make_off_policy_experiences
+from learning import KeepGradients, make_learner, make_off_policy_experiences
 from samplers import hf_sampler
 
 import mmrl
@@ -23,12 +23,26 @@ from mmrl.policy.policy import Policy
 from mmrl.policy.prefix_cache import RowCache
 from mmrl.policy.shared_prefix_attention import build_block_mask
 from mmrl.rollout.responses import StopStringMatcher
+from mmrl.types import Experience
 
 ROOT = Path(mmrl.__file__).parent.parent
 SENDERS = ("send", "send_numbers")
 # What `_join_pieces` sends is read by flash-linear-attention's kernel alone.
 UNREACHED = {"_join_pieces"}
-SAMPLING = {"mmrl.rollout.engines.hf", "mmrl.policy.prefix_cache"}
+MODULES = {
+    "micro-batch": (
+        "mmrl.policy.batch",
+        "mmrl.policy.expert_routing",
+        "mmrl.policy.gated_delta_net",
+        "mmrl.policy.policy",
+        "mmrl.policy.shared_prefix_attention",
+        "mmrl.policy.vision_attention",
+    ),
+    "update": ("mmrl.learner.tokens", "mmrl.learner.optimizer_torch"),
+    "sampler": ("mmrl.rollout.engines.hf",),
+    "cache": ("mmrl.policy.prefix_cache",),
+}
+OF_CACHE = {"append", "_append"}  # functions of `mmrl.policy.policy` that extend a cache
 
 
 class Call(NamedTuple):
@@ -40,17 +54,19 @@ class Call(NamedTuple):
     lines: range
 
 
-def find_calls(*, of_sampling: bool) -> list[Call]:
-    calls = []
+def iter_senders() -> Iterator[tuple[str, ast.Module]]:
+    """Yield name and content of each module that sends tensors."""
     for path in sorted((ROOT / "mmrl").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "mmrl.utils.torch_transfer import" not in text:
-            continue
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for function in ast.walk(ast.parse(text)):
-            if not isinstance(function, ast.FunctionDef) or function.name in UNREACHED:
-                continue
-            if (module in SAMPLING or function.name in ("append", "_append")) is not of_sampling:
+        if "mmrl.utils.torch_transfer import" in text:
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(text)
+
+
+def find_calls(*modules: str) -> list[Call]:
+    calls = []
+    for module, content in iter_senders():
+        for function in ast.walk(content):
+            if module not in modules or not isinstance(function, ast.FunctionDef) or function.name in UNREACHED:
                 continue
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SENDERS:
@@ -95,44 +111,68 @@ def find_needless(calls: list[Call], act: Callable[[], object], waits: Callable[
 
 
 @pytest.mark.slow
-def test_a_tensor_of_the_learner_that_is_not_sent_is_found(make_tiny, device, waits):
+def test_a_tensor_of_a_micro_batch_that_is_not_sent_is_found(make_tiny, device, waits):
     tiny = make_tiny("qwen3_5_moe")
     sampler = hf_sampler(tiny.policy, tiny.processor, record_routes=True)
-    experiences = make_off_policy_experiences(tiny, group_size=1, sampler=sampler, demonstrations=True)
-    experiences = experiences[4::5]  # an image and a video, with a response and a demonstration
+    prompt = tiny.processor.build(tiny.samples[4])  # an image and a video
+    (rollouts,) = sampler.generate([prompt], 2, tiny.params, step=0)
+    experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
     device.place(tiny.policy.model, torch.bfloat16)
-    tiny = replace(tiny, policy=Policy(tiny.policy.model, freeze=("projector",)))
-    learner = make_learner(tiny, routing_replay="engine", aggregation="fixed", fixed_length=8)
+    learner = make_learner(tiny, routing_replay="engine", optimizer=KeepGradients())
     learner._shared_prefix_checked = True
-    calls = find_calls(of_sampling=False)
-    assert len({call.module for call in calls}) == 8
+    calls = [call for call in find_calls(*MODULES["micro-batch"]) if call.function not in OF_CACHE]
+    assert find_needless(calls, lambda: learner.step(experiences, step=0), waits) == []
+
+
+@pytest.mark.slow
+def test_a_tensor_of_an_update_that_is_not_sent_is_found(make_tiny, device, waits, unscored):
+    tiny = make_tiny()
+    experiences = make_off_policy_experiences(tiny, group_size=1, demonstrations=True)[::5]
+    device.place(tiny.policy.model, torch.bfloat16)
+    # A component without weights has the norm 0, which is not on the device.
+    tiny = replace(tiny, policy=Policy(tiny.policy.model, freeze=("projector",)))
+    learner = make_learner(tiny, shared_prefix=False, aggregation="fixed", fixed_length=8)
+    calls = find_calls(*MODULES["update"])
     assert find_needless(calls, lambda: learner.step(experiences, step=0), waits) == []
 
 
 @pytest.mark.slow
 def test_a_tensor_of_the_sampler_that_is_not_sent_is_found(make_tiny, device, waits, monkeypatch):
-    tiny = make_tiny("qwen3_5")
+    tiny = make_tiny()
     device.place(tiny.policy.model, torch.bfloat16)
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
     params = replace(tiny.params, max_new_tokens=2)
-    batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
-    is_first = True
-
-    def end_first_row(matcher, ids):
-        nonlocal is_first
-        is_first, ends = False, is_first
-        return ends
+    ends = iter(())
 
     def sample():
-        nonlocal is_first
-        is_first = True
+        nonlocal ends
+        ends = iter([True])  # the first row ends at its first token
         responses = tiny.sampler().generate(prompts, 1, params, step=0)
-        tiny.sampler().extend([response for (response,) in responses], params, step=0)
+        tiny.sampler().extend([responses[0][0]], params, step=0)
+
+    monkeypatch.setattr(StopStringMatcher, "matches_end", lambda *_: next(ends, False))
+    assert find_needless(find_calls(*MODULES["sampler"]), sample, waits) == []
+
+
+@pytest.mark.slow
+def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, device, waits):
+    tiny = make_tiny("qwen3_5")
+    device.place(tiny.policy.model, torch.bfloat16)
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3:2]]  # an image, and text
+    batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
+
+    def extend_rows():
         for shares_prompts in (False, True):
             cache, _ = tiny.policy.prefill(batch)
             rows = RowCache(cache, [0, 1], batch.attention_mask_BP, shares_prompts=shares_prompts)
             tiny.policy.append(rows, batch)
             rows.keep_rows([1])
 
-    monkeypatch.setattr(StopStringMatcher, "matches_end", end_first_row)
-    assert find_needless(find_calls(of_sampling=True), sample, waits) == []
+    calls = find_calls(*MODULES["cache"])
+    calls += [call for call in find_calls("mmrl.policy.policy") if call.function in OF_CACHE]
+    assert find_needless(calls, extend_rows, waits) == []
+
+
+def test_no_module_that_sends_is_forgotten():
+    senders = {module for module, _ in iter_senders()}
+    assert senders == {module for modules in MODULES.values() for module in modules}
