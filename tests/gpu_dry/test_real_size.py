@@ -21,12 +21,9 @@ def test_an_update_of_3b_waits_once(device, waits, monkeypatch):
     model = make_model("3B", None)
     device.place(model)
     policy = Policy(model)
-    num_weights = sum(weight.numel() for weight in policy.trained.values())
-    assert num_weights == 3_754_622_976
+    assert sum(weight.numel() for weight in policy.trained.values()) == 3_754_622_976
     optimizer = TorchOptimizer(policy.trained_by_component, OptimizerConfig(lr=1e-6))
     optimizer.backward(policy.compute_logprobs(make_batch(policy, 64, 1)).logprobs_N.sum())
     assert not waits()
     optimizer.update(1e-6)
     assert waits().total() == 1
-    # Weights in bfloat16, masters and two moments in float32.
-    assert device.live_bytes == pytest.approx(14 * num_weights, rel=0.01)
