@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
-from weakref import ref
 
 import torch
 from torch import nn
@@ -25,7 +24,6 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
 from mmrl.policy import gated_delta_net, shared_prefix_attention
 from mmrl.types import UserError
@@ -47,16 +45,13 @@ _SIZED_BY_VALUES = {
     _aten.unique_dim.default,
 }
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
+_JOINS = (_aten.cat.default, _aten.stack.default)
 _INDEXING = {
     _aten.index.Tensor,
     _aten.index_put.default,
     _aten.index_put_.default,
     _aten._index_put_impl_.default,
 }
-_ATTENTION = _aten._scaled_dot_product_fused_attention_overrideable
-_ATTENTION_BACKWARD = _aten._scaled_dot_product_fused_attention_overrideable_backward
-FLOP_FORMULAS = {_ATTENTION: sdpa_flop, _ATTENTION_BACKWARD: sdpa_backward_flop}
-"""`custom_mapping` of a `FlopCounterMode`, which does not know the attention of this device: one call each way."""
 
 
 class PretendedDevice(FakeTensorMode):
@@ -69,12 +64,7 @@ class PretendedDevice(FakeTensorMode):
         """How often the CPU waited for the device, by file and line, such as `mmrl/policy/policy.py:385`."""
         self.calls: Counter[str] = Counter()
         """Operators that a GPU would run, by name. Views and allocations are not among them."""
-        self.live_bytes = 0
-        """Memory of the tensors that exist."""
-        self.peak_bytes = 0
-        """Most memory that has existed at a time. Set it to `live_bytes` to measure what follows."""
-        self._storages: dict[int, ref[Any]] = {}
-        self._unknown_storages: set[int] = set()
+        self._is_nested = False
 
     def place(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         """Replace all weights of a model, of any shape and on any device, by tensors on this one without values.
@@ -123,7 +113,7 @@ class PretendedDevice(FakeTensorMode):
     ) -> Any:  # noqa: ANN401
         """Run an operator: as ever if it concerns the CPU alone, else pretended."""
         kwargs = kwargs or {}
-        leaves = list(_iter_leaves((*args, *kwargs.values())))
+        leaves = list(_iter_leaves(*args, *kwargs.values()))
         target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
         if not is_fake and target != _NAME:
@@ -133,22 +123,33 @@ class PretendedDevice(FakeTensorMode):
         if func in _READS:
             self.synchronise()
             return func(*map(self.read, args))
-        is_mixed = not is_fake or not all(
-            isinstance(leaf, FakeTensor) for leaf in args if isinstance(leaf, torch.Tensor)
-        )
+        is_mixed = not is_fake or not all(isinstance(tensor, FakeTensor) for tensor in _find_tensors(*args))
         if func in _COPIES and (target == "cpu" or is_mixed):
             return self._copy_across(func, args, kwargs, target)
+        if func in _JOINS and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
+            # Elsewhere, a tensor without dimensions may come from the CPU.
+            raise RuntimeError(f"{func} needs all tensors on the device {self.device}")
         if func in _INDEXING:
             args = (args[0], self._index_by_numbers(args[1]), *args[2:])
         if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
             self.synchronise()
-            is_known = all(self._values_of(leaf) is not None for leaf in leaves if isinstance(leaf, torch.Tensor))
+            is_known = all(self._values_of(tensor) is not None for tensor in _find_tensors(*leaves))
             values = func(*tree_map_only(torch.Tensor, self.read, args), **kwargs)
             out = tree_map_only(torch.Tensor, partial(self._place_values, is_known=is_known), values)
+        elif self._is_nested:
+            return super().dispatch(func, types, args, kwargs)
         else:
-            out = super().dispatch(func, types, args, kwargs)
+            # torch derives shapes of some operators by running others, unless it remembers them from an earlier call.
+            # A GPU does not run those.
+            self._is_nested = True
+            try:
+                out = super().dispatch(func, types, args, kwargs)
+            finally:
+                self._is_nested = False
+            if any(tensor.device.type != _NAME for tensor in _find_tensors(out)):
+                raise RuntimeError(f"{func} reads a tensor of the CPU by indices on the device {self.device}")
             self._carry_values(func, args, kwargs, out)
-        self._count(func, out)
+        self._count(func, args, out)
         return out
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -180,7 +181,7 @@ class PretendedDevice(FakeTensorMode):
             return args[0]  # type: ignore[no-any-return]
         values = source.detach().to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
         moved = self._place_values(values)
-        self._count(func, moved)
+        self._count(func, (), moved)
         return moved
 
     def _index_by_numbers(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -216,50 +217,37 @@ class PretendedDevice(FakeTensorMode):
         """Return the values of a tensor on the CPU, in its shape, or None if they are not known or too many."""
         if not isinstance(tensor, FakeTensor):
             return tensor.detach() if tensor.numel() <= _MOST_VALUES else None
-        if id(tensor.untyped_storage()) in self._unknown_storages:
+        if hasattr(tensor.untyped_storage(), "_is_overwritten"):
             return None
         values: torch.Tensor | None = getattr(tensor, "_known_values", None)
         return values
 
     def _carry_values(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         """Give results the values that follow from those of the arguments; forget values that were overwritten."""
-        tensors = [leaf for leaf in _iter_leaves((*args, *kwargs.values())) if isinstance(leaf, torch.Tensor)]
-        results = [leaf for leaf in _iter_leaves((out,)) if isinstance(leaf, FakeTensor)]
+        results: list[Any] = _find_tensors(out)
         is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
+        tensors = _find_tensors(*args, *kwargs.values())
         is_known = all(self._values_of(tensor) is not None for tensor in tensors) and not is_random
         if is_known and all(result.numel() <= _MOST_VALUES for result in results):
             cpu_args, cpu_kwargs = tree_map_only(torch.Tensor, self._values_of, (args, dict(kwargs)))
             if "device" in cpu_kwargs:
                 cpu_kwargs["device"] = torch.device("cpu")
             with torch.no_grad():
-                values = [leaf for leaf in _iter_leaves((func(*cpu_args, **cpu_kwargs),)) if isinstance(leaf, torch.Tensor)]
+                values = _find_tensors(func(*cpu_args, **cpu_kwargs))
             for result, value in zip(results, values, strict=True):
-                result._known_values = value  # type: ignore[attr-defined]
+                result._known_values = value
         elif func._schema.is_mutable:
             # A view of the same memory must not keep its values either.
             for result in results:
-                self._unknown_storages.add(id(result.untyped_storage()))
+                result.untyped_storage()._is_overwritten = True
 
-    def _count(self, func: Any, out: Any) -> None:  # noqa: ANN401
-        """Count a call, unless it made a view or allocated memory alone, and the memory of its results."""
-        is_call = func._schema.is_mutable
-        for leaf in _iter_leaves((out,)):
-            if not isinstance(leaf, FakeTensor) or leaf.device.type != _NAME:
-                continue
-            storage = leaf.untyped_storage()
-            key, size = id(storage), storage.nbytes()
-            if key not in self._storages:
-                is_call = is_call or not func.__name__.startswith(("empty", "new_empty"))
-                self._storages[key] = ref(storage, partial(self._free, key, size))
-                self.live_bytes += size
-                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        if is_call:
+    def _count(self, func: Any, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
+        """Count a call, unless it made a view or allocated memory alone."""
+        if func.__name__.startswith(("empty", "new_empty")):
+            return
+        results, inputs = ({tensor.untyped_storage()._cdata for tensor in _find_tensors(part)} for part in (out, args))
+        if func._schema.is_mutable or results - inputs:
             self.calls[str(func)] += 1
-
-    def _free(self, key: int, size: int, _: ref[Any]) -> None:
-        self._storages.pop(key)
-        self._unknown_storages.discard(key)
-        self.live_bytes -= size
 
 
 @contextmanager
@@ -298,13 +286,18 @@ def _register_device() -> None:
     torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
 
 
-def _iter_leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield what arguments or results of an operator hold, in their order. torch's `tree_leaves` takes ten times as long."""
+def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield arguments or results of an operator, and those in lists. torch's `tree_leaves` takes ten times as long."""
     for value in values:
         if isinstance(value, list | tuple):
-            yield from _iter_leaves(value)
+            yield from _iter_leaves(*value)
         else:
             yield value
+
+
+def _find_tensors(*values: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    """Return the tensors among arguments or results of an operator."""
+    return [leaf for leaf in _iter_leaves(*values) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_on_gpu(tensor: FakeTensor) -> bool:

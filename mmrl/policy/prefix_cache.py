@@ -175,7 +175,7 @@ class _Moves(NamedTuple):
     start: torch.Tensor  # where the rows come from that fill them, int64
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the rows that are left, as a part of the memory of `tensor`."""
+        """Return the rows of a tensor [R, ...] that are left, as a part of its memory."""
         if len(self.to):
             tensor[self.to] = tensor[self.start]
         return tensor[: self.count]

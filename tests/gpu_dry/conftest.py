@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 from mmrl.learner.shared_prefix_check import ForwardDifference
 from mmrl.plan.pretended_device import PretendedDevice, pretend_device
+from mmrl.policy.batch import Batch
+from mmrl.policy.policy import Policy, TokenLogprobs
 from mmrl.types import UserError
 
 
@@ -25,12 +29,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
 
 
 @pytest.fixture
-def waits(device: PretendedDevice) -> Callable[[], dict[str, int]]:
+def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
     """How often our code has waited for the device since the last call, by place."""
 
-    def take() -> dict[str, int]:
+    def take() -> Counter[str]:
         ours = {place: count for place, count in device.synchronisations.items() if place.startswith("mmrl/")}
         device.synchronisations.clear()
-        return ours
+        return Counter(ours)
 
     return take
+
+
+@pytest.fixture
+def unscored(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the forward pass by zeros: for tests of what comes after it."""
+
+    def compute_logprobs(policy: Policy, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
+        scores_2N = torch.zeros(2, len(batch.target_ids_N), device=device.device, requires_grad=True)
+        return TokenLogprobs(*scores_2N)
+
+    monkeypatch.setattr(Policy, "compute_logprobs", compute_logprobs)

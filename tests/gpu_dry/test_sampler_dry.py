@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from samplers import make_pipeline
+from samplers import hf_sampler, make_pipeline
 from scoring import make_scorer, term
-from tool_calls import MEDIA_TOOLS, call, responses, tool_step
+from tool_calls import responses, zoom_response
 
 from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
+from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import FAMILIES
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.steps.partial import PartialRollouts
-from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import Author
 from mmrl_rewards.contract import reward
 
@@ -35,31 +31,35 @@ def tiny(make_tiny, device):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_token_is_waited_for_once(make_tiny, family, device, waits):
+def test_sampling_waits_once_for_a_token_and_once_for_all_logprobs(make_tiny, family, device, waits):
     tiny = make_tiny(family)
     device.place(tiny.policy.model, torch.bfloat16)
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
-    counts = []
-    for tokens in (2, 5):
-        (first, _), _ = tiny.sampler().generate(prompts, 2, replace(tiny.params, max_new_tokens=tokens), step=0)
-        assert first.num_tokens == tokens
-        counts.append(sum(waits().values()))
-    assert counts[1] - counts[0] == 3
+    (first, _), _ = tiny.sampler().generate(prompts, 2, replace(tiny.params, max_new_tokens=4), step=0)
+    assert first.num_tokens == 4
+    assert waits().total() == 4 + 1
 
 
-def test_a_prompt_that_is_not_sent_is_found(tiny, monkeypatch):
-    prompts = [tiny.processor.build(tiny.samples[0])]
-    monkeypatch.setattr("mmrl.policy.batch.send", lambda tensor, device: tensor)
-    with pytest.raises(RuntimeError, match="(?i)device"):
-        tiny.sampler().generate(prompts, 2, tiny.params, step=0)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_rows_that_end_wait_for_nothing(make_tiny, family, device, waits):
+    tiny = make_tiny(family)
+    device.place(tiny.policy.model, torch.bfloat16)
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
+    batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
+    cache, _ = tiny.policy.prefill(batch)
+    rows = tiny.policy.fork_cache(cache, [0, 0, 1, 2], batch.attention_mask_BP)
+    token_R = torch.ones(4, dtype=torch.int64, device=device.device)
+    tiny.policy.append_text(rows, token_R, token_R)
+    assert rows.keep_rows([1, 3]) == [3, 1]
+    assert not waits()
 
 
 @pytest.mark.slow
 def test_partial_rollouts_continue_their_responses(tiny):
     step = PartialRollouts(
-        sampler=tiny.sampler(), sampling_params=tiny.params, group_size=2, chunk_tokens=4, groups_per_step=2
+        sampler=tiny.sampler(), sampling_params=tiny.params, group_size=2, chunk_tokens=4, groups_per_step=1
     )
-    batch = step.generate([tiny.processor.build(sample) for sample in tiny.samples[:2]], step=0)
+    batch = step.generate([tiny.processor.build(tiny.samples[0])], step=0)
     assert [len(segment.token_ids) for segment in batch.groups[0][0].segments] == [4, 2]
 
 
@@ -68,15 +68,21 @@ def test_a_response_rethinks(tiny):
     trigger = RethinkTriggerConfig(text=" Wait.")
     settings = RethinkConfig(kind="rethink", correct=("never",), max_new_tokens=3, triggers=(trigger,))
     pipeline = make_pipeline(tiny, settings, scorer=make_scorer(term(never)))
-    batch = pipeline.run([tiny.processor.build(tiny.samples[0])], step=0)
-    authors = {segment.author for rollout in batch.groups[0] for segment in rollout.segments}
-    assert Author.FORCED in authors
+    ((rollout,),) = pipeline.steps[0](responses(tiny, "An answer."), step=0).groups
+    assert [segment.author for segment in rollout.segments] == [Author.POLICY, Author.FORCED, Author.POLICY]
 
 
 @pytest.mark.slow
 def test_a_response_continues_after_a_picture_of_a_tool(tiny):
-    with closing(ToolRunner(partial(load_tool, Path()))) as runner:
-        step = tool_step(tiny, runner, MEDIA_TOOLS, max_media=4)
-        ((rollout,),) = step(responses(tiny, call("zoom", box=[4.0, 8.0, 40.0, 60.0])), step=0).groups
+    rollout = zoom_response(tiny)
     assert rollout.observations
     assert rollout.segments[-1].author is Author.POLICY
+
+
+@pytest.mark.slow
+def test_routes_are_recorded(make_tiny, device):
+    tiny = make_tiny("qwen3_vl_moe")
+    device.place(tiny.policy.model, torch.bfloat16)
+    sampler = hf_sampler(tiny.policy, tiny.processor, record_routes=True)
+    ((rollout,),) = sampler.generate([tiny.processor.build(tiny.samples[0])], 1, tiny.params, step=0)
+    assert rollout.segments[0].routes is not None

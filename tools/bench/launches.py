@@ -1,5 +1,7 @@
 """Counts what a GPU would be asked to do: operators, and waits of the host, for one picture and for one token.
 
+Of the vision tower alone it also counts what transformers' own SDPA asks for.
+
     python tools/bench/launches.py                  # Qwen2.5-VL of 3B and 7B, one picture of 4,096 patches
     python tools/bench/launches.py --sizes 3B --json
 
@@ -17,6 +19,7 @@ from mmrl.plan.pretended_device import PretendedDevice, pretend_device
 from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup, PromptBatch
 from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.policy import Policy
+from mmrl.policy.vision_attention import install_vision_attention
 
 # Hidden size, layers, heads, key heads, width of the MLP, vocabulary: config.json of the released models.
 LANGUAGE = {"3B": (2048, 36, 16, 2, 11008, 151936), "7B": (3584, 28, 28, 4, 18944, 152064)}
@@ -98,25 +101,45 @@ def make_batch(policy: Policy, patches_per_side: int, pictures: int) -> Batch:
 
 
 def take_counts(device: PretendedDevice) -> dict[str, int]:
-    """Return the counts since the last call: operators, and waits in our lines, in transformers' and elsewhere."""
+    """Return the counts since the last call: operators, and waits in transformers' lines and in ours."""
     waits = {"ours": 0, "theirs": 0}
     for place, count in device.synchronisations.items():
-        waits["ours" if place.startswith("mmrl/") else "theirs"] += count
+        waits["theirs" if place.startswith("transformers/") else "ours"] += count
     counts = {"calls": device.calls.total(), "waits, ours": waits["ours"], "waits, theirs": waits["theirs"]}
     device.calls.clear()
     device.synchronisations.clear()
     return counts
 
 
-def count_learning(
-    size: str, patches_per_side: int, pictures: int, max_layers: int | None
+def count_tower(
+    patches_per_side: int, pictures: int, max_layers: int | None, *, own_attention: bool = True
 ) -> dict[str, dict[str, int]]:
-    """Return the counts of a micro-batch, by pass."""
+    """Return the counts of the vision tower, by pass: with our attention, or with transformers' own."""
+    with pretend_device() as device:
+        model = make_model("3B", max_layers)
+        device.place(model)
+        tower, media = model.model.visual, make_media(patches_per_side, pictures)
+        grids_I3 = media.image_grids_I3
+        if own_attention:
+            install_vision_attention(tower)
+        else:
+            grids_I3 = grids_I3.to(device.device)
+        patches_MD = media.image_patches_MD.to(device.device, torch.bfloat16)
+        take_counts(device)
+        features = tower(patches_MD, grid_thw=grids_I3).pooler_output
+        found = {"forward": take_counts(device)}
+        features.sum().backward()
+        found["backward"] = take_counts(device)
+    return found
+
+
+def count_learning(size: str, patches_per_side: int, max_layers: int | None) -> dict[str, dict[str, int]]:
+    """Return the counts of a micro-batch with one picture, by pass."""
     with pretend_device() as device:
         model = make_model(size, max_layers)
         device.place(model)
         policy = Policy(model)
-        batch = make_batch(policy, patches_per_side, pictures)
+        batch = make_batch(policy, patches_per_side, 1)
         take_counts(device)
         logprobs_N = policy.compute_logprobs(batch).logprobs_N
         found = {"forward": take_counts(device)}
@@ -142,13 +165,15 @@ def count_sampling(size: str, patches_per_side: int, max_layers: int | None) -> 
         )
         take_counts(device)
         cache, logits_BV = policy.prefill(batch)
-        found = {"prefill": take_counts(device)}
         rows = policy.fork_cache(cache, [0] * RESPONSES, mask)
+        found = {"prefill": take_counts(device)}
         token_R = logits_BV.argmax(dim=-1).expand(RESPONSES)
         policy.append_text(rows, token_R, token_R)
         take_counts(device)
         policy.append_text(rows, token_R, token_R).argmax(dim=-1).tolist()
         found["token"] = take_counts(device)
+        rows.keep_rows(range(1, RESPONSES))
+        found["a row that ends"] = take_counts(device)
     return found
 
 
@@ -158,17 +183,20 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=64, help="patches along a side of a picture")
     parser.add_argument("--layers", type=int, help="run at most so many blocks of each tower")
     options = parser.parse_args()
-    results: dict[str, int] = {}
+    side, layers = options.side, options.layers
+    found = {
+        "tower, one picture": count_tower(side, 1, layers),
+        "tower, two pictures": count_tower(side, 2, layers),
+        "tower, one picture, transformers' attention": count_tower(side, 1, layers, own_attention=False),
+    }
     for size in options.sizes:
-        one = count_learning(size, options.side, 1, options.layers)
-        two = count_learning(size, options.side, 2, options.layers)
-        for name, counts in (one | count_sampling(size, options.side, options.layers)).items():
-            for kind, count in counts.items():
-                results[f"{size} {name}: {kind}"] = count
-        for name, counts in two.items():
-            results[f"{size} {name}: calls for a second picture"] = counts["calls"] - one[name]["calls"]
+        found[size] = count_learning(size, side, layers) | count_sampling(size, side, layers)
+    results: dict[str, int] = {}
+    for part, by_pass in found.items():
+        for name, counts in by_pass.items():
+            results |= {f"{part} {name}: {kind}": count for kind, count in counts.items()}
     for name, count in results.items():
-        print(f"{name:45} {count:>8}")
+        print(f"{name:68} {count:>8}")
     write_results(options.json, "launches", results)
 
 
