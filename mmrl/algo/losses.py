@@ -138,10 +138,12 @@ def aggregation_weights(
 
 
 def response_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
-    """Return, for each token, the sum of `values_N` over its response, [N] in the dtype of the values."""
-    # A micro-batch may have no trained token at all, and max of an empty tensor raises.
-    count = int(response_N.max()) + 1 if len(response_N) else 0
-    return values_N.new_zeros(count).index_add(0, response_N, values_N)[response_N]
+    """Return, for each token, the sum of `values_N` over its response, [N] in the dtype of the values.
+
+    The tokens of a response must be adjacent.
+    """
+    number_N = _number_responses(response_N)
+    return torch.zeros_like(values_N).index_add(0, number_N, values_N)[number_N]
 
 
 def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
@@ -151,9 +153,18 @@ def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
     """
     # float64, because running sums also contain other responses, whose size would set the rounding error.
     running_N = values_N.double().cumsum(0)
-    lengths = torch.bincount(response_N)
-    ends_N = (lengths.cumsum(0) - 1)[response_N]
+    number_N = _number_responses(response_N)
+    lengths = torch.zeros_like(number_N).index_add(0, number_N, torch.ones_like(number_N))
+    ends_N = (lengths.cumsum(0) - 1)[number_N]
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
+
+
+def _number_responses(response_N: Tensor) -> Tensor:
+    """Return the number of each token's response among those that have tokens, [N]."""
+    # There are at most N of these, so the host need not wait for a GPU to tell how many responses there are.
+    changes_N = torch.zeros_like(response_N)
+    changes_N[1:] = response_N[1:] != response_N[:-1]
+    return changes_N.cumsum(0)
 
 
 def learning_rate(step: int, *, total: int, options: OptimizerConfig) -> float:

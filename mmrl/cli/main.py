@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, data, doctor, eval, export, reward, train, view
+from mmrl.cli import config, data, doctor, eval, export, plan, reward, train, view
 from mmrl.cli.common import echo
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
@@ -22,6 +22,7 @@ examples:
   mmrl eval runs/quickstart --benchmark run:test
   mmrl export runs/quickstart --out my-model
   mmrl explain configs/quickstart.yaml
+  mmrl plan configs/recipes/qwen2_5_vl_7b_8x80gb.yaml --gpus 8
   mmrl reward list
   mmrl data check configs/quickstart.yaml
   mmrl doctor configs/quickstart.yaml
@@ -95,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, view, eval, export, data, reward, config, doctor):
+    for command in (train, view, eval, export, plan, data, reward, config, doctor):
         command.add_parser(commands)
     return parser
 

@@ -218,14 +218,15 @@ class PolicyLearner:
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
             self._activity.advance("learn")
-            metrics.mean("learner/loss", float(loss.detach()))
+            metrics.mean("learner/loss", loss.detach())
             own_metrics.merge(metrics)
         norms = self._optimizer.update(lr)
+        own_metrics.read()
         all_metrics = Metrics()
         for rank_metrics in self._ranks.all_gather(own_metrics):
             all_metrics.merge(rank_metrics)
         if routing_sums:
-            sums = torch.stack(routing_sums).sum(dim=0)
+            sums = torch.stack(routing_sums).sum(dim=0).cpu()
             all_metrics.merge(self._summarize_routing(sums, mini_batch.denominators))
         total_norm = math.hypot(*norms.values())
         all_metrics.mean("learner/grad_norm", total_norm)

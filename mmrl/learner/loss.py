@@ -28,7 +28,7 @@ from mmrl.algo.losses import (
     suffix_sums,
 )
 from mmrl.config.schema import LossConfig
-from mmrl.learner.metrics import Metrics, find_clipped, find_worst_token, measure_sampler, measure_tokens
+from mmrl.learner.metrics import Metrics, find_clipped, measure_sampler, measure_tokens
 from mmrl.learner.tokens import LossColumns, LossDenominators, TokenTable, iter_trained_tokens
 from mmrl.types import Author, Experience, UserError
 
@@ -122,12 +122,13 @@ class Objective:
         """
         loss, metrics, columns = tokens.current_logprobs_N.new_zeros(()), Metrics(), None
         if denominators.demonstration_tokens:
-            demonstrated_N = tokens.current_logprobs_N[tokens.is_demonstration_N]
-            loss = loss - demonstrated_N.sum() / denominators.demonstration_tokens
+            demonstrated = tokens.select(tokens.is_demonstration_N)
+            loss = loss - demonstrated.current_logprobs_N.sum() / denominators.demonstration_tokens
         if denominators.sft_loss_tokens:
-            nll = -tokens.current_logprobs_N[tokens.in_sft_loss_N].sum() / denominators.sft_loss_tokens
+            imitated = tokens.select(tokens.in_sft_loss_N)
+            nll = -imitated.current_logprobs_N.sum() / denominators.sft_loss_tokens
             loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
-            metrics.mean("learner/sft_loss_nats", float(nll.detach()), denominators.sft_loss_tokens)
+            metrics.mean("learner/sft_loss_nats", nll.detach(), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
             rl_loss, rl_metrics, columns = self._rl_loss(sampled, denominators, step)
@@ -153,7 +154,7 @@ class Objective:
         metrics = Metrics()
         if self.needs_reference:
             kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
-            metrics.mean("policy/reference_kl_nats", float(kl_N.detach().sum()) / count, count)
+            metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
             if options.kl.apply_to == "reward":
                 # The KL at a token depends on the tokens before it: they bear it too, and later tokens do not.
                 advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
@@ -179,7 +180,7 @@ class Objective:
             correction_N=correction_N,
         )
         metrics.merge(token_metrics)
-        metrics.max("policy/importance_ratio_max", find_worst_token(ratio_N.detach(), sampled))
+        metrics.worst_token("policy/importance_ratio_max", ratio_N.detach(), sampled)
         loss = ((penalty_N + correction_N * policy_loss_N) * weight_N).sum()
         return LossResult(loss, metrics, self._loss_columns(sampled, ratio_N.detach(), advantage_N.detach()))
 

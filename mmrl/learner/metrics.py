@@ -5,7 +5,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -15,32 +15,39 @@ from torch import Tensor
 from mmrl.algo.losses import estimate_kl
 from mmrl.config.schema import LossConfig
 from mmrl.learner.tokens import LossDenominators, TokenTable
-from mmrl.types import WorstToken
+from mmrl.types import Experience, WorstToken
 
 
 class _Metric(NamedTuple):
     kind: Literal["sum", "mean", "ratio", "max", "min"]
-    value: float
-    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator."""
+    value: float | Tensor
+    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator.
+
+    A tensor is one that has not been read yet: a scalar, or a value and the response that it belongs to, [2].
+    """
     weight: float = 1.0
     """Of a mean, what it counts in a mean over updates; of a ratio, its denominator."""
+    experiences: Sequence[Experience] = ()
+    """The responses that an unread value and response refer to."""
 
 
 @dataclass(slots=True)
 class Metrics:
     """Named metrics of a part of a step, which know how to merge with those of other parts.
 
-    A method adds to what its metric holds so far, so the order of calls is the order of floating point sums.
+    A method adds to what its metric holds so far, so the order of calls is the order of floating point sums. Values may
+    be tensors, any float type: they wait for `read`, because each is one that the host would wait for.
     """
 
     _metrics: dict[str, _Metric] = field(default_factory=dict)
+    _unread: list[tuple[str, _Metric]] = field(default_factory=list)
 
-    def sum(self, name: str, value: float) -> None:
-        """Add to a sum over all parts of a step."""
+    def sum(self, name: str, value: float | Tensor) -> None:
+        """Add a scalar to a sum over all parts of a step."""
         self._add(name, _Metric("sum", value))
 
-    def mean(self, name: str, share: float, weight: float = 1.0) -> None:
-        """Add a share of an update's mean: a sum over some of its tokens, divided by the number of all of them.
+    def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
+        """Add a share, a scalar, of an update's mean: a sum over some of its tokens, divided by the number of all.
 
         `weight` is that number, or 1 for a value that weighs the same in every update.
         """
@@ -54,23 +61,47 @@ class Metrics:
         """Keep the largest value; a `WorstToken` stays one."""
         self._add(name, _Metric("max", value))
 
-    def min(self, name: str, value: float) -> None:
-        """Keep the smallest value."""
+    def worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
+        """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
+        index_1 = values_N.argmax().reshape(1)  # as a scalar it would be an index that the host has to read
+        columns = (values_N, tokens.response_N)
+        pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
+        self._add(name, _Metric("max", pair, experiences=tokens.experiences))
+
+    def min(self, name: str, value: float | Tensor) -> None:
+        """Keep the smallest value, a scalar."""
         self._add(name, _Metric("min", value))
 
     def merge(self, other: Metrics) -> None:
         """Take over the metrics of another part of the same update: a micro-batch, or all those of a rank."""
-        for name, metric in other._metrics.items():
+        for name, metric in (*other._metrics.items(), *other._unread):
             self._add(name, metric)
+
+    def read(self) -> None:
+        """Fetch all values that are still tensors, in one transfer."""
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, []
+        parts = [torch.as_tensor(metric.value).double().reshape(-1) for _, metric in unread]
+        numbers = iter(torch.cat(parts).tolist())
+        for name, metric in unread:
+            value = next(numbers)
+            if metric.experiences:
+                value = _name_token(value, metric.experiences[int(next(numbers))])
+            self._add(name, _Metric(metric.kind, value, metric.weight))
 
     def values(self) -> dict[str, float]:
         """Return the value of each metric. A ratio is 0 if nothing was counted."""
+        self.read()
         values = {}
         for name, metric in self._metrics.items():
             values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
         return values
 
     def _add(self, name: str, metric: _Metric) -> None:
+        if isinstance(metric.value, Tensor):
+            self._unread.append((name, metric))
+            return
         if name not in self._metrics:
             self._metrics[name] = metric
             return
@@ -134,8 +165,8 @@ def measure_tokens(
         sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
     metrics, count = Metrics(), denominators.forward_tokens
     for name, total in sums.items():
-        metrics.mean(name, float(total) / count, count)
-    metrics.min("policy/importance_ratio_min", float(ratio_N.min()))
+        metrics.mean(name, total.double() / count, count)
+    metrics.min("policy/importance_ratio_min", ratio_N.min())
     return metrics
 
 
@@ -162,21 +193,16 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
     names = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
     for age, count in enumerate(denominators.forward_tokens_by_age):
         if count:
-            share = float(difference_N.where(sampled.age_N == age, 0.0).sum()) / count
+            share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
             metrics.sum(names[age], share)
     if any(denominators.forward_tokens_by_age):
-        worst = find_worst_token(difference_N.where(sampled.age_N <= 1, 0.0), sampled)
-        metrics.max("rollout/logprob_diff_max", worst)
+        recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
+        metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics
 
 
-def find_worst_token(values_N: Tensor, tokens: TokenTable) -> WorstToken:
-    """Return the largest value, with the rollout of its token."""
-    index = values_N.argmax()
-    # One transfer from the device, not two.
-    value, response = torch.stack([values_N[index], tokens.response_N[index].to(values_N)]).tolist()
-    rollout = tokens.experiences[int(response)].rollout
-    worst = WorstToken(value)
+def _name_token(value: float, experience: Experience) -> WorstToken:
+    worst, rollout = WorstToken(value), experience.rollout
     worst.owner = f"rollout {rollout.index} of {rollout.prompt.sample.modality} sample {rollout.prompt.sample.id}"
     return worst

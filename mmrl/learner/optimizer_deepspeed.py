@@ -241,12 +241,16 @@ class DeepspeedOptimizer:
     def update(self, lr: float) -> dict[Component, float]:
         """Clip the gradients, update the weights and drop the gradients, as `Optimizer.update` says."""
         model, optimizer = self._model, self._model.optimizer
-        squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
-        for index, parameters in enumerate(model.parameters_by_component.values()):
+        device_squares = []
+        for parameters in model.parameters_by_component.values():
+            square = torch.zeros((), dtype=torch.float64, device=model.deepspeed_engine.device)
             for parameter in parameters:
                 piece = self._local_gradient(parameter)
                 if piece is not None:
-                    squares[index] += float(piece.float().square().sum())
+                    square += piece.float().square().sum()
+            device_squares.append(square)
+        # All in one transfer, for which the host waits.
+        squares = torch.stack(device_squares).cpu()
         # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
         if model.options.zero_stage:
             model.ranks.all_reduce([squares])

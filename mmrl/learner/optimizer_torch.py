@@ -14,6 +14,7 @@ from torch import nn
 
 from mmrl.config.schema import Component, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
+from mmrl.utils.torch_transfer import send
 
 
 class TorchOptimizer:
@@ -70,14 +71,17 @@ class TorchOptimizer:
         self._ranks.all_reduce(gradients)
         for master, gradient in zip(self._masters, gradients, strict=True):
             master.grad = gradient
-        norms = {}
-        for component, masters in self._masters_by_component.items():
+        component_norms = []
+        for masters in self._masters_by_component.values():
             own_gradients = [master.grad for master in masters if master.grad is not None]
-            norms[component] = float(nn.utils.get_total_norm(own_gradients))
+            component_norms.append(send(nn.utils.get_total_norm(own_gradients), gradients[0].device))
+        # All in one transfer, for which the host waits.
+        norms = dict(zip(self._masters_by_component, torch.stack(component_norms).tolist(), strict=True))
         total = math.hypot(*norms.values())
         # One overflow would make every weight NaN.
         if math.isfinite(total):
-            nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))
+            total_norm = send(torch.tensor(total), gradients[0].device)
+            nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, total_norm)
             for group in self._optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             self._optimizer.step()

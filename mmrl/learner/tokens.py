@@ -15,11 +15,15 @@ from torch import Tensor
 
 from mmrl.config.schema import LossConfig
 from mmrl.types import TRAINED_AUTHORS, Author, Experience, TokenValues
+from mmrl.utils.torch_transfer import send, send_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
-    """Trained tokens, a row each, with those of a response next to each other. Every column is a tensor [N]."""
+    """Trained tokens, a row each, with those of a response next to each other. Every column is a tensor [N].
+
+    The host asks for the kinds of tokens, so those columns are in its memory, and all others on the device.
+    """
 
     experiences: Sequence[Experience]
     """The responses that `response_N` refers to, with or without tokens in the table."""
@@ -63,12 +67,16 @@ class TokenTable:
     """Log-prob under the reference; None without a KL penalty."""
 
     def select(self, mask_N: Tensor) -> TokenTable:
-        """Return the rows where the mask is True."""
+        """Return the rows where a mask in host memory is True."""
+        if mask_N.all():
+            return self
         selected: dict[str, Tensor] = {}
+        rows = mask_N.nonzero().squeeze(-1)
+        device_rows = send(rows, self.response_N.device)
         for column in fields(self):
             values = getattr(self, column.name)
             if isinstance(values, Tensor):
-                selected[column.name] = values[mask_N]
+                selected[column.name] = values[rows if values.device == rows.device else device_rows]
         return replace(self, **selected)  # type: ignore[arg-type]  # mypy takes any column for any field
 
 
@@ -126,7 +134,7 @@ def make_token_table(
     `TokenTable` explains the arguments.
     """
     device = current_logprobs_N.device
-    bools = partial(torch.tensor, dtype=torch.bool, device=device)  # of an empty list torch would make float32
+    bools = partial(torch.tensor, dtype=torch.bool)  # of an empty list torch would make float32
     tokens: list[TrainedToken] = []
     num_tokens, old_is_recorded, advantages, fixed_lengths = [], [], [], []
     for experience in experiences:
@@ -140,15 +148,15 @@ def make_token_table(
     response_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(num_tokens))
     return TokenTable(
         experiences=experiences,
-        response_N=response_N.to(device),
+        response_N=send(response_N, device),
         is_policy_N=bools([author is Author.POLICY for author in authors]),
         is_demonstration_N=bools([author is Author.DEMONSTRATION for author in authors]),
         in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
-        advantages_N=torch.tensor(advantages)[response_N].to(device),
-        fixed_lengths_N=torch.tensor(fixed_lengths)[response_N].to(device),
-        age_N=torch.tensor([token.age for token in tokens], dtype=torch.int64, device=device),
-        old_is_recorded_N=torch.tensor(old_is_recorded)[response_N].to(device),
-        recorded_logprobs_N=torch.tensor([token.recorded_logprob for token in tokens], device=device),
+        advantages_N=send(torch.tensor(advantages)[response_N], device),
+        fixed_lengths_N=send(torch.tensor(fixed_lengths)[response_N], device),
+        age_N=send_numbers([token.age for token in tokens], device),
+        old_is_recorded_N=send(torch.tensor(old_is_recorded)[response_N], device),
+        recorded_logprobs_N=send(torch.tensor([token.recorded_logprob for token in tokens]), device),
         recomputed_logprobs_N=recomputed_logprobs_N,
         current_logprobs_N=current_logprobs_N,
         entropies_N=entropies_N,

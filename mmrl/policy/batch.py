@@ -41,6 +41,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.torch_transfer import send
 
 if TYPE_CHECKING:
     from mmrl.policy.processor import PromptProcessor
@@ -104,7 +105,8 @@ class DeviceTensors:
         for own_field in fields(self):
             value = getattr(self, own_field.name)
             if isinstance(value, torch.Tensor | DeviceTensors):
-                moved[own_field.name] = value.to(device)
+                is_tensor = isinstance(value, torch.Tensor)
+                moved[own_field.name] = send(value, device) if is_tensor else value.to(device)
         return replace(self, **moved)
 
 
@@ -122,7 +124,7 @@ class BatchMedia(DeviceTensors):
     def to(self, device: torch.device) -> BatchMedia:
         """Return a copy with the patches on another device."""
         # The host cuts patches and features by the grids; it would wait for the device to read them there.
-        images, videos = self.image_patches_MD.to(device), self.video_patches_MD.to(device)
+        images, videos = send(self.image_patches_MD, device), send(self.video_patches_MD, device)
         return replace(self, image_patches_MD=images, video_patches_MD=videos)
 
 

@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from mmrl.types import Author, Experience, ExpertRoutes, UserError
+from mmrl.utils.torch_transfer import send
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,10 +81,10 @@ def set_routes(routers: Sequence[Any], routes_XTK: torch.Tensor | None) -> None:
     None, or `UNKNOWN_EXPERT` for all experts of a token, leaves it to the routers. Routes stay set, since a layer that
     is recomputed in the backward pass must find those of its forward.
     """
+    if routers and routes_XTK is not None:
+        routes_XTK = send(routes_XTK, routers[0].weight.device, torch.int64)
     for layer, router in enumerate(routers):
-        router.replayed_routes = None
-        if routes_XTK is not None:
-            router.replayed_routes = routes_XTK[layer].to(router.weight.device, torch.int64)
+        router.replayed_routes = None if routes_XTK is None else routes_XTK[layer]
 
 
 def get_routes(routers: Sequence[Any]) -> torch.Tensor:
@@ -98,15 +99,18 @@ def sum_routing(routers: Sequence[Any], tokens_N: torch.Tensor) -> torch.Tensor:
 
     Returns:
         For each layer the number of tokens that each expert got, followed by the sum of the tokens' margins, on
-        the CPU, float64 [X, E + 1].
+        the device of the routers, float64 [X, E + 1].
     """
     sums = []
+    tokens_N = send(tokens_N, routers[0].last_routes.device)
     for router in routers:
-        tokens_N = tokens_N.to(router.last_routes.device)
-        loads_E = torch.bincount(router.last_routes[tokens_N].flatten(), minlength=router.num_experts).double()
+        chosen = router.last_routes[tokens_N].flatten()
+        # Not `bincount`, for which the host reads the largest number.
+        loads_E = torch.zeros(router.num_experts, dtype=torch.float64, device=chosen.device)
+        loads_E = loads_E.index_add(0, chosen, torch.ones_like(chosen, dtype=torch.float64))
         margin_1 = router.last_margins[tokens_N].double().sum(dim=0, keepdim=True)
         sums.append(torch.cat([loads_E, margin_1]))
-    return torch.stack(sums).cpu()
+    return torch.stack(sums)
 
 
 def summarize_routing(routers: Sequence[Any], sums_XS: torch.Tensor) -> RoutingSummary:
@@ -124,11 +128,12 @@ def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor) -> Route
     Each layer's inputs come from layers that followed the routes. The order of a token's experts does not count.
     """
     own_XTK = torch.stack([router.own_routes for router in routers])
-    routes_XTK = routes_XTK.to(own_XTK)
+    routes_XTK = send(routes_XTK, own_XTK.device, own_XTK.dtype)
     known_T = routes_XTK[0, :, 0] != UNKNOWN_EXPERT
     differs_XTK = own_XTK.sort(dim=-1).values != routes_XTK.sort(dim=-1).values
     differs_XT = differs_XTK.any(dim=-1) & known_T
-    return RouteDifferences(int(known_T.sum()), int(differs_XT.any(dim=0).sum()), int(differs_XT.sum()))
+    counts = (known_T.sum(), differs_XT.any(dim=0).sum(), differs_XT.sum())
+    return RouteDifferences(*torch.stack(counts).tolist())
 
 
 def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: int) -> ExpertRoutes:

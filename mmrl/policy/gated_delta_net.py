@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from mmrl.policy.delta_rule import gated_delta_rule, gated_delta_step
 from mmrl.policy.gated_delta_kernels import has_rule_kernel, install_kernel_choice, run_rule_kernel
 from mmrl.policy.shared_prefix_attention import PrefixTree
+from mmrl.utils.torch_transfer import send_numbers
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -218,14 +219,13 @@ def plan_fork(
             conv_tokens += context
             conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
             conv_tokens += piece
-    as_tensor = partial(torch.tensor, dtype=torch.int64, device=device)
     make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
     return SharedPrefixPlan(
-        conv_tokens=as_tensor(conv_tokens),
-        conv_kept_T=as_tensor(conv_kept),
+        conv_tokens=send_numbers(conv_tokens, device),
+        conv_kept_T=send_numbers(conv_kept, device),
         prompts=tuple(make_batches(prompts, device=device)),
         completions=tuple(make_batches(completions, device=device)),
-        prompt_of_completion=as_tensor(prompt_of_completion),
+        prompt_of_completion=send_numbers(prompt_of_completion, device),
     )
 
 
@@ -235,9 +235,9 @@ def _join_pieces(pieces: Sequence[range], *, device: torch.device) -> Iterable[S
         tokens = list(chain.from_iterable(pieces))
         bounds = list(accumulate(map(len, pieces), initial=0))
         yield SequenceBatch(
-            torch.tensor([tokens], device=device),
+            send_numbers([tokens], device),
             torch.arange(len(pieces), device=device),
-            torch.tensor(bounds, device=device),
+            send_numbers(bounds, device),
         )
 
 
@@ -251,7 +251,7 @@ def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.dev
     for numbers in by_size.values():
         longest = max(len(pieces[number]) for number in numbers)
         rows = [[*pieces[number], *[padding] * (longest - len(pieces[number]))] for number in numbers]
-        yield SequenceBatch(torch.tensor(rows, device=device), torch.tensor(numbers, device=device))
+        yield SequenceBatch(send_numbers(rows, device), send_numbers(numbers, device))
 
 
 def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

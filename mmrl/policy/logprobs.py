@@ -78,7 +78,7 @@ class LogprobRequest:
     target_ids_N: torch.Tensor  # ids of the tokens to score, int64
     predictor_index_N: torch.Tensor  # index in the flattened batch of the hidden state that predicts each, int64
     temperature_N: torch.Tensor  # divisor of each token's logits, above 0, float32
-    banned_token_ids: tuple[int, ...]  # tokens with probability 0
+    banned_token_ids: Sequence[int] | torch.Tensor  # tokens with probability 0; as a tensor on the device, int64
     chunk_tokens: int  # tokens whose logits are computed at a time; those of a whole batch would not fit into memory
 
 
@@ -123,10 +123,10 @@ class LogprobHead(nn.Linear):
         finally:
             self._request = None
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [..., V] of hidden states [..., W]; in `use_request`, float32 [2, N] in nats.
+    def forward(self, hidden: torch.Tensor) -> Any:  # noqa: ANN401  (a tensor, or two)
+        """Return logits [..., V] of hidden states [..., W].
 
-        The first row of the latter holds log-probabilities, the second entropies.
+        In `use_request`, return log-probabilities and entropies, both float32 [N] in nats.
         """
         if self._request is None:
             return float32_logits(hidden, self.weight) if self.is_float32 else super().forward(hidden)
@@ -134,8 +134,7 @@ class LogprobHead(nn.Linear):
         # gathers sharded weights.
         hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
         arguments = (hidden_NW, self.weight, self._request, self.is_float32)
-        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
-        return scores_2N
+        return _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -151,25 +150,33 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VW: torch.Tensor,
         request: LogprobRequest,
         is_float32: bool,
-    ) -> torch.Tensor:
-        """Return log-probs and entropies in nats, float32 [2, N], of hidden states [N, W] and weights [V, W]."""
-        scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies in nats, float32 [N], of hidden states [N, W] and weights [V, W]."""
+        scored_N, entropies_N = (torch.empty(len(hidden_NW), device=hidden_NW.device) for _ in range(2))
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
             hidden_CW = hidden_NW[chunk]
             logits_CV = float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
             logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
-            scores_2N[0, chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
-            scores_2N[1, chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
-        ctx.save_for_backward(hidden_NW, weight_VW, scores_2N)
+            scored_N[chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
+            entropies_N[chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
+        ctx.save_for_backward(hidden_NW, weight_VW, entropies_N)
         ctx.request, ctx.is_float32 = request, is_float32
-        return scores_2N
+        # Without an entropy bonus the gradient of entropies is then None rather than zeros.
+        ctx.set_materialize_grads(False)
+        return scored_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        d_scored_N: torch.Tensor | None,
+        d_entropies_N: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of hidden states [N, W] and weights [V, W], in their dtypes, where they are needed."""
-        hidden_NW, weight_VW, scores_2N = ctx.saved_tensors
+        hidden_NW, weight_VW, entropies_N = ctx.saved_tensors
         request: LogprobRequest = ctx.request
+        if d_scored_N is None:
+            d_scored_N = torch.zeros_like(entropies_N)
         d_hidden_NW = torch.empty_like(hidden_NW) if ctx.needs_input_grad[0] else None
         # float32 even for bfloat16 weights, because it sums over all chunks.
         d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if ctx.needs_input_grad[1] else None
@@ -179,10 +186,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
             temperature_C1 = request.temperature_N[chunk, None]
             probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
-            d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
-            d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
-            # Without an entropy bonus this gradient is 0, and skipping it saves a tensor over the vocabulary.
-            if d_entropy_C1.any():
+            d_logprob_C1 = d_scored_N[chunk, None]
+            if d_entropies_N is None:
+                d_logits_CV = -probs_CV * d_logprob_C1
+            else:
+                d_entropy_C1 = d_entropies_N[chunk, None]
+                d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * entropies_N[chunk, None])
                 d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
             d_logits_CV = d_logits_CV / temperature_C1

@@ -27,6 +27,7 @@ from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.types import UserError
 from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
+from mmrl.utils.torch_transfer import send, send_numbers
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -267,17 +268,17 @@ class Policy:
             target_ids_N=batch.target_ids_N,
             predictor_index_N=batch.predictor_index_N,
             temperature_N=batch.temperature_N,
-            banned_token_ids=batch.banned_token_ids,
+            banned_token_ids=send_numbers(batch.banned_token_ids, self.device),
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
-            scores_2N = self.runner(
+            scores = self.runner(
                 input_ids=batch.input_ids_BL,
                 **self.family.model_arguments(batch.position_ids_3BL, batch.token_types_BL, batch.media),
                 **packed,
                 use_cache=False,
             ).logits
-        return TokenLogprobs(*scores_2N)
+        return TokenLogprobs(*scores)
 
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
@@ -306,7 +307,7 @@ class Policy:
 
         The new tokens are padded on the left. The cache is extended in place.
         """
-        mask_RK = rows.mask_after_append(batch.attention_mask_BP.to(self.device))
+        mask_RK = rows.mask_after_append(send(batch.attention_mask_BP, self.device))
         return self._append(batch, mask_RK, rows.model_arguments())
 
     def _append(self, batch: PromptBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
@@ -315,7 +316,7 @@ class Policy:
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=mask_RK.to(self.device),
+                attention_mask=send(mask_RK, self.device),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
                 **cache,
                 logits_to_keep=1,

@@ -13,11 +13,13 @@ Source: Hydragen, arXiv:2402.05099v2, section 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
+
+from mmrl.utils.torch_transfer import send, send_numbers
 
 _CHUNK_COLUMNS = 256  # columns by which the buffers of own keys and values grow
 
@@ -46,11 +48,11 @@ class RowCache:
         self._prompt_of_row = list(prompt_of_row)
         # 1 for a token and 0 for padding in the columns of `cache`, int64; None if no column is padding.
         self._keep_RK: torch.Tensor | None = None
-        self._keep_BP = None if keep_BP.all() else keep_BP.bool().to(device)
-        rows = torch.tensor(self._prompt_of_row, device=device)
+        self._keep_BP = None if keep_BP.all() else send(keep_BP.bool(), device)
+        rows = send_numbers(self._prompt_of_row, device)
         if not self._shares_prompts:
             prompts.reorder_cache(rows)
-            self._keep_RK = keep_BP.to(device)[rows]
+            self._keep_RK = send(keep_BP, device)[rows]
             return
         for number, layer in enumerate(prompts.layers):
             if isinstance(layer, LinearAttentionLayer):
@@ -83,7 +85,7 @@ class RowCache:
     def keep_rows(self, kept: Sequence[int]) -> list[int]:
         """Drop all other rows; return which row is now in each place. Rows from the end fill the places of others."""
         order = _fill_gaps(kept)
-        index = torch.tensor(order, device=self._device)
+        index = send_numbers(order, self._device)
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
         if self._keep_RK is not None:
             self._keep_RK = self._keep_RK[index]
@@ -93,14 +95,15 @@ class RowCache:
         prompt_order = _fill_gaps(sorted(set(self._prompt_of_row)))
         place_of_prompt = {prompt: place for place, prompt in enumerate(prompt_order)}
         self._prompt_of_row = [place_of_prompt[prompt] for prompt in self._prompt_of_row]
+        rows, prompts = _plan_moves(order, self._device), _plan_moves(prompt_order, self._device)
         if self._keep_BP is not None:
-            self._keep_BP = _take(self._keep_BP, prompt_order)
+            self._keep_BP = prompts.take(self._keep_BP)
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
-                layer.conv_states[0] = _take(layer.conv_states[0], order)
-                layer.recurrent_states[0] = _take(layer.recurrent_states[0], order)
+                layer.conv_states[0] = rows.take(layer.conv_states[0])
+                layer.recurrent_states[0] = rows.take(layer.recurrent_states[0])
             else:
-                layer.take(order, prompt_order)
+                layer.take(rows, prompts)
         self._group_rows()
         return order
 
@@ -154,11 +157,28 @@ class RowCache:
         most = max(map(len, rows_of_prompt))
         # A prompt with fewer rows than another repeats its first one, and nothing reads what comes of that.
         padded = [rows + rows[:1] * (most - len(rows)) for rows in rows_of_prompt]
-        self._rows_BN = torch.tensor(padded, device=self._device)
-        self._place_R = torch.tensor([prompt * most + place for prompt, place in place_of_row], device=self._device)
+        self._rows_BN = send_numbers(padded, self._device)
+        self._place_R = send_numbers([prompt * most + place for prompt, place in place_of_row], self._device)
         self._prompt_bias = None
         if self._keep_BP is not None:
             self._prompt_bias = _to_bias(self._keep_BP[:, None, None], self._dtype)
+
+
+class _Moves(NamedTuple):
+    """Moves of rows of a tensor [R, ...] into the places of those that leave; sent once for the caches of all layers.
+
+    An index in host memory would make the host wait for a GPU at each use.
+    """
+
+    count: int  # rows that are left
+    to: torch.Tensor  # places that are filled, int64
+    start: torch.Tensor  # where the rows come from that fill them, int64
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a tensor [R, ...] that are left, as a part of its memory."""
+        if len(self.to):
+            tensor[self.to] = tensor[self.start]
+        return tensor[: self.count]
 
 
 class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
@@ -187,12 +207,11 @@ class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers ha
         """Return the number of own columns."""
         return self._length
 
-    def take(self, order: Sequence[int], prompt_order: Sequence[int]) -> None:
-        """Keep the rows and the prompts of these numbers, in this order."""
-        self.prompt_keys = _take(self.prompt_keys, prompt_order)
-        self.prompt_values = _take(self.prompt_values, prompt_order)
+    def take(self, rows: _Moves, prompts: _Moves) -> None:
+        """Keep some rows and some prompts."""
+        self.prompt_keys, self.prompt_values = prompts.take(self.prompt_keys), prompts.take(self.prompt_values)
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = _take(self.keys, order), _take(self.values, order)
+            self.keys, self.values = rows.take(self.keys), rows.take(self.values)
 
     def _grow(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         """Return a buffer with room for `self._length` columns like those of `new`, and what `buffer` has."""
@@ -239,9 +258,9 @@ def _fill_gaps(kept: Sequence[int]) -> list[int]:
     return order
 
 
-def _take(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """Return rows of a tensor [R, ...] in an order of `_fill_gaps`, as a part of its memory."""
-    places = [place for place, number in enumerate(order) if place != number]
-    if places:
-        tensor[places] = tensor[[order[place] for place in places]]
-    return tensor[: len(order)]
+def _plan_moves(order: Sequence[int], device: torch.device) -> _Moves:
+    """Return the moves that put rows into an order of `_fill_gaps`."""
+    moves = [(place, number) for place, number in enumerate(order) if place != number]
+    return _Moves(
+        len(order), send_numbers([to for to, _ in moves], device), send_numbers([start for _, start in moves], device)
+    )

@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mmrl.policy.batch import PrefixGroup
 from mmrl.types import UserError
+from mmrl.utils.torch_transfer import send
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,8 +139,8 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
         prompt_pieces += [len(lengths)] * (1 + len(completion_lengths))
         lengths += [prompt_length, *completion_lengths]
     length_of_piece = torch.tensor(lengths)
-    piece_T = torch.arange(len(lengths)).repeat_interleave(length_of_piece).to(device)
-    prompt_piece_T = torch.tensor(prompt_pieces).repeat_interleave(length_of_piece).to(device)
+    piece_T = send(torch.arange(len(lengths)).repeat_interleave(length_of_piece), device)
+    prompt_piece_T = send(torch.tensor(prompt_pieces).repeat_interleave(length_of_piece), device)
 
     def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return True where a query sees a key, bool in the shape of their places in the row."""
@@ -151,10 +152,10 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
     is_full = visible_pairs == _MASK_BLOCK**2
     counts, indices = [], []
     for is_listed in ((visible_pairs > 0) & ~is_full, is_full):
-        counts.append(is_listed.sum(dim=-1, dtype=torch.int32)[None, None].to(device))
+        counts.append(send(is_listed.sum(dim=-1, dtype=torch.int32)[None, None], device))
         # In each row of blocks, the numbers of those that are listed come first, in ascending order.
         order = is_listed.int().argsort(dim=-1, descending=True, stable=True)
-        indices.append(order.int()[None, None].to(device))
+        indices.append(send(order.int()[None, None], device))
     return BlockMask.from_kv_blocks(
         kv_num_blocks=counts[0],
         kv_indices=indices[0],

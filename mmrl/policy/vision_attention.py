@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mmrl.utils.torch_transfer import send
+
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
@@ -124,8 +126,7 @@ def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **o
     """
     inputs: dict[str, object] = {}
     for name, tensor in _indices_from_grids(self, grid_thw.cpu()).items():
-        # From pageable memory the driver copies what it is given before it returns, so nothing waits for the device.
-        moved = tensor.to(hidden_states.device, non_blocking=True)
+        moved = send(tensor, hidden_states.device)
         if name.startswith("cu_") and self.config._attn_implementation == ATTENTION_NAME:
             lengths = tuple(tensor.diff().tolist())
             inputs[name] = PatchWindows(lengths, moved)

@@ -19,11 +19,13 @@ COMMANDS = [
     ("async_rollouts", ["--engine", "hf", "--steps", "5", "--rounds", "1", "--prompts", "1", "--tokens", "4"], "ratio"),
     ("checkpoint", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--busy"], "stall_fraction_of_an_rl_step"),
     ("gpu", ["--tiny"], "run"),
+    ("launches", ["--sizes", "3B", "--side", "8", "--layers", "1"], "3B token: calls"),
     # With recurrent layers: the default family is in the table of docs/benchmarks.md, and takes the same path.
     ("learner_vs_trl", ["--family", "qwen3_5", "--cell", "40x8", "--pairs", "1"], "40x8"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
     ("media", ["ahead", "--rounds", "1", "--steps", "2"], "step_s with 1 workers"),
+    ("plan", ["--cells", "qwen2_5_vl,tiny,full,kept", "--rows"], "qwen2_5_vl,tiny,full,kept"),
     ("records", ["--steps", "3", "--prompts", "2"], "fraction_of_step"),
     ("replay", [], "fraction_of_step"),
     ("rewards", ["--seconds", "0.01"], "mmrl_rewards.box:iou"),

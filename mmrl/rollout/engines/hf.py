@@ -25,6 +25,7 @@ from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher
 from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import ExpertRoutes, FinishReason, Rollout, SamplingParams
 from mmrl.utils.activity import Activity
+from mmrl.utils.torch_transfer import send, send_numbers
 
 if TYPE_CHECKING:
     from mmrl.policy.prefix_cache import RowCache
@@ -135,7 +136,7 @@ class HfEngine(RolloutEngine):
             # divided into batches.
             generator = np.random.Generator(np.random.Philox(row.seed))
             uniforms.append(generator.random(sampling_params.max_new_tokens))
-        uniforms_RT = torch.from_numpy(np.stack(uniforms)).to(self._policy.device)
+        uniforms_RT = send(torch.from_numpy(np.stack(uniforms)), self._policy.device)
         generated = []
         decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
         for index, (ids, logps) in enumerate(decoded):
@@ -156,13 +157,13 @@ class HfEngine(RolloutEngine):
         cache, logits_BV = self._policy.prefill(batch)
         row_of = {digest: row for row, digest in enumerate(prompts)}
         prompt_of_row = [row_of[rollout.prompt.digest] for rollout in rollouts]
-        prompt_of_R = torch.tensor(prompt_of_row, device=device)
+        prompt_of_R = send_numbers(prompt_of_row, device)
         if recorder is not None:
             recorder.record_prompts(batch.attention_mask_BP, prompt_of_row)
         state = _DecodeState(
             cache=self._policy.fork_cache(cache, prompt_of_row, batch.attention_mask_BP),
             logits_RV=logits_BV[prompt_of_R],
-            next_position_R=(batch.position_ids_3BP.amax(dim=(0, 2)) + 1).to(device)[prompt_of_R],
+            next_position_R=send(batch.position_ids_3BP.amax(dim=(0, 2)) + 1, device)[prompt_of_R],
         )
         if not any(rollout.num_tokens for rollout in rollouts):
             return state
@@ -203,7 +204,7 @@ class HfEngine(RolloutEngine):
         decoded: list[tuple[list[int], list[float]]] = [([], []) for _ in uniforms_RT]
         alive = list(range(len(decoded)))  # numbers of the rollouts that have not ended, by row
         alive_before, sampled_logps = [], []
-        banned = torch.tensor(sampling_params.banned_token_ids, dtype=torch.int64, device=device)
+        banned = send_numbers(sampling_params.banned_token_ids, device)
         for t in range(max_new_tokens):
             logps_RV = compute_logprobs(logits_RV, sampling_params.effective_temperature, banned)
             token_R = sample_tokens(logps_RV, sampling_params, uniforms_RT[:, t])
@@ -223,7 +224,7 @@ class HfEngine(RolloutEngine):
             if len(going) < len(alive):
                 order = cache.keep_rows(going)
                 alive = [alive[row] for row in order]
-                order_R = torch.tensor(order, device=device)
+                order_R = send_numbers(order, device)
                 token_R, next_R, uniforms_RT = token_R[order_R], next_R[order_R], uniforms_RT[order_R]
             logits_RV = self._policy.append_text(cache, token_R, next_R + t)
             if recorder is not None:

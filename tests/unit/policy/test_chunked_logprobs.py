@@ -47,7 +47,7 @@ def compare_with_float64(head, inputs, hidden_of, request):
     """The largest difference of a score, and the gradients of a mix of them: by the head, and in float64."""
     weights_2N = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
     with head.use_request(request):
-        scores_2N = head(hidden_of(*inputs))
+        scores_2N = torch.stack(head(hidden_of(*inputs)))
     found = torch.autograd.grad((scores_2N * weights_2N).sum(), inputs)
     doubles = [each.detach().double().requires_grad_() for each in inputs]
     weight = doubles[[each is head.weight for each in inputs].index(True)]
@@ -121,7 +121,7 @@ def test_a_float32_layer_never_holds_a_float32_copy_of_its_weights(monkeypatch):
     head.requires_grad_(False)  # the gradient of the weights is such a matrix
     with LargestFloat32() as seen:
         with head.use_request(make_request(chunk=2)):
-            scores_2N = head(hidden)
+            scores_2N = torch.stack(head(hidden))
         scores_2N.sum().backward()
         with torch.no_grad():
             assert head(hidden[:, :1]).dtype == torch.float32  # the sampler's logits
@@ -136,7 +136,7 @@ def test_logits_for_the_sampler_are_those_that_the_learner_scores():
     with torch.no_grad():
         logits = head(hidden)
         with head.use_request(asked):
-            scores_2N = head(hidden)
+            scores_2N = torch.stack(head(hidden))
     assert torch.equal(logits.double().float(), logits) and logits.dtype == torch.float32
     scaled = logits.flatten(0, 1)[asked.predictor_index_N] / asked.temperature_N[:, None]
     picked = scaled.log_softmax(dim=-1).gather(-1, asked.target_ids_N[:, None]).squeeze(-1)
@@ -154,10 +154,10 @@ def test_without_a_request_it_is_a_linear_layer():
 def test_hooks_of_the_layer_are_called():
     head, hidden = head_and_hidden()
     seen = []
-    head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    head.register_forward_hook(lambda module, inputs, output: seen.extend(map(len, output)))
     with head.use_request(make_request(4)):
         head(hidden)
-    assert seen == [(2, TOKENS)]
+    assert seen == [TOKENS, TOKENS]
 
 
 def test_a_frozen_layer_passes_the_gradient_on():
@@ -190,6 +190,6 @@ def test_logits_never_have_more_rows_than_the_chunk(chunk):
     head, hidden = head_and_hidden()
     with Widest(head.weight) as seen:
         with head.use_request(make_request(chunk)):
-            scores_2N = head(hidden)
+            scores_2N = torch.stack(head(hidden))
         scores_2N.sum().backward()
     assert seen.rows == chunk

@@ -1,0 +1,1 @@
+"""What a run will need of a GPU, found without one."""

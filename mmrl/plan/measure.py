@@ -1,0 +1,295 @@
+"""Work and memory of one micro-batch of the learner, counted while its real code runs on the pretended device.
+
+Blocks of a model are alike, so a model of few blocks runs, and one of a few more; from their difference follow work and
+memory of all blocks. What is extrapolated is a straight line, and tests compare it with whole models.
+
+Suffixes of tensor names as in `mmrl.policy.batch`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+from unittest.mock import patch
+from weakref import ref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from mmrl.config.schema import ModelConfig
+from mmrl.plan.pretended_device import pretend_device
+from mmrl.plan.shapes import ModelShapes
+from mmrl.plan.workload import MicroBatch
+from mmrl.policy import shared_prefix_attention, vision_attention
+from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup
+from mmrl.policy.build import enable_gradient_checkpointing
+from mmrl.policy.families import PlaceholderRun
+from mmrl.policy.lora import create_adapter
+from mmrl.policy.policy import Policy
+from mmrl.policy.shared_prefix_attention import attention_blocks
+
+# Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
+_DEPTHS, _RECURRENT_DEPTHS = (3, 4), (4, 8)
+_ATTENTION = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Work and memory of one micro-batch."""
+
+    flops: Mapping[tuple[str, str], float]  # by part (vision, language, attention, logits, rest) and pass
+    peak: Mapping[str, float]  # bytes above weights and gradients when most are in use, by part
+
+    def total_flops(self, *parts: str, passes: Sequence[str] = ("forward", "backward")) -> float:
+        """Return the FLOPs of these parts, or of all."""
+        return sum(count for (part, name), count in self.flops.items() if name in passes and part in (parts or (part,)))
+
+
+class Meter(TorchDispatchMode):
+    """Counts FLOPs and live memory by part while operators run inside it. The model's hooks tell it the part."""
+
+    def __init__(self, read: Callable[[torch.Tensor], torch.Tensor], visible_frac: float) -> None:
+        """Begin with nothing counted.
+
+        Args:
+            read: returns the values of a small tensor.
+            visible_frac: share of all pairs of a query and a key of the packed row that see each other.
+        """
+        super().__init__()
+        self.part, self.pass_name = "rest", "forward"
+        self.flops: Counter[tuple[str, str]] = Counter()
+        self.vision_attention: list[float] = []
+        """FLOPs of attention in each vision block, forward."""
+        self.peaks: dict[str, Counter[str]] = {}
+        """Live bytes by part when they were most, of each part and pass."""
+        self._read, self._visible_frac = read, visible_frac
+        self._live: Counter[str] = Counter()
+        self._storages: dict[int, ref[Any]] = {}
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Leave a tensor out of the memory, such as a weight."""
+        storage = tensor.untyped_storage()
+        self._storages[id(storage)] = ref(storage)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run an operator, and count it."""
+        out = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if "_attention" in func.__name__ or "varlen_attn" in func.__name__:
+            self._count_attention(func.__name__, args)
+        elif packet in flop_registry:
+            self.flops[self.part, self.pass_name] += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                self._hold(leaf.untyped_storage())
+        return out
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key in self._storages:
+            return
+        part, size = self.part, storage.nbytes()
+        self._storages[key] = ref(storage, partial(self._free, key, part, size))
+        self._live[part] += size
+        phase = f"{self.part} {self.pass_name}"
+        if self._live.total() > self.peaks.get(phase, Counter()).total():
+            self.peaks[phase] = self._live.copy()
+
+    def _free(self, key: int, part: str, size: int, _: ref[Any]) -> None:
+        self._live[part] -= size
+        self._storages.pop(key, None)
+
+    def _count_attention(self, name: str, args: Sequence[Any]) -> None:
+        """Count attention by the pairs of query and key that see each other, which a kernel's shapes do not show."""
+        is_backward = "backward" in name
+        query, key = args[is_backward : is_backward + 2]
+        if "varlen" in name:
+            borders = next(arg for arg in args if isinstance(arg, torch.Tensor) and arg.dtype == torch.int32)
+            pairs = query.shape[1] * float(self._read(borders).diff().square().sum())
+        else:
+            pairs = prod(query.shape[:3]) * key.shape[2]
+        # Two products forward; backward five, because the probabilities are computed again.
+        flops = (10 if is_backward else 4) * pairs * query.shape[-1]
+        if self.part == "language":
+            self.flops["attention", self.pass_name] += flops * self._visible_frac
+        else:
+            self.flops["vision attention", self.pass_name] += flops
+            if self.pass_name == "forward":
+                self.vision_attention.append(flops)
+
+
+def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -> Measurement:
+    """Return work and memory of a micro-batch of a model with these shapes.
+
+    Raises:
+        UserError: this torch cannot pretend a device.
+    """
+    blocks = {"vision": model.vision.depth, "language": model.text.num_hidden_layers}
+    depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
+    small, large = (
+        _run(
+            model.trim(*(min(blocks[part], depths[part][run]) for part in ("language", "vision"))), options, micro_batch
+        )
+        for run in (0, 1)
+    )
+    # How many times the difference of the two runs is still missing above the larger one.
+    left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
+    left["attention"] = left["language"]
+
+    def extend(part: str, before: float, after: float) -> float:
+        return after + (after - before) * left.get(part, 0.0)
+
+    flops = {key: extend(key[0], small.flops[key], count) for key, count in large.flops.items()}
+    for pass_name in ("forward", "backward"):
+        counted = flops.pop(("vision attention", pass_name), 0.0)
+        if counted:
+            forward = large.vision_attention
+            # Some blocks see whole images, others windows.
+            num_full = len(getattr(model.vision, "fullatt_block_indexes", None) or range(blocks["vision"]))
+            total = num_full * max(forward) + (blocks["vision"] - num_full) * min(forward)
+            flops["vision", pass_name] += total * counted / sum(forward)
+    peaks = []
+    for phase, parts in large.peaks.items():
+        before = small.peaks.get(phase, Counter())
+        peaks.append({part: extend(part, before[part], count) for part, count in parts.items()})
+    return Measurement(flops=flops, peak=max(peaks, key=lambda peak: sum(peak.values())))
+
+
+def visible_pairs(prompt: int, responses: Sequence[int]) -> int:
+    """Return how many pairs of a query and a key of a packed group see each other."""
+    pairs = 0
+    for block in attention_blocks((PrefixGroup(prompt, tuple(responses)),)):
+        queries, keys = block.queries.stop - block.queries.start, block.keys.stop - block.keys.start
+        pairs += queries * (queries + 1) // 2 if block.causal else queries * keys
+    return pairs
+
+
+def make_batch(model: ModelShapes, micro_batch: MicroBatch) -> Batch:
+    """Return a packed batch of these sizes, on the CPU: every token the same word, every patch grey."""
+    vision, image_id = model.vision, model.config.image_token_id
+    prompt: list[int] = []
+    for grid in micro_batch.grids:
+        prompt += [1, *[image_id] * model.image_tokens((grid,))]
+    prompt += [1] * (micro_batch.prompt_tokens - len(prompt))
+    runs = {image_id: list(map(PlaceholderRun, micro_batch.grids))}
+    prompt_positions = model.family.position_ids(prompt, runs, merge_size=vision.spatial_merge_size)
+    ids: list[int] = []
+    positions, predictors = [], []
+    for _ in range(micro_batch.num_groups):
+        last = len(ids) + len(prompt) - 1
+        ids += prompt
+        positions.append(prompt_positions)
+        for length in micro_batch.responses:
+            predictors += [last, *range(len(ids), len(ids) + length - 1)]
+            ids += [1] * length
+            positions.append((prompt_positions.max() + 1 + torch.arange(length)).expand(3, -1))
+    grids = micro_batch.grids * micro_batch.num_groups
+    patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    input_ids_BL, num_scored = torch.tensor([ids]), len(predictors)
+    return Batch(
+        input_ids_BL=input_ids_BL,
+        token_types_BL=(input_ids_BL == image_id).long(),
+        position_ids_3BL=torch.cat(positions, dim=1).unsqueeze(1),
+        prefix_tree=(PrefixGroup(len(prompt), micro_batch.responses),) * micro_batch.num_groups,
+        media=BatchMedia(
+            image_patches_MD=torch.zeros(sum(map(prod, grids)), patch),
+            image_grids_I3=torch.tensor(grids, dtype=torch.int64).view(-1, 3),
+            image_keys=tuple(map(str, range(len(grids)))),
+            video_patches_MD=torch.zeros(0, patch),
+            video_grids_V3=torch.zeros(0, 3, dtype=torch.int64),
+            video_keys=(),
+        ),
+        target_ids_N=torch.ones(num_scored, dtype=torch.int64),
+        predictor_index_N=torch.tensor(predictors),
+        temperature_N=torch.ones(num_scored),
+        banned_token_ids=(),
+    )
+
+
+def make_policy(model: ModelShapes, options: ModelConfig, device: str = "meta") -> Policy:
+    """Return the policy as a stage trains it. The `meta` device has no memory."""
+    module = model.build(options.dtype, device)
+    create_adapter(module, options.lora, seed=0, family=model.family)
+    enable_gradient_checkpointing(module, options.gradient_checkpointing, model.family)
+    return Policy(
+        module,
+        family=model.family,
+        freeze=options.freeze,
+        freeze_router=options.freeze_router,
+        logits_chunk=options.logits_chunk_tokens,
+        float32_output_layer=options.float32_output_layer,
+    )
+
+
+def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -> Meter:
+    """Score a batch, and compute the gradient of its log-probs, on the pretended device."""
+    batch, size = make_batch(model, micro_batch), micro_batch
+    pairs = size.num_groups * visible_pairs(size.prompt_tokens, size.responses)
+    with (
+        pretend_device() as device,
+        patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _attend),
+        patch.object(vision_attention, "scaled_dot_product_attention", _attend),
+        torch.library._scoped_library("aten", "IMPL") as library,
+    ):
+        # One kernel on a GPU. Torch would take it apart, and hold several tensors of the wide inner layer at once.
+        library.impl("silu_backward", lambda grad, values: torch.empty_like(values), "PrivateUse1")
+        policy, meter = make_policy(model, options), Meter(device.read, pairs / size.num_tokens**2)
+        device.place(policy.model)
+        for parameter in policy.trained.values():
+            # As after the first micro-batch of an update: gradients are there, and are added to.
+            parameter.grad = torch.zeros_like(parameter)
+            meter.ignore(parameter.grad)
+        for tensor in (*policy.model.parameters(), *policy.model.buffers()):
+            meter.ignore(tensor)
+        _watch_parts(policy, meter)
+        with meter:
+            scores = policy.compute_logprobs(batch)
+            meter.part, meter.pass_name = "logits", "backward"
+            scores.logprobs_N.sum().backward()
+        return meter
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:  # noqa: ANN401
+    """Attend in one operator, which as FlexAttention copies no keys for the query heads that share them.
+
+    Torch itself would take attention apart on a device that it does not know.
+    """
+    output: torch.Tensor = _ATTENTION(query, key, value, scale=options["scale"])[0]
+    return output
+
+
+def _watch_parts(policy: Policy, meter: Meter) -> None:
+    """Tell a meter which part of the model runs: by hooks in the forward pass, by gradients in the backward pass."""
+
+    def enter(part: str, *_: object) -> None:
+        if meter.pass_name == "forward":
+            meter.part = part
+
+    def leave(part: str, module: object, arguments: object, output: object) -> None:
+        if meter.pass_name == "backward":
+            return
+        meter.part = "rest"
+        for leaf in tree_leaves(dict(output) if isinstance(output, Mapping) else output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda _: setattr(meter, "part", part))
+
+    modules = {
+        "vision": policy.model.get_submodule(policy.family.vision_module),
+        "language": policy.model.get_submodule(policy.family.language_module),
+        "logits": policy.model.get_output_embeddings(),
+    }
+    for part, module in modules.items():
+        module.register_forward_pre_hook(partial(enter, part))
+        module.register_forward_hook(partial(leave, part))

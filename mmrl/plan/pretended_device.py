@@ -1,0 +1,333 @@
+"""A GPU that is only pretended: the code of a run runs on it, at any size, with a CPU build of torch.
+
+A tensor on it has a shape and a dtype, but no memory, and nothing is computed. Tensors on the CPU stay what they are.
+A mixture of both raises as on CUDA, and what would cost time or memory on a GPU is counted.
+
+Small tensors carry their values beside them, as far as these follow from values on the CPU: code reads grids and
+lengths. What nobody knows, such as a sampled token, reads as 1, so a mask is true everywhere and a loss is finite.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_map_only
+
+from mmrl.policy import gated_delta_net, shared_prefix_attention
+from mmrl.types import UserError
+
+_NAME = "gpu"
+_MOST_VALUES = 2**18  # numbers of a tensor whose values are known: grids and ids of long rows, but no patches
+_STAGED_BYTES = 2**16  # CUDA waits before it copies more than this out of memory that is not pinned
+_PACKAGES = ("mmrl", "transformers")  # a synchronisation is ascribed to the innermost line of one of them
+
+_aten = torch.ops.aten
+_READS = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default}
+# CUDA reads values before it can allocate these results.
+_SIZED_BY_VALUES = {
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten.bincount.default,
+    _aten._unique2.default,
+    _aten.unique_consecutive.default,
+    _aten.unique_dim.default,
+}
+_COPIES = (_aten._to_copy.default, _aten.copy_.default)
+_JOINS = (_aten.cat.default, _aten.stack.default)
+_INDEXING = {
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+}
+
+
+class PretendedDevice(FakeTensorMode):
+    """The device, and what it was asked to do. `pretend_device` makes it."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.device = torch.device(_NAME, 0)
+        self.synchronisations: Counter[str] = Counter()
+        """How often the CPU waited for the device, by file and line, such as `mmrl/policy/policy.py:385`."""
+        self.calls: Counter[str] = Counter()
+        """Operators that a GPU would run, by name. Views and allocations are not among them."""
+        self._is_nested = False
+
+    def place(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Replace all weights of a model, of any shape and on any device, by tensors on this one without values.
+
+        Tied weights stay tied. `dtype` is that of floating point parameters; None leaves them as they are.
+        """
+        placed: dict[int, torch.Tensor] = {}
+        for module in model.modules():
+            for tensors, new_dtype in ((module._parameters, dtype), (module._buffers, None)):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in placed:
+                        placed[id(tensor)] = self._empty_like(tensor, new_dtype)
+                    tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
+
+    def read(self, tensor: Any) -> Any:  # noqa: ANN401
+        """Return the values of a tensor on the CPU, in its shape; ones where nobody knows them."""
+        values = self._values_of(tensor)
+        if values is None and isinstance(tensor, FakeTensor):
+            # Of a large tensor one number in all places, so that its copy on the CPU takes no memory.
+            ones = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+            return ones.clone() if tensor.numel() <= _MOST_VALUES else ones
+        return tensor if values is None else values
+
+    def synchronise(self) -> None:
+        """Count that the CPU waits for the device here."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if path != __file__:
+                for package in _PACKAGES:
+                    _, found, file = path.rpartition(f"/{package}/")
+                    if found:
+                        self.synchronisations[f"{package}/{file}:{frame.f_lineno}"] += 1
+                        return
+            frame = frame.f_back  # type: ignore[assignment]
+        self.synchronisations["elsewhere"] += 1
+
+    def dispatch(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run an operator: as ever if it concerns the CPU alone, else pretended."""
+        kwargs = kwargs or {}
+        leaves = list(_iter_leaves(*args, *kwargs.values()))
+        target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
+        is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
+        if not is_fake and target != _NAME:
+            return self._pin(args[0]) if func is _aten._pin_memory.default else func(*args, **kwargs)
+        if func is _aten._fused_sdp_choice.default:
+            return SDPBackend.OVERRIDEABLE.value
+        if func in _READS:
+            self.synchronise()
+            return func(*map(self.read, args))
+        is_mixed = not is_fake or not all(isinstance(tensor, FakeTensor) for tensor in _find_tensors(*args))
+        if func in _COPIES and (target == "cpu" or is_mixed):
+            return self._copy_across(func, args, kwargs, target)
+        if func in _JOINS and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
+            # Elsewhere, a tensor without dimensions may come from the CPU.
+            raise RuntimeError(f"{func} needs all tensors on the device {self.device}")
+        if func in _INDEXING:
+            args = (args[0], self._index_by_numbers(args[1]), *args[2:])
+        if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+            self.synchronise()
+            is_known = all(self._values_of(tensor) is not None for tensor in _find_tensors(*leaves))
+            values = func(*tree_map_only(torch.Tensor, self.read, args), **kwargs)
+            out = tree_map_only(torch.Tensor, partial(self._place_values, is_known=is_known), values)
+        elif self._is_nested:
+            return super().dispatch(func, types, args, kwargs)
+        else:
+            # torch derives shapes of some operators by running others, unless it remembers them from an earlier call.
+            # A GPU does not run those.
+            self._is_nested = True
+            try:
+                out = super().dispatch(func, types, args, kwargs)
+            finally:
+                self._is_nested = False
+            if any(tensor.device.type != _NAME for tensor in _find_tensors(out)):
+                raise RuntimeError(f"{func} reads a tensor of the CPU by indices on the device {self.device}")
+            self._carry_values(func, args, kwargs, out)
+        self._count(func, args, out)
+        return out
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned: Any = tensor.clone()
+        pinned._is_pinned = True
+        return pinned  # type: ignore[no-any-return]
+
+    def _copy_across(
+        self,
+        func: Any,  # noqa: ANN401
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        target: str | None,
+    ) -> torch.Tensor:
+        """Copy a tensor to the other device, into a new one or into an old one, and count the wait."""
+        source = args[0] if func is _aten._to_copy.default else args[1]
+        if isinstance(source, FakeTensor):
+            self.synchronise()
+            values: torch.Tensor = self.read(source)
+            if func is _aten.copy_.default:
+                return args[0].copy_(values)  # type: ignore[no-any-return]
+            return values.to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
+        is_staged = source.nbytes <= _STAGED_BYTES or hasattr(source, "_is_pinned")
+        if source.numel() and not (is_staged and (kwargs.get("non_blocking") or args[2:] == (True,))):
+            self.synchronise()
+        if func is _aten.copy_.default:
+            moved = self._place_values(source.detach().expand(args[0].shape).to(args[0].dtype, copy=True))
+            self.dispatch(func, (), (args[0], moved))
+            return args[0]  # type: ignore[no-any-return]
+        values = source.detach().to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
+        moved = self._place_values(values)
+        self._count(func, (), moved)
+        return moved
+
+    def _index_by_numbers(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Return indices on the device in which masks are replaced by the numbers of the elements that they select."""
+        numbers: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or (isinstance(index, FakeTensor) and index.dtype not in (torch.bool, torch.uint8)):
+                numbers.append(index)
+                continue
+            self.synchronise()
+            is_known, values = self._values_of(index) is not None, self.read(index)
+            parts = values.nonzero().unbind(1) if values.dtype in (torch.bool, torch.uint8) else [values]
+            numbers += [self._place_values(part, is_known=is_known) for part in parts]
+        return numbers
+
+    def _empty_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if dtype is None or not tensor.is_floating_point():
+            dtype = tensor.dtype
+        with self:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        return empty
+
+    def _place_values(self, values: torch.Tensor, *, is_known: bool = True) -> torch.Tensor:
+        """Return a tensor on the device like one on the CPU, with its values unless they are too many or invented."""
+        placed = self._empty_like(values.detach())
+        if is_known and values.numel() <= _MOST_VALUES:
+            placed._known_values = values  # type: ignore[attr-defined]
+        return placed
+
+    def _values_of(self, tensor: Any) -> torch.Tensor | None:  # noqa: ANN401
+        """Return the values of a tensor on the CPU, in its shape, or None if they are not known or too many."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor.detach() if tensor.numel() <= _MOST_VALUES else None
+        if hasattr(tensor.untyped_storage(), "_is_overwritten"):
+            return None
+        values: torch.Tensor | None = getattr(tensor, "_known_values", None)
+        return values
+
+    def _carry_values(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        """Give results the values that follow from those of the arguments; forget values that were overwritten."""
+        results: list[Any] = _find_tensors(out)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
+        tensors = _find_tensors(*args, *kwargs.values())
+        is_known = all(self._values_of(tensor) is not None for tensor in tensors) and not is_random
+        if is_known and all(result.numel() <= _MOST_VALUES for result in results):
+            cpu_args, cpu_kwargs = tree_map_only(torch.Tensor, self._values_of, (args, dict(kwargs)))
+            if "device" in cpu_kwargs:
+                cpu_kwargs["device"] = torch.device("cpu")
+            with torch.no_grad():
+                values = _find_tensors(func(*cpu_args, **cpu_kwargs))
+            for result, value in zip(results, values, strict=True):
+                result._known_values = value
+        elif func._schema.is_mutable:
+            # A view of the same memory must not keep its values either.
+            for result in results:
+                result.untyped_storage()._is_overwritten = True
+
+    def _count(self, func: Any, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
+        """Count a call, unless it made a view or allocated memory alone."""
+        if func.__name__.startswith(("empty", "new_empty")):
+            return
+        results, inputs = ({tensor.untyped_storage()._cdata for tensor in _find_tensors(part)} for part in (out, args))
+        if func._schema.is_mutable or results - inputs:
+            self.calls[str(func)] += 1
+
+
+@contextmanager
+def pretend_device() -> Iterator[PretendedDevice]:
+    """Offer a pretended device inside this block. All its tensors must be made, and dropped, inside.
+
+    Raises:
+        UserError: this torch lacks what the device needs.
+    """
+    _register_device()
+    device = PretendedDevice()
+    lifts_cpu_only = torch._C._only_lift_cpu_tensors()
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(FakeTensor, "is_cuda", property(_is_on_gpu)))
+        stack.enter_context(patch.object(FakeTensor, "tolist", _tolist))
+        # Compiling it takes half a minute, and a GPU.
+        stack.enter_context(patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _flex_attention))
+        # `torch.tensor(..., device=...)` would otherwise make its tensor on the device, outside the mode.
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts_cpu_only)
+        for plan in (shared_prefix_attention.build_block_mask, gated_delta_net.plan_fork):
+            plan.cache_clear()  # plans hold tensors of the device, which no other device may meet
+            stack.callback(plan.cache_clear)
+        stack.enter_context(device)
+        yield device
+
+
+@cache
+def _register_device() -> None:
+    """Tell torch of a device that is made in Python. It cannot be taken back, and nothing else uses it."""
+    try:
+        backend_registration._setup_privateuseone_for_python_backend(_NAME)
+    except (AttributeError, RuntimeError) as error:
+        raise UserError(f"torch {torch.__version__} cannot pretend a device: {error}; torch 2.13 can") from error
+    # Once there is a device, checkpointing asks for its autocast in each backward pass, even on the CPU.
+    torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
+
+
+def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield arguments or results of an operator, and those in lists. torch's `tree_leaves` takes ten times as long."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _iter_leaves(*value)
+        else:
+            yield value
+
+
+def _find_tensors(*values: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    """Return the tensors among arguments or results of an operator."""
+    return [leaf for leaf in _iter_leaves(*values) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_on_gpu(tensor: FakeTensor) -> bool:
+    return tensor.device.type == _NAME
+
+
+def _tolist(tensor: FakeTensor) -> Any:  # noqa: ANN401
+    """Return the values of a tensor as lists. Torch's own would read them one by one; a GPU copies them at once."""
+    device: Any = tensor.fake_mode
+    device.synchronise()
+    return device.read(tensor).tolist()
+
+
+def _flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    block_mask: BlockMask,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Attend as compiled FlexAttention would, in one call; return the output in the shape of `query`.
+
+    Raises:
+        RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
+    """
+    place = torch.arange(query.shape[2], device=query.device)
+    parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    for tensor in (*parts, block_mask.mask_mod(place[:1], place[:1], place, place)):
+        if tensor is not None and tensor.device != query.device:
+            raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
+    return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)

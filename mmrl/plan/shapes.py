@@ -1,0 +1,115 @@
+"""The shapes of a model, without its weights: from its own config.json, or from those that come with mmrl."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmrl.config.schema import ModelConfig
+from mmrl.policy.families import FAMILIES, Grid, ModelFamily
+from mmrl.policy.tiny_models import make_model, train_tokenizer
+from mmrl.types import UserError
+from mmrl.utils.model_files import UNSUPPORTED
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_MODELS = files("mmrl.plan").joinpath("models")
+_VARIANTS = ("-instruct", "-thinking", "-base")  # they differ in weights, not in shapes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShapes:
+    """A family and the sizes of one of its models."""
+
+    family: ModelFamily
+    config: PretrainedConfig
+
+    @property
+    def text(self) -> Any:  # noqa: ANN401  (transformers gives its attributes no type)
+        """The config of the language model."""
+        return self.config.text_config
+
+    @property
+    def vision(self) -> Any:  # noqa: ANN401
+        """The config of the vision tower."""
+        return self.config.vision_config
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Language blocks that keep a state in place of keys and values."""
+        return int((getattr(self.text, "layer_types", None) or []).count("linear_attention"))
+
+    def image_tokens(self, grids: Sequence[Grid]) -> int:
+        """Return how many tokens of a prompt stand for images of these grids."""
+        return sum(map(prod, grids)) // int(self.vision.spatial_merge_size) ** 2
+
+    def trim(self, layers: int, depth: int) -> ModelShapes:
+        """Return the same shapes with so many language blocks and vision blocks, of the same kinds."""
+        config = copy.deepcopy(self.config)
+        text, vision = config.text_config, config.vision_config
+        text.num_hidden_layers = layers
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:layers]
+        if depth < vision.depth:
+            # One block with full attention, whose work is counted apart.
+            if getattr(vision, "fullatt_block_indexes", None):
+                vision.fullatt_block_indexes = [0]
+            if getattr(vision, "deepstack_visual_indexes", None):
+                vision.deepstack_visual_indexes = list(range(len(vision.deepstack_visual_indexes)))
+        vision.depth = depth
+        return ModelShapes(self.family, config)
+
+    def build(self, dtype: str, device: str = "meta") -> PreTrainedModel:
+        """Return a model of these shapes; on torch's `meta` device it takes no memory."""
+        with torch.device(device):
+            # A copy: a policy notes its attention in the config of its model.
+            model: PreTrainedModel = self.family.model_class(copy.deepcopy(self.config))
+        return model.to(getattr(torch, dtype))
+
+
+def shipped_models() -> list[str]:
+    """Return the names of the models whose shapes come with mmrl."""
+    return sorted(entry.name.removesuffix(".json") for entry in _MODELS.iterdir() if entry.name.endswith(".json"))
+
+
+def read_shapes(model: ModelConfig) -> ModelShapes:
+    """Return the shapes of the model that a config trains.
+
+    Raises:
+        UserError: there are no shapes of this model, or its type is not one that mmrl trains.
+    """
+    if model.from_scratch is not None:
+        # The real vocabulary depends on the text of the data; its largest size is planned for.
+        vocab_size = model.from_scratch.language.vocab_size
+        with torch.device("meta"):
+            config = make_model(model.from_scratch, train_tokenizer(["words"], vocab_size), seed=0).config
+        config.text_config.vocab_size = vocab_size
+        return ModelShapes(FAMILIES[model.from_scratch.family], config)
+    path = Path(str(model.path))
+    name = path.name.lower()
+    for variant in _VARIANTS:
+        name = name.removesuffix(variant)
+    file = path / "config.json" if path.is_dir() else _MODELS.joinpath(f"{name}.json")
+    if not file.is_file():
+        raise UserError(
+            f"model.path: {str(path)!r} has no config.json, and is none of the models whose shapes come with mmrl "
+            f"({', '.join(shipped_models())}); put its config.json into a folder and set model.path to that"
+        )
+    try:
+        sizes: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
+    model_type = sizes.get("model_type")
+    if model_type not in FAMILIES:
+        reason = f" ({UNSUPPORTED[model_type]})" if model_type in UNSUPPORTED else ""
+        raise UserError(f"model.path: {file} is of a {model_type!r} model{reason}; a plan knows {', '.join(FAMILIES)}")
+    return ModelShapes(FAMILIES[model_type], FAMILIES[model_type].model_class.config_class(**sizes))

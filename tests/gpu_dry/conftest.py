@@ -1,0 +1,51 @@
+"""The pretended device, on which the code of a run does what it would do on a GPU, with nothing computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from mmrl.learner.shared_prefix_check import ForwardDifference
+from mmrl.plan.pretended_device import PretendedDevice, pretend_device
+from mmrl.policy.batch import Batch
+from mmrl.policy.policy import Policy, TokenLogprobs
+from mmrl.types import UserError
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    # Nothing is computed, so the check of the shared prefix runs to its end but cannot compare.
+    monkeypatch.setattr(ForwardDifference, "within", lambda *_: True)
+    with ExitStack() as stack:
+        try:
+            pretended = stack.enter_context(pretend_device())
+        except UserError as error:
+            pytest.skip(str(error))
+        yield pretended
+
+
+@pytest.fixture
+def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
+    """How often our code has waited for the device since the last call, by place."""
+
+    def take() -> Counter[str]:
+        ours = {place: count for place, count in device.synchronisations.items() if place.startswith("mmrl/")}
+        device.synchronisations.clear()
+        return Counter(ours)
+
+    return take
+
+
+@pytest.fixture
+def unscored(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the forward pass by zeros: for tests of what comes after it."""
+
+    def compute_logprobs(policy: Policy, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
+        scores_2N = torch.zeros(2, len(batch.target_ids_N), device=device.device, requires_grad=True)
+        return TokenLogprobs(*scores_2N)
+
+    monkeypatch.setattr(Policy, "compute_logprobs", compute_logprobs)

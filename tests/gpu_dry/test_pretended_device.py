@@ -1,0 +1,85 @@
+"""The pretended device itself: what raises, what waits, and what it says when torch lacks what it needs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import backend_registration
+from torch.utils.checkpoint import checkpoint
+
+from mmrl.plan import pretended_device
+from mmrl.types import UserError
+
+
+def test_a_torch_that_cannot_pretend_a_device_says_so_and_skips_the_tests(request, monkeypatch):
+    register = pretended_device._register_device.__wrapped__
+    monkeypatch.delattr(backend_registration, "_setup_privateuseone_for_python_backend")
+    monkeypatch.setattr(pretended_device, "_register_device", register)
+    message = "cannot pretend a device"
+    with pytest.raises(UserError, match=message), pretended_device.pretend_device():
+        pass
+    with pytest.raises(pytest.skip.Exception, match=message):
+        request.getfixturevalue("device")
+
+
+def test_tensors_of_both_devices_do_not_mix(device):
+    with pytest.raises(RuntimeError, match="(?i)device"):
+        torch.ones(2, device=device.device) + torch.ones(2)
+    # As on CUDA, a number may come from the CPU.
+    assert (torch.ones(2, device=device.device) * torch.tensor(2.0)).is_cuda
+
+
+READS = {
+    "item": lambda values: values.sum().item(),
+    "tolist": lambda values: values.tolist(),
+    "bool": lambda values: bool(values.any()),
+    "cpu": lambda values: values.cpu(),
+    "copy": lambda values: values.copy_(torch.ones(4)),
+    "mask": lambda values: values[values > 0],
+    "nonzero": lambda values: values.nonzero(),
+    "list as index": lambda values: values[[0, 1]],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_waits_once(device, name):
+    values = torch.zeros(4, device=device.device)
+    assert not device.synchronisations
+    READS[name](values)
+    assert device.synchronisations.total() == 1
+
+
+def test_copies_and_operators_wait_for_nothing(device):
+    values = torch.arange(4).pin_memory().to(device.device, non_blocking=True)
+    values[torch.tensor([0, 2]).pin_memory().to(device.device, non_blocking=True)] += 1
+    torch.where(values > 1, values, 0).sum()
+    assert not device.synchronisations
+
+
+def test_values_from_the_cpu_stay_known(device):
+    values = torch.tensor([3, 4], device=device.device) * 2
+    assert values.tolist() == [6, 8]
+    values.random_(9)
+    assert values.tolist() == [1, 1]  # nobody knows them any more
+
+
+def test_views_and_allocations_are_no_calls(device):
+    values = torch.zeros(1024, device=device.device)
+    values.view(2, 512)[0].detach()
+    torch.empty(4, device=device.device)
+    torch.nn.functional.layer_norm(values + 1, (1024,)).add_(1)
+    assert device.calls == {
+        "aten.zeros.default": 1,
+        "aten.add.Tensor": 1,
+        "aten.native_layer_norm.default": 1,
+        "aten.add_.Tensor": 1,
+    }
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_block_is_recomputed(device, reentrant):
+    block = torch.nn.Linear(4, 4)
+    device.place(block)
+    inputs = torch.ones(2, 4, device=device.device, requires_grad=True)
+    checkpoint(block, inputs, use_reentrant=reentrant).sum().backward()
+    assert inputs.grad.is_cuda and block.weight.grad.is_cuda

@@ -1,0 +1,29 @@
+"""A group of Qwen2.5-VL-3B's size on the pretended device, as `tools/bench/launches.py` makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.config.schema import OptimizerConfig
+from mmrl.learner.optimizer_torch import TorchOptimizer
+from mmrl.policy.policy import Policy
+
+BENCH = Path(__file__).parents[2] / "tools" / "bench"
+
+
+@pytest.mark.slow
+def test_an_update_of_3b_waits_once(device, waits, monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    from launches import make_batch, make_model
+
+    model = make_model("3B", None)
+    device.place(model)
+    policy = Policy(model)
+    assert sum(weight.numel() for weight in policy.trained.values()) == 3_754_622_976
+    optimizer = TorchOptimizer(policy.trained_by_component, OptimizerConfig(lr=1e-6))
+    optimizer.backward(policy.compute_logprobs(make_batch(policy, 64, 1)).logprobs_N.sum())
+    assert not waits()
+    optimizer.update(1e-6)
+    assert waits().total() == 1

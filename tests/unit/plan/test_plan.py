@@ -1,0 +1,189 @@
+"""`mmrl plan`: parameters are those that are published, and work and memory are those that are measured on this CPU."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from config_samples import SMALL
+from tool_modules import load_tool
+
+from mmrl.cli.main import main
+from mmrl.config import load_config
+from mmrl.config.schema import ModelConfig
+from mmrl.plan import measure as measuring
+from mmrl.plan.estimate import find_gpu, make_plan
+from mmrl.plan.measure import measure, visible_pairs
+from mmrl.plan.report import find_remedy, yaml_lines
+from mmrl.plan.shapes import read_shapes, shipped_models
+from mmrl.plan.workload import MicroBatch, Workload
+from mmrl.types import UserError
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+RECIPES = [
+    path for path in sorted((ROOT / "configs" / "recipes").glob("qwen*.yaml")) if "mmrl plan" in path.read_text("utf-8")
+]
+
+# `safetensors.total` of each model on huggingface.co, or, for Qwen3.5, the presets of keras-team/keras-hub.
+PUBLISHED_PARAMETERS = {
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344,
+    "qwen3-vl-2b": 2_127_532_032,
+    "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696,
+    "qwen3-vl-32b": 33_357_390_064,
+    "qwen3-vl-30b-a3b": 31_070_754_032,
+    "qwen3-vl-235b-a22b": 235_670_022_896,
+    "qwen3.5-0.8b": 852_985_920,
+    "qwen3.5-2b": 2_213_241_664,
+    "qwen3.5-4b": 4_539_265_536,
+    "qwen3.5-9b": 9_409_813_744,
+    "qwen3.5-27b": 27_356_728_560,
+    "qwen3.5-35b-a3b": 35_107_181_936,
+    "qwen3.5-397b-a17b": 396_802_360_816,
+}
+WORKLOAD = Workload(
+    prompt_tokens=80, grids=((1, 8, 8),), mean_prompt_frac=1.0, longest_response=32, mean_response=32, notes=()
+)
+
+
+@pytest.fixture(autouse=True)
+def needs_a_pretended_device():
+    try:
+        with measuring.pretend_device():
+            pass
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def plan_small(*overrides, gpus=1):
+    config = load_config(QUICKSTART, overrides).config
+    stage = next(stage for stage in config.stages if stage.kind == "rl")
+    return make_plan(config, stage, WORKLOAD, find_gpu("h100-80gb"), gpus, 0.3)
+
+
+def sizes_of(plan):
+    return {part.name: part.gigabytes for part in plan.memory_parts()}
+
+
+def test_parameters_of_shipped_models_are_the_published_ones():
+    assert shipped_models() == sorted(PUBLISHED_PARAMETERS)
+    for name, published in PUBLISHED_PARAMETERS.items():
+        model = read_shapes(ModelConfig(path=f"Qwen/{name}-Instruct")).build("bfloat16")
+        assert sum(parameter.numel() for parameter in model.parameters()) == published, name
+
+
+CELLS = ["qwen2_5_vl,tiny,full,kept", "qwen3_vl,tiny,LoRA,recomputed", "qwen3_5,tiny,full,recomputed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [*CELLS, "qwen2_5_vl,25M,full,recomputed", "qwen3_vl,25M,LoRA,kept"])
+def test_work_and_memory_are_those_that_are_measured(cell):
+    numbers = load_tool("bench/plan").compare_cell(cell)
+    assert numbers["planned FLOPs"] == pytest.approx(numbers["measured FLOPs"], rel=0.001)
+    assert numbers["planned peak"] == pytest.approx(numbers["measured peak"], rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_line_through_two_depths_is_the_whole_model(monkeypatch, family):
+    spec = {"family": family, "vision": {"num_layers": 7}, "language": {"num_layers": 7}}
+    options = ModelConfig(from_scratch=spec, gradient_checkpointing=("language",))
+    micro_batch = MicroBatch(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48, 30))
+    extrapolated = measure(read_shapes(options), options, micro_batch)
+    monkeypatch.setattr(measuring, "_DEPTHS", (6, 7))
+    whole = measure(read_shapes(options), options, micro_batch)
+    assert extrapolated.total_flops() == pytest.approx(whole.total_flops(), rel=1e-9)
+    assert sum(extrapolated.peak.values()) == pytest.approx(sum(whole.peak.values()), rel=0.01)
+
+
+def test_pairs_that_see_each_other_are_those_of_the_mask():
+    # Prompt 0-2, responses 3-4 and 5: each token sees the prompt, and its own response up to itself.
+    piece = torch.tensor([0, 0, 0, 1, 1, 2])
+    visible = torch.ones(6, 6).tril().bool() & ((piece[:, None] == piece) | (piece == 0))
+    assert visible_pairs(3, (2, 1)) == visible.sum()
+
+
+def test_zero_divides_what_its_stage_says():
+    alone = sizes_of(plan_small("deepspeed={zero_stage: 3}"))
+    divided = sizes_of(plan_small("deepspeed={zero_stage: 3}", gpus=4))
+    first = sizes_of(plan_small("deepspeed={zero_stage: 1}", gpus=4))
+    for name in ("weights", "gradients", "AdamW's moments"):
+        assert divided[name] == pytest.approx(alone[name] / 4)
+    assert first["gradients"] == pytest.approx(alone["gradients"])
+    assert first["AdamW's moments"] == pytest.approx(alone["AdamW's moments"] / 4)
+
+
+def test_a_reference_is_a_whole_copy_only_where_it_shares_nothing():
+    kl, frozen = "stages.rl.loss.kl.coef=0.1", "model.freeze=[vision]"
+    weights = plan_small().parameters * 4 / 1e9
+    assert "reference" not in sizes_of(plan_small("stages.rl.loss.kl.coef=0"))
+    assert "reference" not in sizes_of(plan_small(kl, "model.lora={rank: 4}"))
+    assert sizes_of(plan_small(kl, frozen))["reference"] < weights
+    assert sizes_of(plan_small(kl, frozen, "deepspeed={zero_stage: 2}"))["reference"] == pytest.approx(weights)
+
+
+def test_remedy_is_the_first_rung_that_fits_and_can_be_pasted(tmp_path):
+    plan, memory_gb, seen = plan_small("stages.rl.micro_batch_tokens=4096", gpus=2), 0.0, []
+
+    def plan_with(settings):
+        seen.append(list(settings))
+        changed = plan_small(*(f"{path}={json.dumps(value)}" for path, value in settings.items()), gpus=2)
+        return replace(changed, gpu=changed.gpu._replace(memory_gb=memory_gb))
+
+    assert find_remedy(plan, plan_with) is None
+    rungs = ["gradient_checkpointing", "micro_batch_tokens", "zero_stage", "lora", "offload_optimizer"]
+    assert [path.rpartition(".")[2] for path in seen[-1]] == rungs
+    memory_gb = 80.0
+    assert list(find_remedy(plan, plan_with)) == ["model.gradient_checkpointing"]
+    # Pasted into a config, the lines are read as they are meant.
+    settings = {"model.gradient_checkpointing": ["vision"], "model.lora": {"rank": 8}, "deepspeed.zero_stage": 3}
+    file = tmp_path / "pasted.yaml"
+    file.write_text(f"extends: {QUICKSTART}\n" + "\n".join(yaml_lines(settings)))
+    pasted = load_config(file).config
+    assert pasted.deepspeed.zero_stage == 3
+    assert pasted.model.gradient_checkpointing == ("vision",)
+    assert pasted.model.lora.rank == 8
+    assert list(yaml_lines({"stages.rl.micro_batch_tokens": 64}))[1] == "  - {name: rl, micro_batch_tokens: 64}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_states_the_memory_that_its_command_prints(recipe, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = recipe.read_text(encoding="utf-8")
+    command = text.partition("`mmrl plan ")[2].partition("`")[0].split()
+    assert command[0] == f"configs/recipes/{recipe.name}"
+    main(["plan", *command])
+    printed = capsys.readouterr().out.partition("\nMemory of a GPU")[2].partition("\n\n")[0].splitlines()[1:]
+    stated = text.partition("`:\n")[2].splitlines()
+    assert [line.removeprefix("#   ") for line in stated[: len(printed)]] == [line.strip() for line in printed]
+
+
+def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
+    with pytest.raises(UserError, match="shapes come with mmrl"):
+        read_shapes(ModelConfig(path="Qwen/Qwen9-VL-3B"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(UserError, match="'llama' model; a plan knows qwen2_vl"):
+        read_shapes(ModelConfig(path=str(tmp_path)))
+    with pytest.raises(UserError, match="--gpu b300: unknown; known are a100-40gb"):
+        find_gpu("b300")
+
+
+def test_command_says_what_it_knew_and_what_it_assumed(tmp_path, capsys):
+    file = tmp_path / "config.yaml"
+    file.write_text(SMALL.replace("scenes:count", "scenes:counting"))
+    assert main(["plan", str(file), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    assert any("samples of data.train" in note for note in plan["notes"])
+    assert any("assumed: every response has max_new_tokens" in note for note in plan["notes"])
+    file.write_text(SMALL)
+    assert main(["plan", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "data.train cannot be read" in printed
+    assert "assumed: a prompt of 256 tokens of text and one image" in printed
+    assert "with vision, language recomputed: " in printed
