@@ -32,13 +32,13 @@ class OpenedMediaIndex:
 
     def known_sizes(self, refs: Iterable[ImageRef]) -> dict[ImageRef, Size]:
         """Return the sizes of images whose reference and file are unchanged since they were opened."""
-        sizes = {}
+        sizes, folders = {}, dict[str, str]()
         for ref in filter(_is_whole_file, refs):
             entry = self.files.get(self._image_kind, ref.path)
             if entry is None:
                 continue
             with suppress(UserError, ValueError):
-                resolve_inside(ref.path, self._roots)
+                resolve_inside(ref.path, self._roots, folders)
                 sha256, width, height = entry.split()
                 if sha256 == ref.sha256:
                     sizes[ref] = Size(int(width), int(height))

@@ -212,7 +212,7 @@ class Sample:
     @property
     def media(self) -> tuple[MediaRef, ...]:
         """Images and videos, in reading order."""
-        return tuple(part for part in self.parts if not isinstance(part, str))
+        return tuple([part for part in self.parts if not isinstance(part, str)])  # faster than from a generator
 
     @property
     def modality(self) -> str:

@@ -24,25 +24,40 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
-def resolve_inside(path: Path | str, roots: Sequence[Path]) -> Path:
+def resolve_inside(path: Path | str, roots: Sequence[Path], folders: dict[str, str] | None = None) -> Path:
     """Resolve the links of `path`, and check that the file lies in one of the resolved folders `roots`.
+
+    A caller with many files gives the same `folders` each time, in which the folders that were resolved are kept.
 
     Raises:
         UserError: it lies outside them, or cannot be resolved (a loop of links, an impossible name).
     """
-    # With strings: a run calls this for every medium, and `Path.resolve` takes four times as long.
     try:
-        resolved = os.path.realpath(path, strict=True)
-    except ValueError as error:
+        resolved = _resolve_links(os.fspath(path), {} if folders is None else folders)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
-        resolved = os.path.realpath(path)  # the caller says what is wrong with a file that is missing or closed to us
     if not f"{resolved}/".startswith(tuple(f"{str(root).rstrip('/')}/" for root in roots)):
         listed = ", ".join(map(str, roots)) or "none"
         raise UserError(f"{path}: {resolved} lies outside data.media_roots ({listed}); add its folder there or move it")
     return Path(resolved)
+
+
+def _resolve_links(path: str, folders: dict[str, str]) -> str:
+    """Return a path without links; raises OSError for a loop of links, and ValueError for an impossible name."""
+    # With strings, as this runs for every medium: `Path.resolve` takes twice as long.
+    folder, name = os.path.split(path)
+    if folder in folders and name not in ("", os.curdir, os.pardir) and "\0" not in name:
+        resolved = os.path.join(folders[folder], name)
+        if not os.path.islink(resolved):
+            return resolved
+    try:
+        resolved = os.path.realpath(path, strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+        return os.path.realpath(path)  # the caller says what is wrong with a file that is missing or closed to us
+    folders[folder] = os.path.realpath(folder)
+    return resolved
 
 
 def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:

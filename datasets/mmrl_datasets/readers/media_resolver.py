@@ -10,9 +10,10 @@ import base64
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from http.client import HTTPException
 from pathlib import Path
@@ -80,6 +81,7 @@ class MediaResolver:
     store_dir: Path  # embedded and downloaded media are stored under this folder
     media_policy: MediaPolicy  # the folders and URLs that may be read, and the largest sizes
     file_digest: Callable[[Path], str]  # returns the sha256 of a file, in hex; unchanged files are not read again
+    folders: dict[str, str] = field(default_factory=dict)  # what `resolve_inside` found out about the folders of files
 
     def images(self, entries: object) -> list[ImageRef]:
         """Return the images of a cell, which holds one, a list of them, or null.
@@ -144,18 +146,20 @@ class MediaResolver:
     def _resolve_file(self, written: str, media_type: MediaType) -> tuple[Path, str]:
         source = f"{media_type.name} {short_repr(written)}"
         try:
-            path = resolve_inside(os.path.join(self.base, written), self.media_policy.roots)
+            path = resolve_inside(os.path.join(self.base, written), self.media_policy.roots, self.folders)
             if media_type is VIDEO and path.is_dir():
                 raise BadRowError(
                     f"{source} is a folder; make its frames a video file, or name `fps`, as benchmarks can"
                 )
-            if not path.is_file():
-                missing = f"there is no such file; relative paths start from {self.base}"
-                problem = "it is not a regular file" if path.exists() else missing
-                raise BadRowError(f"{source} cannot be read: {problem}")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise BadRowError(f"{source} cannot be read: it is not a regular file")
             # The size is checked first: reading a file of many gigabytes for its sha256 would take minutes.
-            self._check_size(path.stat().st_size, media_type, source)
+            self._check_size(status.st_size, media_type, source)
             return path, self.file_digest(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = f"there is no such file; relative paths start from {self.base}"
+            raise BadRowError(f"{source} cannot be read: {missing}") from error
         except UserError as error:
             raise BadRowError(f"{source}: {error}") from error
         except (OSError, ValueError) as error:
