@@ -89,8 +89,8 @@ def check_exactness(folder: Path, options: argparse.Namespace) -> dict[str, Any]
 def check_learner(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Compare a pass of the learner with TRL's."""
     file = folder / "learner.json"
-    cell = "40x8" if options.tiny else "3b-300x100"
-    command = [sys.executable, str(BENCH / "learner_vs_trl.py"), "--cell", cell, "--pairs", "3", "--json", str(file)]
+    cell, pairs = ("40x8", "1") if options.tiny else ("3b-300x100", "3")
+    command = [sys.executable, str(BENCH / "learner_vs_trl.py"), "--cell", cell, "--pairs", pairs, "--json", str(file)]
     found = run_part(command, LIMITS_S["learner_vs_trl"])
     return found | (json.loads(file.read_text())["numbers"] if file.exists() else {})
 
