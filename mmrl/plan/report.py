@@ -39,9 +39,9 @@ def table_lines(plan: Plan, other: Plan) -> Iterator[str]:
     seconds, flops = step_seconds(plan), step_flops(plan, "forward", "backward") * plan.stage.ppo_epochs
     total, steps = sum(seconds.values()), plan.stage.steps
     yield f"\nTime of a step ({flops / 1e15:,.1f} PFLOP of learning, {plan.step_tokens:,.0f} tokens)"
-    for part, size in seconds.items():
+    for name, size in seconds.items():
         if size:
-            yield f"  {part:<24} {size:8.1f} s"
+            yield f"  {name:<24} {size:8.1f} s"
     yield f"  {'in all':<24} {total:8.1f} s   {plan.step_tokens / total / plan.num_gpus:,.0f} tokens a second and GPU"
     hours = total * steps / 3600
     yield f"  {steps} steps: {hours:,.1f} hours, {plan.num_gpus * hours:,.0f} GPU-hours"

@@ -108,7 +108,7 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
         sizes: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
-    model_type = sizes.get("model_type")
+    model_type = str(sizes.get("model_type"))
     if model_type not in FAMILIES:
         reason = f" ({UNSUPPORTED[model_type]})" if model_type in UNSUPPORTED else ""
         raise UserError(f"model.path: {file} is of a {model_type!r} model{reason}; a plan knows {', '.join(FAMILIES)}")
