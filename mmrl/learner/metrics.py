@@ -17,18 +17,24 @@ from mmrl.config.schema import LossConfig
 from mmrl.learner.tokens import LossDenominators, TokenTable
 from mmrl.types import Experience, WorstToken
 
+_Kind = Literal["sum", "mean", "ratio", "max", "min"]
+
 
 class _Metric(NamedTuple):
-    kind: Literal["sum", "mean", "ratio", "max", "min"]
-    value: float | Tensor
-    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator.
-
-    A tensor is one that has not been read yet: a scalar, or a value and the response that it belongs to, [2].
-    """
+    kind: _Kind
+    value: float
+    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator."""
     weight: float = 1.0
     """Of a mean, what it counts in a mean over updates; of a ratio, its denominator."""
+
+
+class _UnreadMetric(NamedTuple):
+    name: str
+    kind: _Kind
+    value: Tensor
+    """A scalar; or, with `experiences`, a value and the number of the response that it belongs to, [2]."""
+    weight: float = 1.0
     experiences: Sequence[Experience] = ()
-    """The responses that an unread value and response refer to."""
 
 
 @dataclass(slots=True)
@@ -40,18 +46,18 @@ class Metrics:
     """
 
     _metrics: dict[str, _Metric] = field(default_factory=dict)
-    _unread: list[tuple[str, _Metric]] = field(default_factory=list)
+    _unread: list[_UnreadMetric] = field(default_factory=list)
 
     def sum(self, name: str, value: float | Tensor) -> None:
         """Add a scalar to a sum over all parts of a step."""
-        self._add(name, _Metric("sum", value))
+        self._put(name, "sum", value)
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
         """Add a share, a scalar, of an update's mean: a sum over some of its tokens, divided by the number of all.
 
         `weight` is that number, or 1 for a value that weighs the same in every update.
         """
-        self._add(name, _Metric("mean", share, weight))
+        self._put(name, "mean", share, weight)
 
     def ratio(self, name: str, numerator: float, denominator: float) -> None:
         """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
@@ -66,29 +72,29 @@ class Metrics:
         index_1 = values_N.argmax().reshape(1)  # as a scalar it would be an index that the host has to read
         columns = (values_N, tokens.response_N)
         pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
-        self._add(name, _Metric("max", pair, experiences=tokens.experiences))
+        self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
 
     def min(self, name: str, value: float | Tensor) -> None:
         """Keep the smallest value, a scalar."""
-        self._add(name, _Metric("min", value))
+        self._put(name, "min", value)
 
     def merge(self, other: Metrics) -> None:
         """Take over the metrics of another part of the same update: a micro-batch, or all those of a rank."""
-        for name, metric in (*other._metrics.items(), *other._unread):
+        for name, metric in other._metrics.items():
             self._add(name, metric)
+        self._unread += other._unread
 
     def read(self) -> None:
         """Fetch all values that are still tensors, in one transfer."""
         if not self._unread:
             return
         unread, self._unread = self._unread, []
-        parts = [torch.as_tensor(metric.value).double().reshape(-1) for _, metric in unread]
-        numbers = iter(torch.cat(parts).tolist())
-        for name, metric in unread:
+        numbers = iter(torch.cat([metric.value.double().reshape(-1) for metric in unread]).tolist())
+        for metric in unread:
             value = next(numbers)
             if metric.experiences:
                 value = _name_token(value, metric.experiences[int(next(numbers))])
-            self._add(name, _Metric(metric.kind, value, metric.weight))
+            self._add(metric.name, _Metric(metric.kind, value, metric.weight))
 
     def values(self) -> dict[str, float]:
         """Return the value of each metric. A ratio is 0 if nothing was counted."""
@@ -98,10 +104,13 @@ class Metrics:
             values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
         return values
 
+    def _put(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
+        if isinstance(value, Tensor):
+            self._unread.append(_UnreadMetric(name, kind, value, weight))
+        else:
+            self._add(name, _Metric(kind, value, weight))
+
     def _add(self, name: str, metric: _Metric) -> None:
-        if isinstance(metric.value, Tensor):
-            self._unread.append((name, metric))
-            return
         if name not in self._metrics:
             self._metrics[name] = metric
             return

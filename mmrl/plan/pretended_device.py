@@ -54,7 +54,7 @@ _INDEXING = {
 }
 
 
-class PretendedDevice(FakeTensorMode):
+class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     """The device, and what it was asked to do. `pretend_device` makes it."""
 
     def __init__(self) -> None:

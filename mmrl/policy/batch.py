@@ -104,9 +104,10 @@ class DeviceTensors:
         moved: dict[str, Any] = {}
         for own_field in fields(self):
             value = getattr(self, own_field.name)
-            if isinstance(value, torch.Tensor | DeviceTensors):
-                is_tensor = isinstance(value, torch.Tensor)
-                moved[own_field.name] = send(value, device) if is_tensor else value.to(device)
+            if isinstance(value, torch.Tensor):
+                moved[own_field.name] = send(value, device)
+            elif isinstance(value, DeviceTensors):
+                moved[own_field.name] = value.to(device)
         return replace(self, **moved)
 
 

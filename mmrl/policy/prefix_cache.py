@@ -170,7 +170,7 @@ class _Moves(NamedTuple):
     An index in host memory would make the host wait for a GPU at each use.
     """
 
-    count: int  # rows that are left
+    num_left: int  # rows that are left
     to: torch.Tensor  # places that are filled, int64
     start: torch.Tensor  # where the rows come from that fill them, int64
 
@@ -178,7 +178,7 @@ class _Moves(NamedTuple):
         """Return the rows of a tensor [R, ...] that are left, as a part of its memory."""
         if len(self.to):
             tensor[self.to] = tensor[self.start]
-        return tensor[: self.count]
+        return tensor[: self.num_left]
 
 
 class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types

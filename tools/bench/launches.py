@@ -114,7 +114,7 @@ def take_counts(device: PretendedDevice) -> dict[str, int]:
 def count_tower(
     patches_per_side: int, pictures: int, max_layers: int | None, *, own_attention: bool = True
 ) -> dict[str, dict[str, int]]:
-    """Return the counts of the vision tower, by pass: with our attention, or with transformers' own."""
+    """Return the calls and waits of the vision tower, by pass: with our attention, or with transformers' own."""
     with pretend_device() as device:
         model = make_model("3B", max_layers)
         device.place(model)
@@ -130,6 +130,9 @@ def count_tower(
         found = {"forward": take_counts(device)}
         features.sum().backward()
         found["backward"] = take_counts(device)
+    for counts in found.values():
+        # Nothing of these is ours without our attention, even where the backward pass does not say whose line waits.
+        counts["waits"] = counts.pop("waits, ours") + counts.pop("waits, theirs")
     return found
 
 
