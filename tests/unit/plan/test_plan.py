@@ -175,7 +175,7 @@ def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
 
 def test_command_says_what_it_knew_and_what_it_assumed(tmp_path, capsys):
     file = tmp_path / "config.yaml"
-    file.write_text(SMALL.replace("scenes:count", "scenes:counting"))
+    file.write_text(SMALL.replace("scenes:count", "scenes:counting\n      args: {split: train}"))
     assert main(["plan", str(file), "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["fits"]
