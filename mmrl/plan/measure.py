@@ -33,6 +33,7 @@ from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.shared_prefix_attention import attention_blocks
+from mmrl.types import UserError
 
 # Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
 _DEPTHS, _RECURRENT_DEPTHS = (3, 4), (4, 8)
@@ -134,7 +135,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -
     """Return work and memory of a micro-batch of a model with these shapes.
 
     Raises:
-        UserError: this torch cannot pretend a device.
+        UserError: this torch cannot pretend a device, or the memory of a part would be negative.
     """
     blocks = {"vision": model.vision.depth, "language": model.text.num_hidden_layers}
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
@@ -167,7 +168,11 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -
     for phase, parts in large.peaks.items():
         before = small.peaks.get(phase, Counter())
         peaks.append({part: extend(part, before[part], count) for part, count in parts.items()})
-    return Measurement(flops=flops, peak=max(peaks, key=lambda peak: sum(peak.values())))
+    peak = max(peaks, key=lambda parts: sum(parts.values()))
+    if min(peak.values()) < 0:
+        # Memory of the two models was not a straight line, so nothing is known of the whole.
+        raise UserError(f"the memory of this model could not be counted ({peak}); please report it with the config")
+    return Measurement(flops=flops, peak=peak)
 
 
 def visible_pairs(prompt: int, responses: Sequence[int]) -> int:

@@ -90,6 +90,7 @@ def test_work_and_memory_are_those_that_are_measured(cell):
     assert numbers["planned peak"] == pytest.approx(numbers["measured peak"], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_line_through_two_depths_is_the_whole_model(monkeypatch, family):
     spec = {"family": family, "vision": {"num_layers": 7}, "language": {"num_layers": 7}}
