@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,14 +28,20 @@ from mmrl.config.schema import (
     LanguageFromScratchConfig,
     VisionFromScratchConfig,
 )
+from mmrl.plan.pretended_device import register_device
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES, get_family
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler
-from mmrl.types import DatasetContext, Experience, Sample, SamplingParams, VideoRef
+from mmrl.types import DatasetContext, Experience, Sample, SamplingParams, UserError, VideoRef
 from mmrl_datasets.generators import scenes
+
+# Before any test computes a gradient, or torch would have no queue for the device. Where it cannot be registered, tests
+# that need it are skipped with the reason.
+with suppress(UserError):
+    register_device()
 
 FAST_FAMILIES = ("qwen2_5_vl", "qwen3_5_moe")
 """Families that `make test` runs whole steps and runs with: plain layers, and recurrent ones with experts."""

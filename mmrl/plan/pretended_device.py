@@ -255,9 +255,10 @@ def pretend_device() -> Iterator[PretendedDevice]:
     """Offer a pretended device inside this block. All its tensors must be made, and dropped, inside.
 
     Raises:
-        UserError: this torch lacks what the device needs.
+        UserError: this torch lacks what the device needs, or has computed a gradient before it knew of the device.
     """
-    _register_device()
+    register_device()
+    _check_autograd()
     device = PretendedDevice()
     lifts_cpu_only = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
@@ -276,14 +277,32 @@ def pretend_device() -> Iterator[PretendedDevice]:
 
 
 @cache
-def _register_device() -> None:
-    """Tell torch of a device that is made in Python. It cannot be taken back, and nothing else uses it."""
+def register_device() -> None:
+    """Tell torch of a device that is made in Python. It cannot be taken back, and nothing else uses it.
+
+    Raises:
+        UserError: this torch lacks what the device needs.
+    """
     try:
         backend_registration._setup_privateuseone_for_python_backend(_NAME)
     except (AttributeError, RuntimeError) as error:
         raise UserError(f"torch {torch.__version__} cannot pretend a device: {error}; torch 2.13 can") from error
     # Once there is a device, checkpointing asks for its autocast in each backward pass, even on the CPU.
     torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
+
+
+@cache
+def _check_autograd() -> None:
+    """Compute a gradient on the device. Autograd makes its queues, one a device, at the first of a process."""
+    with PretendedDevice() as probe:
+        number = torch.zeros((), device=probe.device, requires_grad=True)
+        try:
+            number.clone().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise UserError(
+                "a device cannot be pretended in a process that has computed gradients before; use a new process, or "
+                "call mmrl.plan.pretended_device.register_device() at its start"
+            ) from error
 
 
 def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils import backend_registration
@@ -12,14 +15,27 @@ from mmrl.types import UserError
 
 
 def test_a_torch_that_cannot_pretend_a_device_says_so_and_skips_the_tests(request, monkeypatch):
-    register = pretended_device._register_device.__wrapped__
+    register = pretended_device.register_device.__wrapped__
     monkeypatch.delattr(backend_registration, "_setup_privateuseone_for_python_backend")
-    monkeypatch.setattr(pretended_device, "_register_device", register)
+    monkeypatch.setattr(pretended_device, "register_device", register)
     message = "cannot pretend a device"
     with pytest.raises(UserError, match=message), pretended_device.pretend_device():
         pass
     with pytest.raises(pytest.skip.Exception, match=message):
         request.getfixturevalue("device")
+
+
+@pytest.mark.slow
+def test_a_process_that_computed_gradients_before_is_told_to_begin_anew():
+    code = """
+import torch
+torch.ones((), requires_grad=True).backward()
+from mmrl.plan.pretended_device import pretend_device
+with pretend_device():
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "UserError: a device cannot be pretended in a process that has computed gradients before" in done.stderr
 
 
 def test_tensors_of_both_devices_do_not_mix(device):

@@ -110,6 +110,7 @@ def test_pairs_that_see_each_other_are_those_of_the_mask():
     assert visible_pairs(3, (2, 1)) == visible.sum()
 
 
+@pytest.mark.slow
 def test_zero_divides_what_its_stage_says():
     alone = sizes_of(plan_small("deepspeed={zero_stage: 3}"))
     divided = sizes_of(plan_small("deepspeed={zero_stage: 3}", gpus=4))
@@ -120,6 +121,7 @@ def test_zero_divides_what_its_stage_says():
     assert first["AdamW's moments"] == pytest.approx(alone["AdamW's moments"] / 4)
 
 
+@pytest.mark.slow
 def test_a_reference_is_a_whole_copy_only_where_it_shares_nothing():
     kl, frozen = "stages.rl.loss.kl.coef=0.1", "model.freeze=[vision]"
     weights = plan_small().parameters * 4 / 1e9
@@ -129,6 +131,7 @@ def test_a_reference_is_a_whole_copy_only_where_it_shares_nothing():
     assert sizes_of(plan_small(kl, frozen, "deepspeed={zero_stage: 2}"))["reference"] == pytest.approx(weights)
 
 
+@pytest.mark.slow
 def test_remedy_is_the_first_rung_that_fits_and_can_be_pasted(tmp_path):
     plan, memory_gb, seen = plan_small("stages.rl.micro_batch_tokens=4096", gpus=2), 0.0, []
 
