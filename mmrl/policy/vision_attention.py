@@ -3,7 +3,8 @@
 A window is a frame of an image or video, or in most blocks of Qwen2.5-VL a square of it. For SDPA, transformers reads
 the windows' lengths from the device in each block, and calls the kernel once for each window: some 1,800 times for one
 image of 64 x 64 patches in Qwen2.5-VL-3B. Here the host computes the lengths once for a forward, from grids that never
-left it. On CUDA a block then attends in a single call, elsewhere in one call for each length that windows have.
+left it. On CUDA a block then attends in a single call, elsewhere in one call for each length that windows have. The
+convolution that the tower begins with becomes a matrix product.
 
 Letters in shapes: T patches, H heads, D channels of a head, N windows, I images or videos.
 """
@@ -15,7 +16,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from mmrl.utils.torch_transfer import send
 
@@ -34,7 +36,10 @@ class PatchWindows(NamedTuple):
 
 
 def install_vision_attention(tower: torch.nn.Module) -> None:
-    """Let a Qwen-VL tower take grids in host memory and, if its attention is SDPA, attend by `vision_attention`."""
+    """Let a Qwen-VL tower take grids in host memory, project patches by a matrix product, and attend in few calls.
+
+    Only SDPA is replaced by `vision_attention`; another attention stays.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, vision_attention)
@@ -44,6 +49,9 @@ def install_vision_attention(tower: torch.nn.Module) -> None:
     # On the instance: another model of the class keeps its own forward. `deepcopy` binds the method of a copy to the
     # copy.
     tower.forward = _forward.__get__(tower)
+    projection: Any = tower.get_submodule("patch_embed.proj")
+    if isinstance(projection, nn.Conv3d):
+        projection.forward = _project_patches.__get__(projection)  # type: ignore[method-assign]
 
 
 def vision_attention(
@@ -135,6 +143,15 @@ def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **o
             inputs[name] = moved
     output: ModelOutput = type(self).forward(self, hidden_states, grid_thw=grid_thw, **inputs, **options)
     return output
+
+
+def _project_patches(self: Any, patches: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    """Return the hidden states [T, W, 1, 1, 1] of patches [T, channels, frames, rows, columns].
+
+    The kernel covers a whole patch, so this is a matrix product. As a convolution it takes five times as long on a CPU,
+    and on GPUs in bfloat16 up to thousands of times: issue 45750 of transformers.
+    """
+    return linear(patches.flatten(1), self.weight.flatten(1), self.bias)[..., None, None, None]
 
 
 def _indices_from_grids(tower: Any, grids_I3: torch.Tensor) -> dict[str, Any]:  # noqa: ANN401

@@ -51,9 +51,11 @@ def make_tiny_model(tokenizer, family, attention="sdpa"):
 
 
 def two_towers(tokenizer, family, attention="sdpa"):
-    """The tower as transformers runs it, and as a policy does."""
+    """The tower as transformers runs it, and as a policy does; both project patches by a matrix product."""
     model = make_tiny_model(tokenizer, family, attention)
     by_transformers = copy.deepcopy(model.model.visual)
+    projection = by_transformers.patch_embed.proj
+    projection.forward = vision_attention._project_patches.__get__(projection)
     return by_transformers, Policy(model).model.model.visual
 
 
@@ -100,6 +102,19 @@ def test_outputs_and_gradients_are_those_of_transformers(tokenizer, family, reco
         tower.train()
     for grids in GRIDS.values():
         assert largest_difference(run(ours, grids), run(by_transformers, grids)) <= EQUAL
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patches_are_projected_as_by_the_convolution(tokenizer, family, monkeypatch):
+    projection = Policy(make_tiny_model(tokenizer, family)).model.model.visual.patch_embed.proj.double()
+    patches = torch.randn(7, *projection.weight.shape[1:], dtype=torch.float64, requires_grad=True)
+    inputs = [patches, *projection.parameters()]
+    expected = torch.nn.Conv3d.forward(projection, patches)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), inputs)
+    monkeypatch.setattr(torch.nn.functional, "conv3d", lambda *_: pytest.fail("a convolution was computed"))
+    found = projection(patches)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), inputs), expected_gradients)
 
 
 def test_windows_that_see_each_other_are_noticed(tokenizer, monkeypatch):
