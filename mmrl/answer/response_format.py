@@ -198,7 +198,9 @@ class ResponseFormat:
 
     def parse_trial(self, text: str, answer_type: AnswerType) -> Answer:
         """Return what `parse` returns for a response that we wrote; the same short text is read once."""
-        return (_parse_cached if len(text) <= _MAX_CACHED_CHARS else ResponseFormat.parse)(self, text, answer_type)
+        if len(text) > _MAX_CACHED_CHARS:
+            return self.parse(text, answer_type)
+        return _parse_cached(self, text, answer_type)
 
     def parse_continuation(self, first_response: str, text: str, answer_type: AnswerType) -> Answer:
         """Read a response that was continued after a forced trigger; `text` begins with the trigger.

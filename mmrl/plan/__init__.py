@@ -1,1 +1,1 @@
-"""What a run will need of a GPU, found without one."""
+"""Plans what a run will need of a GPU, without one."""

@@ -61,7 +61,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__(allow_non_fake_inputs=True)
         self.device = torch.device(_NAME, 0)
         self.synchronisations: Counter[str] = Counter()
-        """How often the CPU waited for the device, by file and line, such as `mmrl/policy/policy.py:385`."""
+        """Waits of the CPU for the device, counted by file and line, such as `mmrl/policy/policy.py:385`."""
         self.calls: Counter[str] = Counter()
         """Operators that a GPU would run, by name. Views and allocations are not among them."""
         self._is_nested = False

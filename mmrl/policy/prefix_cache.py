@@ -261,6 +261,5 @@ def _fill_gaps(kept: Sequence[int]) -> list[int]:
 def _plan_moves(order: Sequence[int], device: torch.device) -> _Moves:
     """Return the moves that put rows into an order of `_fill_gaps`."""
     moves = [(place, number) for place, number in enumerate(order) if place != number]
-    return _Moves(
-        len(order), send_numbers([to for to, _ in moves], device), send_numbers([start for _, start in moves], device)
-    )
+    places, starts = [place for place, _ in moves], [start for _, start in moves]
+    return _Moves(len(order), send_numbers(places, device), send_numbers(starts, device))

@@ -1,4 +1,4 @@
-"""What a tracker does and is given, and the four trackers. Each imports its library when a run is opened in it."""
+"""The four trackers, and the protocol that they fill. Each imports its library when a run is opened in it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
 
 @pytest.fixture
 def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
-    """How often our code has waited for the device since the last call, by place."""
+    """Count our code's waits for the device since the last call, by place."""
 
     def take() -> Counter[str]:
         ours = {place: count for place, count in device.synchronisations.items() if place.startswith("mmrl/")}

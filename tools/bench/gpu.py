@@ -1,4 +1,4 @@
-"""What a GPU says about mmrl: exactness, vLLM, speed against TRL, and a run's memory and time against its plan.
+"""Checks mmrl on a GPU: exactness, vLLM, speed against TRL, and a run's memory and time against its plan.
 
     pip install -e '.[vllm,test]' trl flash-linear-attention
     python tools/bench/gpu.py --json gpu.json                # about half an hour on one H100

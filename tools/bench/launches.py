@@ -15,89 +15,32 @@ from typing import Any
 import torch
 from results import make_parser, write_results
 
+from mmrl.config.schema import ModelConfig
+from mmrl.plan.measure import make_batch, make_policy
 from mmrl.plan.pretended_device import PretendedDevice, pretend_device
-from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup, PromptBatch
-from mmrl.policy.families import PlaceholderRun
-from mmrl.policy.policy import Policy
+from mmrl.plan.shapes import ModelShapes, read_shapes
+from mmrl.plan.workload import MicroBatch
+from mmrl.policy.batch import Batch, PromptBatch
 from mmrl.policy.vision_attention import install_vision_attention
 
-# Hidden size, layers, heads, key heads, width of the MLP, vocabulary: config.json of the released models.
-LANGUAGE = {"3B": (2048, 36, 16, 2, 11008, 151936), "7B": (3584, 28, 28, 4, 18944, 152064)}
-IMAGE_ID = 151655
+SIZES = ("3B", "7B")
 TEXT_TOKENS, RESPONSES, RESPONSE_TOKENS = 64, 8, 512
 
 
-def make_model(size: str, max_layers: int | None) -> Any:
-    """Return a Qwen2.5-VL without memory, of at most so many blocks."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    hidden, layers, heads, key_heads, mlp, vocabulary = LANGUAGE[size]
-    text = {
-        "hidden_size": hidden,
-        "num_hidden_layers": min(layers, max_layers or layers),
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "intermediate_size": mlp,
-        "vocab_size": vocabulary,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    }
-    vision = {"depth": min(32, max_layers or 32), "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420}
-    vision |= {
-        "out_hidden_size": hidden,
-        "window_size": 112,
-        "patch_size": 14,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-    }
-    config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=IMAGE_ID, tie_word_embeddings=size == "3B"
-    )
-    with torch.device("meta"):
-        return Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+def read_model(size: str, max_layers: int | None = None) -> ModelShapes:
+    """Return the shapes of a Qwen2.5-VL, of at most so many blocks."""
+    model = read_shapes(ModelConfig(path=f"Qwen/Qwen2.5-VL-{size}"))
+    if max_layers is None:
+        return model
+    return model.trim(min(max_layers, model.text.num_hidden_layers), min(max_layers, model.vision.depth))
 
 
-def make_media(patches_per_side: int, count: int) -> BatchMedia:
-    patches = torch.zeros(count * patches_per_side**2, 1176)
-    grids = torch.tensor([[1, patches_per_side, patches_per_side]] * count).reshape(-1, 3)
-    keys, nothing = tuple(map(str, range(count))), torch.zeros(0, 3, dtype=torch.int64)
-    return BatchMedia(
-        image_patches_MD=patches,
-        image_grids_I3=grids,
-        image_keys=keys,
-        video_patches_MD=torch.zeros(0, 1176),
-        video_grids_V3=nothing,
-        video_keys=(),
-    )
-
-
-def make_prompt(policy: Policy, patches_per_side: int, pictures: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids [1, P] and position ids [3, 1, P] of a prompt with pictures."""
-    grid = (1, patches_per_side, patches_per_side)
-    ids = [1] * TEXT_TOKENS
-    for _ in range(pictures):
-        ids += [1, *[IMAGE_ID] * (patches_per_side**2 // 4)]
-    runs = {IMAGE_ID: [PlaceholderRun(grid)] * pictures}
-    return torch.tensor([ids]), policy.family.position_ids(ids, runs, merge_size=2)[:, None]
-
-
-def make_batch(policy: Policy, patches_per_side: int, pictures: int) -> Batch:
-    """Return one packed group: a prompt, and its responses."""
-    prompt, positions = make_prompt(policy, patches_per_side, pictures)
-    length = prompt.shape[1]
-    response_positions = positions.max() + 1 + torch.arange(RESPONSE_TOKENS).repeat(RESPONSES)
-    ids = torch.cat([prompt, torch.ones(1, RESPONSES * RESPONSE_TOKENS, dtype=torch.int64)], dim=1)
-    predictors = torch.arange(length - 1, ids.shape[1] - 1)
-    predictors[::RESPONSE_TOKENS] = length - 1
-    return Batch(
-        input_ids_BL=ids,
-        token_types_BL=(ids == IMAGE_ID).long(),
-        position_ids_3BL=torch.cat([positions, response_positions.expand(3, 1, -1)], dim=-1),
-        prefix_tree=(PrefixGroup(length, (RESPONSE_TOKENS,) * RESPONSES),),
-        media=make_media(patches_per_side, pictures),
-        target_ids_N=torch.ones(len(predictors), dtype=torch.int64),
-        predictor_index_N=predictors,
-        temperature_N=torch.ones(len(predictors)),
-        banned_token_ids=(IMAGE_ID,),
-    )
+def make_group(model: ModelShapes, patches_per_side: int, pictures: int) -> Batch:
+    """Return one packed group: a prompt with pictures, and its responses."""
+    grids = ((1, patches_per_side, patches_per_side),) * pictures
+    prompt_tokens = TEXT_TOKENS + pictures + model.image_tokens(grids)
+    responses = (RESPONSE_TOKENS,) * RESPONSES
+    return make_batch(model, MicroBatch(num_groups=1, prompt_tokens=prompt_tokens, grids=grids, responses=responses))
 
 
 def take_counts(device: PretendedDevice) -> dict[str, int]:
@@ -116,9 +59,10 @@ def count_tower(
 ) -> dict[str, dict[str, int]]:
     """Return the calls and waits of the vision tower, by pass: with our attention, or with transformers' own."""
     with pretend_device() as device:
-        model = make_model("3B", max_layers)
+        shapes = read_model("3B", max_layers)
+        model: Any = shapes.build("bfloat16")
         device.place(model)
-        tower, media = model.model.visual, make_media(patches_per_side, pictures)
+        tower, media = model.model.visual, make_group(shapes, patches_per_side, pictures).media
         grids_I3 = media.image_grids_I3
         if own_attention:
             install_vision_attention(tower)
@@ -139,10 +83,10 @@ def count_tower(
 def count_learning(size: str, patches_per_side: int, max_layers: int | None) -> dict[str, dict[str, int]]:
     """Return the counts of a micro-batch with one picture, by pass."""
     with pretend_device() as device:
-        model = make_model(size, max_layers)
-        device.place(model)
-        policy = Policy(model)
-        batch = make_batch(policy, patches_per_side, 1)
+        model = read_model(size, max_layers)
+        policy = make_policy(model, ModelConfig(path="", dtype="bfloat16"))
+        device.place(policy.model)
+        batch = make_group(model, patches_per_side, 1)
         take_counts(device)
         logprobs_N = policy.compute_logprobs(batch).logprobs_N
         found = {"forward": take_counts(device)}
@@ -154,17 +98,18 @@ def count_learning(size: str, patches_per_side: int, max_layers: int | None) -> 
 def count_sampling(size: str, patches_per_side: int, max_layers: int | None) -> dict[str, dict[str, int]]:
     """Return the counts of the prefill of a prompt with one picture, and of one token of all rows."""
     with pretend_device() as device:
-        model = make_model(size, max_layers)
-        device.place(model)
-        policy = Policy(model)
-        ids, positions = make_prompt(policy, patches_per_side, 1)
-        mask = torch.ones_like(ids)
+        model = read_model(size, max_layers)
+        policy = make_policy(model, ModelConfig(path="", dtype="bfloat16"))
+        device.place(policy.model)
+        group = make_group(model, patches_per_side, 1)
+        prompt = slice(group.prefix_tree[0].prompt_length)
+        mask = torch.ones_like(group.input_ids_BL[:, prompt])
         batch = PromptBatch(
-            input_ids_BP=ids,
-            token_types_BP=(ids == IMAGE_ID).long(),
+            input_ids_BP=group.input_ids_BL[:, prompt],
+            token_types_BP=group.token_types_BL[:, prompt],
             attention_mask_BP=mask,
-            position_ids_3BP=positions,
-            media=make_media(patches_per_side, 1),
+            position_ids_3BP=group.position_ids_3BL[..., prompt],
+            media=group.media,
         )
         take_counts(device)
         cache, logits_BV = policy.prefill(batch)
@@ -182,7 +127,7 @@ def count_sampling(size: str, patches_per_side: int, max_layers: int | None) -> 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--sizes", nargs="+", choices=LANGUAGE, default=list(LANGUAGE))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--side", type=int, default=64, help="patches along a side of a picture")
     parser.add_argument("--layers", type=int, help="run at most so many blocks of each tower")
     options = parser.parse_args()

@@ -19,19 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from family_spec import make_spec
+from learner_vs_trl import MODEL
 from results import make_parser, write_results
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.config import load_config
-from mmrl.config.schema import (
-    FromScratchConfig,
-    LanguageFromScratchConfig,
-    LoraConfig,
-    ModelConfig,
-    RlStage,
-    VisionFromScratchConfig,
-)
+from mmrl.config.schema import FromScratchConfig, LoraConfig, ModelConfig, RlStage
 from mmrl.plan.estimate import Plan, find_gpu, make_plan, step_seconds
 from mmrl.plan.measure import make_batch, make_policy, measure
 from mmrl.plan.shapes import read_shapes
@@ -45,20 +40,7 @@ SIZES = {
         MicroBatch(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48,) * 4),
     ),
     "25M": (
-        FromScratchConfig(
-            vision=VisionFromScratchConfig(
-                num_layers=4, hidden_size=256, num_heads=4, intermediate_size=512, patch_size=14
-            ),
-            language=LanguageFromScratchConfig(
-                num_layers=6,
-                hidden_size=512,
-                num_heads=8,
-                num_kv_heads=2,
-                intermediate_size=1536,
-                linear_head_dim=128,
-                vocab_size=4096,
-            ),
-        ),
+        MODEL,
         MicroBatch(num_groups=2, prompt_tokens=300, grids=((1, 30, 30),), responses=(100,) * 4),
     ),
 }
@@ -69,10 +51,8 @@ def compare_cell(cell: str) -> dict[str, float]:
     """Return FLOPs and peak bytes of one micro-batch, planned and measured."""
     family, size, weights, activations = cell.split(",")
     spec, micro_batch = SIZES[size]
-    changes = {"num_layers": 8} if family == "qwen3_5" else {}
-    language = spec.language.model_copy(update=changes)
     options = ModelConfig(
-        from_scratch=spec.model_copy(update={"family": family, "language": language}),
+        from_scratch=make_spec(spec, family),
         dtype="float32",
         lora=LoraConfig() if weights == "LoRA" else None,
         gradient_checkpointing=("vision", "language") if activations == "recomputed" else (),

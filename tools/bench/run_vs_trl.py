@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from learner_vs_trl import KL_COEF, MODEL
+from learner_vs_trl import KL_COEF, MODEL, write_models
 from PIL import Image
 from results import format_spread, make_parser, write_results
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -40,7 +40,6 @@ import mmrl
 from mmrl.learner.learner import PolicyLearner
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import hide_progress_bars
-from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.training import callbacks, rl
 
 TARGET = 4.0
@@ -55,22 +54,18 @@ SMALL: Sizes = {"side": 4, "prompt": 40, "completion": 8}
 
 def write_inputs(folder: Path, sizes: Sizes) -> None:
     """Write what both sides read: a model, pictures and questions."""
-    words = random.Random(0)
-    text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
-    tokenizer = train_tokenizer(text, MODEL.language.vocab_size)
-    processor = make_processor(MODEL, tokenizer, (3136, 1003520))
-    with hide_progress_bars():
-        make_model(MODEL, tokenizer, seed=0).save_pretrained(folder / "model")
-    processor.save_pretrained(folder / "model")
+    processor = write_models(MODEL, {"model": folder / "model"}, "float32")
     blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
     template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
-    digits = sizes["prompt"] - sizes["side"] ** 2 - (len(tokenizer(template).input_ids) - 1)  # each is a token
-    rows = []
+    digits = (
+        sizes["prompt"] - sizes["side"] ** 2 - (len(processor.tokenizer(template).input_ids) - 1)
+    )  # each is a token
+    rows, random_digits = [], random.Random(0)
     for number in range(NUM_PROMPTS):
         pixels = sizes["side"] * MODEL.vision.patch_size * MODEL.vision.spatial_merge_size
         noise = np.random.default_rng(number).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)
         Image.fromarray(noise).save(folder / f"{number}.png")
-        question = "".join(words.choices("0123456789", k=digits))
+        question = "".join(random_digits.choices("0123456789", k=digits))
         rows.append({"id": str(number), "image": f"{number}.png", "question": question, "answer": "1"})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -165,8 +165,8 @@ def test_recipe_states_the_memory_that_its_command_prints(recipe, capsys, monkey
     assert command[0] == f"configs/recipes/{recipe.name}"
     main(["plan", *command])
     printed = capsys.readouterr().out.partition("\nMemory of a GPU")[2].partition("\n\n")[0].splitlines()[1:]
-    stated = text.partition("`:\n")[2].splitlines()
-    assert [line.removeprefix("#   ") for line in stated[: len(printed)]] == [line.strip() for line in printed]
+    stated = text.partition("`:\n")[2].splitlines()[: len(printed)]
+    assert stated == [f"#   {line.strip()}" for line in printed]
 
 
 def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
