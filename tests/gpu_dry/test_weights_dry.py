@@ -13,7 +13,6 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import ModelRunner
-from mmrl.rollout.engines.vllm_server import _HostWeightCopy
 from mmrl.rollout.weight_sync import PolicyWeightStream, iter_with_fingerprints
 from mmrl.types import TrainingState
 
@@ -53,7 +52,11 @@ def test_weights_are_streamed_to_an_engine_from_the_device(make_tiny, adapter, d
     assert fingerprints
 
 
+@pytest.mark.slow
 def test_a_copy_of_weights_for_a_server_that_restarts_returns_to_the_device(make_tiny, device):
+    pytest.importorskip("vllm")
+    from mmrl.rollout.engines.vllm_server import _HostWeightCopy
+
     tiny = make_tiny()
     device.place(tiny.policy.model, torch.bfloat16)
     stream = PolicyWeightStream(tiny.policy)
