@@ -262,6 +262,7 @@ class _Server:
     def __init__(self, imports: tuple[str, ...], setup: WorkerSetup | None, limits: WorkerLimits) -> None:
         """Start the process, which imports these modules and then loads for its workers, unless `setup` is None."""
         self._ready = False
+        self._start_error: WorkerStartError | None = None
         self._lock = Lock()
         self._limits = limits
         self.watch: WorkerWatch | None = None
@@ -295,8 +296,15 @@ class _Server:
     def wait_until_ready(self) -> None:
         """Return when the server has loaded; WorkerStartError if it hung or died, now or before."""
         with self._lock:
+            if self._start_error is not None:
+                raise self._start_error
             if not self._ready:
-                self.wait_until_loaded(self._process.pid, self._control)
+                try:
+                    self.wait_until_loaded(self._process.pid, self._control)
+                except WorkerStartError as error:
+                    # A socket that has timed out in the middle of a read cannot be read again.
+                    self._start_error = error
+                    raise
                 self._ready = True
                 if self.watch is not None:
                     self.watch.is_loading = False
@@ -414,12 +422,14 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
         if worker is not None and wait([worker.line.connection], timeout=0.0):
             workers.end(worker)
             worker = None
-        try:
+        # Any error is caught: if this thread ended, its callers would wait for ever.
+        with ErrorCatcher() as starting:
             worker = worker or workers.start()
-        except WorkerStartError as error:
+        if starting.error is not None:
             for task in tasks:
-                task.fail(error)
+                task.fail(starting.error)
             continue
+        assert worker is not None
         worker = _run_batch(tasks, worker, queue, workers)
         if worker is not None and fork_each_call:
             workers.end(worker)

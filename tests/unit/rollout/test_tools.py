@@ -178,6 +178,14 @@ def test_tool_whose_file_hangs_or_dies_ends_the_run(tiny, tmp_path, fate, monkey
         answer(tiny, opened, call("double", x=1))
 
 
+def test_server_that_starts_too_slowly_fails_every_call(tiny, base, monkeypatch):
+    monkeypatch.setattr("mmrl.rollout.tools.workers.STARTUP_TIMEOUT_S", 0.001)
+    for _ in range(2):  # the second pool is given the same server
+        message = "hung while starting: more than 0.001 s"
+        with closing(ToolRunner(partial(load_tool, base))) as opened, pytest.raises(UserError, match=message):
+            answer(tiny, opened, call("double", x=1))
+
+
 @pytest.mark.parametrize("name", ["crash", "sleep"])
 def test_failing_tool_ends_the_run_with_on_error_stop(tiny, tool_runner, name):
     with pytest.raises(UserError, match="step tools: a tool failed: The tool (failed: Runtime|did not answer)"):
