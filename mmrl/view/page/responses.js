@@ -67,8 +67,9 @@ function responseBadges(rollout, learning) {
     same: () => badge(rollout.is_correct ? "stayed right" : "stayed wrong", "", "Rethinking changed no verdict."),
   };
   const flip = flipOf(rollout);
+  const inCardHead = ["rejected", "no_room"].includes((rollout.selection || {}).status);
   return [
-    learning && learning[0] !== "trained" && badge(learning[0], learning[2] ? "" : "quiet", learning[1]),
+    learning && learning[0] !== "trained" && !inCardHead && badge(learning[0], learning[2] ? "" : "quiet", learning[1]),
     flip && flips[flip](),
     rollout.finish === "length" && badge("truncated", "warn", "It was cut at max_new_tokens."),
     toolFailed(rollout) && badge("tool failed", "bad", "A tool failed, refused, or could not read a call."),
