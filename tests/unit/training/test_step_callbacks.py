@@ -47,7 +47,7 @@ def test_each_held_out_sample_is_measured_once_in_batches_of_any_size(make_tiny)
     assert {name for by_sample in rewards.values() for name in by_sample} == {s.id for s in tiny.samples[:7]}
     assert all(rewards[sample.task][sample.id] > 0 for sample in tiny.samples[:7])
     assert rewards == evaluate(tiny, scorer, batch_size=1)[0] == evaluate(tiny, scorer, batch_size=100)[0]
-    assert not shown
+    assert "warning" not in shown  # a slow machine shows progress
 
 
 def test_evaluation_counts_the_fallback_of_a_failed_reward_and_says_so(make_tiny):
@@ -55,7 +55,8 @@ def test_evaluation_counts_the_fallback_of_a_failed_reward_and_says_so(make_tiny
     scorer = make_scorer(fails, term(constant(1.0, name="fine")))
     rewards, shown = evaluate(make_tiny(), scorer, batch_size=4)
     assert {reward for by_sample in rewards.values() for reward in by_sample.values()} == {1.5}
-    assert shown == "warning: evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts\n"
+    warning = "warning: evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts"
+    assert [line for line in shown.splitlines() if line.startswith("warning")] == [warning]
 
 
 class FakeEvaluation:
