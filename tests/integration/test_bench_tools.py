@@ -24,7 +24,7 @@ COMMANDS = [
     ("learner_vs_trl", ["--family", "qwen3_5", "--cell", "40x8", "--pairs", "1"], "40x8"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
-    ("media", ["ahead", "--rounds", "1", "--steps", "2"], "step_s with 1 workers"),
+    ("media", ["ahead", "--rounds", "1", "--steps", "2", "--prompts", "1"], "step_s with 1 workers"),
     ("plan", ["--cells", "qwen2_5_vl,tiny,full,kept", "--rows"], "qwen2_5_vl,tiny,full,kept"),
     ("records", ["--steps", "3", "--prompts", "2"], "fraction_of_step"),
     ("replay", [], "fraction_of_step"),

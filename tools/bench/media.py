@@ -167,17 +167,17 @@ def _time_both(ours: PromptEncoder, hf: Any, samples: Sequence[Sample], paths: S
     return mine, theirs
 
 
-def benchmark_prefetch(steps: int, rounds: int) -> dict[str, float]:
+def benchmark_prefetch(steps: int, rounds: int, prompts: int) -> dict[str, float]:
     """Print the median seconds of a training step on large pictures, without and with one process working ahead."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = save_images(folder, "jpeg", 8 * (steps + 1), (3000, 2000))
+        paths = save_images(folder, "jpeg", prompts * (steps + 1), (3000, 2000))
         rows = [{"id": p.name, "image": p.name, "question": QUESTION, "answer": "1"} for p in paths]
         (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         found: dict[int, list[dict[str, float]]] = {0: [], 1: []}
         for round_ in range(rounds):
             for workers in found:
-                found[workers] += _run_step_timings(folder, f"{round_}-{workers}", workers, steps)
+                found[workers] += _run_step_timings(folder, f"{round_}-{workers}", workers, steps, prompts)
         numbers = {}
         for workers, timings in found.items():
             verbs = sorted({verb for step in timings for verb in step if verb.startswith("time/")})
@@ -193,7 +193,7 @@ def benchmark_prefetch(steps: int, rounds: int) -> dict[str, float]:
     return numbers
 
 
-def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
+def _run_step_timings(folder: Path, name: str, workers: int, steps: int, prompts: int) -> list[dict[str, float]]:
     """Return the timings of a run's steps without the first, which cannot be prefetched."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
@@ -202,8 +202,9 @@ def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list
         "model": {"from_scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},
         "data": {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": table}], "media_workers": workers},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
-        "stages": [{"name": "rl", "kind": "rl", "steps": steps, "prompts_per_step": 8, "loss": {"kl": {"coef": 0.1}}}],
+        "stages": [{"name": "rl", "kind": "rl", "steps": steps, "loss": {"kl": {"coef": 0.1}}}],
     }
+    config["stages"][0]["prompts_per_step"] = prompts
     config["stages"][0]["sampling"] = {"max_new_tokens": 64}
     (folder / f"{name}.yaml").write_text(json.dumps(config))
     subprocess.run([sys.executable, "-m", "mmrl", "train", str(folder / f"{name}.yaml")], check=True)
@@ -216,11 +217,12 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=8, help="of a step, each with a picture of its own")
     options = parser.parse_args()
     if options.what == "throughput":
         numbers = benchmark_throughput(options.files, options.rounds)
     else:
-        numbers = benchmark_prefetch(options.steps, options.rounds)
+        numbers = benchmark_prefetch(options.steps, options.rounds, options.prompts)
     write_results(options.json, f"media {options.what}", numbers)
 
 
