@@ -32,6 +32,7 @@ from mmrl.types import (
     AnswerType,
     Dropped,
     Group,
+    MediaOpener,
     Response,
     RewardErrorKind,
     RewardFailure,
@@ -40,6 +41,7 @@ from mmrl.types import (
     Sample,
     Score,
     UserError,
+    use_media_opener,
 )
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
@@ -70,14 +72,18 @@ class RewardCall(NamedTuple):
 class RewardFunctionScorer:
     """Scores rollouts. Terms with a `timeout_s`, and those of users, run in worker processes; all do with `workers`."""
 
-    def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig) -> None:
+    def __init__(
+        self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None = None
+    ) -> None:
         """Check the terms; no process is started before the first call.
+
+        Rewards see pictures through `media_opener`, of which worker processes receive a pickled copy.
 
         Raises:
             UserError: the terms do not fit together.
         """
         check_terms(terms, options.combine)
-        self.terms, self._options = tuple(terms), options
+        self.terms, self._options, self._media_opener = tuple(terms), options, media_opener
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -233,7 +239,8 @@ class RewardFunctionScorer:
             if term.name in self._timeouts_s:
                 outcome = self._run_in_workers([RewardCall(term.name, response, sample)])[0]
             else:
-                outcome = call_reward(term.reward, response, sample)
+                with use_media_opener(self._media_opener):
+                    outcome = call_reward(term.reward, response, sample)
             if not isinstance(outcome, RewardFailure):
                 continue
             error = _make_error(term.name, outcome, response, sample)
@@ -266,15 +273,18 @@ class RewardFunctionScorer:
         # The calls of all responses go to the workers together, so that none of them idles.
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
         all_outcomes: list[OutcomesByTerm] = []
-        for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
-            outcomes: dict[str, RewardOutcome] = {}
-            for term in terms:
-                in_worker = term.name in self._timeouts_s
-                outcomes[term.name] = next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample)
-            for name, failure in _failures_by_term(outcomes).items():
-                if trial or self._failure_action(failure) == "stop":
-                    raise _make_error(name, failure, response, sample)
-            all_outcomes.append(outcomes)
+        with use_media_opener(self._media_opener):
+            for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
+                outcomes: dict[str, RewardOutcome] = {}
+                for term in terms:
+                    if term.name in self._timeouts_s:
+                        outcomes[term.name] = next(worker_outcomes)
+                    else:
+                        outcomes[term.name] = call_reward(term.reward, response, sample)
+                for name, failure in _failures_by_term(outcomes).items():
+                    if trial or self._failure_action(failure) == "stop":
+                        raise _make_error(name, failure, response, sample)
+                all_outcomes.append(outcomes)
         return all_outcomes
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
@@ -293,7 +303,7 @@ class RewardFunctionScorer:
                 # do not count against it.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
-                    partial(_load_rewards, loaders, list(warm_up_calls.values())),
+                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
                     max(1, options.workers),
                     limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
@@ -444,7 +454,10 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
 
 
 def _load_rewards(
-    loaders: Mapping[str, Callable[[], BoundReward]], warm_up_calls: Sequence[RewardCall], report: ReportActivity
+    loaders: Mapping[str, Callable[[], BoundReward]],
+    warm_up_calls: Sequence[RewardCall],
+    media_opener: MediaOpener | None,
+    report: ReportActivity,
 ) -> Callable[[RewardCall], RewardOutcome]:
     """Load and warm up the rewards, and return the function that calls them."""
     # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
@@ -454,9 +467,12 @@ def _load_rewards(
         rewards[term] = load()
     for call in warm_up_calls:
         report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
-        call_reward(rewards[call.term], call.response, call.sample)
-    return partial(_call_loaded_reward, rewards)
+        _call_loaded_reward(rewards, media_opener, call)
+    return partial(_call_loaded_reward, rewards, media_opener)
 
 
-def _call_loaded_reward(rewards: Mapping[str, BoundReward], call: RewardCall) -> RewardOutcome:
-    return call_reward(rewards[call.term], call.response, call.sample)
+def _call_loaded_reward(
+    rewards: Mapping[str, BoundReward], media_opener: MediaOpener | None, call: RewardCall
+) -> RewardOutcome:
+    with use_media_opener(media_opener):
+        return call_reward(rewards[call.term], call.response, call.sample)
