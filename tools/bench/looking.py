@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,15 +64,16 @@ def make_call(answer_type: AnswerType, value: object, refs: list[ImageRef]) -> t
     return make_trial_response(sample, response_format.build_example(target), response_format, looks=True), sample
 
 
-def time_fresh(call: Callable[[], object], folder: Path, rounds: int) -> float:
-    """Return the least CPU seconds of a call before which nothing is open."""
-    seconds = []
+def time_fresh(calls: Sequence[Callable[[], object]], folder: Path, rounds: int) -> list[float]:
+    """Return the least CPU seconds of each call before which nothing is open; they take turns."""
+    seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        with use_media_opener(PixelReader(MediaPolicy(roots=(folder,)))):
-            start = time.process_time()
-            call()
-            seconds.append(time.process_time() - start)
-    return min(seconds)
+        for call, times in zip(calls, seconds, strict=True):
+            with use_media_opener(PixelReader(MediaPolicy(roots=(folder,)))):
+                start = time.process_time()
+                call()
+                times.append(time.process_time() - start)
+    return list(map(min, seconds))
 
 
 def main() -> None:
@@ -112,10 +113,9 @@ def main() -> None:
                     for _ in range(count):
                         reward(*pair)
 
-                opening = time_fresh(open_media, folder, options.rounds)
-                looking = time_fresh(look, folder, options.rounds) / opening
-                one = time_fresh(partial(call, 1), folder, options.rounds) / opening
-                group = time_fresh(partial(call, SIBLINGS), folder, options.rounds) / opening
+                calls = (open_media, look, partial(call, 1), partial(call, SIBLINGS))
+                opening, *others = time_fresh(calls, folder, options.rounds)
+                looking, one, group = (seconds / opening for seconds in others)
                 numbers[f"{fn} {suffix}"] = {
                     "opening_ms": 1000 * opening,
                     "looking_ratio": looking,
