@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmrl.config import Config
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
+from mmrl.types import MediaOpener
 
 
 def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
@@ -26,6 +27,6 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
     return tuple(terms)
 
 
-def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
-    """Return the scorer of `rewards.terms`. Raises as `load_reward_terms`."""
-    return RewardFunctionScorer(load_reward_terms(config, base), config.rewards)
+def build_scorer(config: Config, base: Path, media_opener: MediaOpener | None = None) -> RewardFunctionScorer:
+    """Return the scorer of `rewards.terms`, which see media through `media_opener`; raises as `load_reward_terms`."""
+    return RewardFunctionScorer(load_reward_terms(config, base), config.rewards, media_opener)

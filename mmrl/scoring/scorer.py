@@ -32,6 +32,7 @@ from mmrl.types import (
     AnswerType,
     Dropped,
     Group,
+    MediaOpener,
     Response,
     RewardErrorKind,
     RewardFailure,
@@ -40,6 +41,7 @@ from mmrl.types import (
     Sample,
     Score,
     UserError,
+    use_media_opener,
 )
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
@@ -70,14 +72,18 @@ class RewardCall(NamedTuple):
 class RewardFunctionScorer:
     """Scores rollouts. Terms with a `timeout_s`, and those of users, run in worker processes; all do with `workers`."""
 
-    def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig) -> None:
+    def __init__(
+        self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None = None
+    ) -> None:
         """Check the terms; no process is started before the first call.
+
+        Rewards see pictures through `media_opener`, of which worker processes receive a pickled copy.
 
         Raises:
             UserError: the terms do not fit together.
         """
         check_terms(terms, options.combine)
-        self.terms, self._options = tuple(terms), options
+        self.terms, self._options, self._media_opener = tuple(terms), options, media_opener
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -167,12 +173,13 @@ class RewardFunctionScorer:
             started_at = monotonic()
             pairs: list[ScoringPair] = []
             for sample in batch:
-                for term in self.applicable_terms(sample, evaluation=evaluation):
+                terms = self.applicable_terms(sample, evaluation=evaluation)
+                for term in terms:
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, response_format)
-                correct = _make_correct_response(sample, response_format)
-                pairs += [(make_trial_response(sample, "", response_format), sample), (correct, sample)]
+                for text in ("", _build_correct_text(sample, response_format)):
+                    pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, those included whose service was asked about another sample.
@@ -220,8 +227,10 @@ class RewardFunctionScorer:
         A service is asked about one of them, and every failure of it raised.
         """
         answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
-        correct = _make_correct_response(sample, response_format)
-        texts = build_attacks(sample, response_format, correct.text)
+        correct_text = _build_correct_text(sample, response_format)
+        correct = self._make_trial_response(sample, correct_text, response_format, [term])
+        with use_media_opener(self._media_opener):
+            texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
         # None of those need be an answer of the right type, which alone reaches the comparison with the target.
         with suppress(UserError):
             texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
@@ -233,7 +242,8 @@ class RewardFunctionScorer:
             if term.name in self._timeouts_s:
                 outcome = self._run_in_workers([RewardCall(term.name, response, sample)])[0]
             else:
-                outcome = call_reward(term.reward, response, sample)
+                with use_media_opener(self._media_opener):
+                    outcome = call_reward(term.reward, response, sample)
             if not isinstance(outcome, RewardFailure):
                 continue
             error = _make_error(term.name, outcome, response, sample)
@@ -243,6 +253,14 @@ class RewardFunctionScorer:
             if not is_unscorable(outcome):
                 return error
         return None
+
+    def _make_trial_response(
+        self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
+    ) -> Response:
+        """Return a response that nobody sampled, with the true sizes of images if one of these terms looks at them."""
+        with use_media_opener(self._media_opener):
+            looks = any(term.reward.reward.looks for term in terms)
+            return make_trial_response(sample, text, response_format, looks=looks)
 
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
@@ -266,15 +284,18 @@ class RewardFunctionScorer:
         # The calls of all responses go to the workers together, so that none of them idles.
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
         all_outcomes: list[OutcomesByTerm] = []
-        for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
-            outcomes: dict[str, RewardOutcome] = {}
-            for term in terms:
-                in_worker = term.name in self._timeouts_s
-                outcomes[term.name] = next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample)
-            for name, failure in _failures_by_term(outcomes).items():
-                if trial or self._failure_action(failure) == "stop":
-                    raise _make_error(name, failure, response, sample)
-            all_outcomes.append(outcomes)
+        with use_media_opener(self._media_opener):
+            for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
+                outcomes: dict[str, RewardOutcome] = {}
+                for term in terms:
+                    if term.name in self._timeouts_s:
+                        outcomes[term.name] = next(worker_outcomes)
+                    else:
+                        outcomes[term.name] = call_reward(term.reward, response, sample)
+                for name, failure in _failures_by_term(outcomes).items():
+                    if trial or self._failure_action(failure) == "stop":
+                        raise _make_error(name, failure, response, sample)
+                all_outcomes.append(outcomes)
         return all_outcomes
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
@@ -293,7 +314,7 @@ class RewardFunctionScorer:
                 # do not count against it.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
-                    partial(_load_rewards, loaders, list(warm_up_calls.values())),
+                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
                     max(1, options.workers),
                     limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
@@ -379,12 +400,11 @@ def make_response(rollout: Rollout) -> Response:
     )
 
 
-def _make_correct_response(sample: Sample, response_format: ResponseFormat) -> Response:
+def _build_correct_text(sample: Sample, response_format: ResponseFormat) -> str:
     try:
-        text = response_format.build_example(sample.target)
+        return response_format.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-    return make_trial_response(sample, text, response_format)
 
 
 def _asks_remote_service(term: BoundTerm) -> bool:
@@ -444,7 +464,10 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
 
 
 def _load_rewards(
-    loaders: Mapping[str, Callable[[], BoundReward]], warm_up_calls: Sequence[RewardCall], report: ReportActivity
+    loaders: Mapping[str, Callable[[], BoundReward]],
+    warm_up_calls: Sequence[RewardCall],
+    media_opener: MediaOpener | None,
+    report: ReportActivity,
 ) -> Callable[[RewardCall], RewardOutcome]:
     """Load and warm up the rewards, and return the function that calls them."""
     # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
@@ -454,9 +477,12 @@ def _load_rewards(
         rewards[term] = load()
     for call in warm_up_calls:
         report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
-        call_reward(rewards[call.term], call.response, call.sample)
-    return partial(_call_loaded_reward, rewards)
+        _call_loaded_reward(rewards, media_opener, call)
+    return partial(_call_loaded_reward, rewards, media_opener)
 
 
-def _call_loaded_reward(rewards: Mapping[str, BoundReward], call: RewardCall) -> RewardOutcome:
-    return call_reward(rewards[call.term], call.response, call.sample)
+def _call_loaded_reward(
+    rewards: Mapping[str, BoundReward], media_opener: MediaOpener | None, call: RewardCall
+) -> RewardOutcome:
+    with use_media_opener(media_opener):
+        return call_reward(rewards[call.term], call.response, call.sample)
