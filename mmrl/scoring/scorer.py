@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from time import monotonic
 from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
+from mmrl.config.schema.base import matches_rollout
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.terms import (
     BoundTerm,
@@ -24,12 +25,14 @@ from mmrl.scoring.terms import (
     call_reward,
     check_terms,
     combine_terms,
+    find_counted_terms,
     is_unscorable,
     make_worker_limits,
     worker_failure,
 )
 from mmrl.types import (
     AnswerType,
+    Author,
     Dropped,
     Group,
     Response,
@@ -78,6 +81,8 @@ class RewardFunctionScorer:
         """
         check_terms(terms, options.combine)
         self.terms, self._options = tuple(terms), options
+        self._terms_by_name = {term.name: term for term in terms}
+        self._counted_terms = find_counted_terms(terms)
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -90,15 +95,18 @@ class RewardFunctionScorer:
 
     @property
     def term_weights(self) -> dict[str, float]:
-        """The weight of each term by its name, without schedules."""
-        return {term.name: term.options.weight for term in self.terms}
+        """The weight of each term that counts by itself, by its name, without schedules."""
+        return {term.name: term.options.weight for term in self._counted_terms}
 
     def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
-        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`."""
+        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`.
+
+        A term that is only the fallback of others is none of them. Conditions on the rollout are not looked at.
+        """
         terms = []
-        for term in self.terms:
+        for term in self._counted_terms:
             is_left_out = evaluation and term.options.training_only
-            if not is_left_out and matches_conditions(term.options.when, sample):
+            if not is_left_out and matches_conditions(term.options.sample_when, sample):
                 terms.append(term)
         return terms
 
@@ -142,7 +150,7 @@ class RewardFunctionScorer:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
         all_outcomes = self._call_rewards(pairs, evaluation=True)
         return tuple(
-            self._combine_outcomes(sample, outcomes, None)
+            self._combine_outcomes(sample, outcomes, evaluation=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
         )
 
@@ -167,7 +175,7 @@ class RewardFunctionScorer:
             started_at = monotonic()
             pairs: list[ScoringPair] = []
             for sample in batch:
-                for term in self.applicable_terms(sample, evaluation=evaluation):
+                for term in self._terms_with_fallbacks(sample, evaluation=evaluation):
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, response_format)
@@ -178,7 +186,7 @@ class RewardFunctionScorer:
                 # A total needs a value of every term, those included whose service was asked about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
-                self._combine_outcomes(sample, {**stand_ins, **outcomes}, None)
+                self._combine_outcomes(sample, {**stand_ins, **outcomes}, evaluation=evaluation)
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
@@ -196,7 +204,7 @@ class RewardFunctionScorer:
         warnings: dict[str, str] = {}
         counts: Counter[tuple[str, AnswerType]] = Counter()
         for sample in samples:
-            for term in self.applicable_terms(sample):
+            for term in self._terms_with_fallbacks(sample):
                 kind = term.name, sample.target.answer_type
                 counts[kind] += 1
                 if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
@@ -236,6 +244,8 @@ class RewardFunctionScorer:
                 outcome = call_reward(term.reward, response, sample)
             if not isinstance(outcome, RewardFailure):
                 continue
+            if not is_remote and self._find_fallback(term, outcome, response, sample):
+                continue
             error = _make_error(term.name, outcome, response, sample)
             if is_remote or self._failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
@@ -248,34 +258,74 @@ class RewardFunctionScorer:
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
         """Return the outcome of each term that applies to each response. A trial tolerates no failure."""
-        terms_of_pairs = []
-        worker_calls: list[RewardCall] = []
-        for response, sample in pairs:
+        pending: list[tuple[int, BoundTerm]] = []
+        for index, (response, sample) in enumerate(pairs):
             terms = self.applicable_terms(sample, evaluation=evaluation)
             if not terms:
                 where = ", in evaluation" if evaluation else ""
                 raise UserError(
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
-            if trial:
-                terms = [term for term in terms if not _asks_remote_service(term)]
-            terms_of_pairs.append(terms)
             for term in terms:
-                if term.name in self._timeouts_s:
-                    worker_calls.append(RewardCall(term.name, response, sample))
-        # The calls of all responses go to the workers together, so that none of them idles.
+                # Nobody sampled the responses of a trial, so they have none of the features that `when` may ask for.
+                is_called = not _asks_remote_service(term) if trial else matches_rollout(term.options.when, response)
+                if is_called:
+                    pending.append((index, term))
+        all_outcomes: list[dict[str, RewardOutcome]] = [{} for _ in pairs]
+        # Each round calls the fallbacks of the terms that abstained in the one before.
+        while pending:
+            outcomes = self._call_terms([(term, pairs[index]) for index, term in pending], trial=trial)
+            for (index, term), outcome in zip(pending, outcomes, strict=True):
+                all_outcomes[index][term.name] = outcome
+            fallbacks: dict[tuple[int, str], BoundTerm] = {}
+            for (index, term), outcome in zip(pending, outcomes, strict=True):
+                if not isinstance(outcome, RewardFailure):
+                    continue
+                response, sample = pairs[index]
+                fallback = self._find_fallback(term, outcome, response, sample, trial=trial)
+                if fallback is None:
+                    if trial or self._failure_action(outcome) == "stop":
+                        raise _make_error(term.name, outcome, response, sample)
+                elif fallback.name not in all_outcomes[index] and not (trial and _asks_remote_service(fallback)):
+                    fallbacks[index, fallback.name] = fallback
+            pending = [(index, fallback) for (index, _), fallback in fallbacks.items()]
+        return list(all_outcomes)
+
+    def _call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool) -> list[RewardOutcome]:
+        """Return the outcomes of calls, those of workers together, so that none of them idles."""
+        worker_calls = []
+        for term, (response, sample) in calls:
+            if term.name in self._timeouts_s:
+                worker_calls.append(RewardCall(term.name, response, sample))
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
-        all_outcomes: list[OutcomesByTerm] = []
-        for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
-            outcomes: dict[str, RewardOutcome] = {}
-            for term in terms:
-                in_worker = term.name in self._timeouts_s
-                outcomes[term.name] = next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample)
-            for name, failure in _failures_by_term(outcomes).items():
-                if trial or self._failure_action(failure) == "stop":
-                    raise _make_error(name, failure, response, sample)
-            all_outcomes.append(outcomes)
-        return all_outcomes
+        outcomes = []
+        for term, (response, sample) in calls:
+            in_worker = term.name in self._timeouts_s
+            outcomes.append(next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample))
+        return outcomes
+
+    def _find_fallback(
+        self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample, *, trial: bool = False
+    ) -> BoundTerm | None:
+        """Return the term that decides in place of one that failed, or None where the failure policy does."""
+        if term.fallback_term is None:
+            return None
+        is_bug = failure.error_kind is RewardErrorKind.ERROR
+        if is_bug and (trial or self._options.on_error != "fallback"):
+            return None
+        fallback = self._terms_by_name[term.fallback_term]
+        applies = matches_conditions(fallback.options.sample_when, sample)
+        return fallback if applies and (trial or matches_rollout(fallback.options.when, response)) else None
+
+    def _terms_with_fallbacks(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
+        """Return the terms that apply to a sample, and those that may decide in their place."""
+        terms = {term.name: term for term in self.applicable_terms(sample, evaluation=evaluation)}
+        for term in list(terms.values()):
+            while term.fallback_term is not None and term.fallback_term not in terms:
+                term = self._terms_by_name[term.fallback_term]
+                if matches_conditions(term.options.sample_when, sample):
+                    terms[term.name] = term
+        return list(terms.values())
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
@@ -321,11 +371,13 @@ class RewardFunctionScorer:
         skip_group = False
         for rollout, outcomes in rollout_outcomes:
             failures = {}
-            for name, failure in _failures_by_term(outcomes).items():
-                action = self._failure_action(failure)
+            for term in self._counted_terms:
+                chain = self._list_deciding_terms(term, outcomes)
+                last = outcomes[chain[-1].name] if chain else None
+                action = self._failure_action(last) if isinstance(last, RewardFailure) else "fallback"
                 skip_group |= action == "skip_group"
                 if action != "fallback":
-                    failures[name] = failure
+                    failures |= _failures_by_term({asked.name: outcomes[asked.name] for asked in chain})
             failures_of_rollouts.append(Dropped(rollout, failures))
             if not failures:
                 kept.append((rollout, outcomes))
@@ -334,29 +386,63 @@ class RewardFunctionScorer:
         return Group(
             prompt=prompt,
             rollouts=tuple(rollout for rollout, _ in kept),
-            scores=tuple(self._combine_outcomes(prompt.sample, outcomes, step) for _, outcomes in kept),
+            scores=tuple(self._combine_outcomes(prompt.sample, outcomes, step=step) for _, outcomes in kept),
             dropped=tuple(dropped for dropped in failures_of_rollouts if dropped.failures),
         )
 
     def _failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_missing_score
 
-    def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
+    def _list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
+        """Return a term and the fallbacks that were asked in its place, in order; the last one decides.
+
+        Empty if the term was not called.
+        """
+        chain: list[BoundTerm] = []
+        following: BoundTerm | None = term
+        while following is not None and following.name in outcomes:
+            chain.append(following)
+            has_value = not isinstance(outcomes[following.name], RewardFailure)
+            name = None if has_value else following.fallback_term
+            following = None if name is None else self._terms_by_name[name]
+        return chain
+
+    def _combine_outcomes(
+        self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, evaluation: bool = False
+    ) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
-        terms = [term for term in self.terms if term.name in outcomes]
+        terms = self.applicable_terms(sample, evaluation=evaluation)
         reward_values: dict[str, RewardValue] = {}
+        decided_by: dict[str, str] = {}
+        left_out: list[str] = []
         for term in terms:
-            outcome = outcomes[term.name]
+            chain = self._list_deciding_terms(term, outcomes)
+            if not chain:
+                left_out.append(term.name)
+                reward_values[term.name] = RewardValue(0.0, "not for this rollout: see `when`")
+                continue
+            last = chain[-1]
+            outcome = outcomes[last.name]
             if isinstance(outcome, RewardFailure):
-                outcome = RewardValue(term.fallback, f"fallback: {outcome.reason}")
-            reward_values[term.name] = outcome
+                outcome = RewardValue(last.fallback, f"fallback: {outcome.reason}")
+            elif last is not term:
+                decided_by[term.name] = last.name
+                outcome = RewardValue(outcome.value, f"{last.name} decides: {outcome.reason}")
+            value = outcome.value
+            for decider in reversed(chain[1:]):
+                value = decider.transform(value)
+            reward_values[term.name] = RewardValue(value, outcome.reason)
         values = {name: reward_value.value for name, reward_value in reward_values.items()}
         try:
-            total, contributions = combine_terms(terms, values, self._options.combine, step=step)
+            total, contributions = combine_terms(terms, values, self._options.combine, step=step, left_out=left_out)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
         return Score(
-            terms=reward_values, total=total, failures=_failures_by_term(outcomes), contributions=contributions
+            terms=reward_values,
+            total=total,
+            failures=_failures_by_term(outcomes),
+            contributions=contributions,
+            decided_by=decided_by,
         )
 
 
@@ -368,6 +454,8 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
 def make_response(rollout: Rollout) -> Response:
     """Return what a reward may know of a rollout."""
     prompt = rollout.prompt
+    # A reply with media has several segments in a row, and so has a response with a forced rethink.
+    is_reply = [segment.author is Author.ENVIRONMENT for segment in rollout.segments]
     return Response(
         text=rollout.text,
         answer=rollout.answer,
@@ -376,6 +464,9 @@ def make_response(rollout: Rollout) -> Response:
         resize_maps=prompt.resize_maps,
         coordinate_system=prompt.coordinate_system,
         tool_resize_maps=tuple(observation.resize_map for observation in rollout.observations),
+        num_turns=sum(not reply for reply, _ in groupby(is_reply)),
+        used_tool=any(is_reply),
+        rethought=rollout.parent_index is not None,
     )
 
 

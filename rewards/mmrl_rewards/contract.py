@@ -10,8 +10,9 @@ The decorator states name, range and answer types. The options are the keyword-o
 Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with `Departures:`, and `Unscorable:`.
 
 A bad answer gets the low end of the range; a reward may raise `BadAnswer` for it. A bad sample raises `Unscorable` for
-every response, so that checks before training find it: read the target before the answer. A reward does no I/O and uses
-no clock, no randomness and no global state.
+every response, so that checks before training find it: read the target before the answer. A reward that cannot decide
+about an answer, which is neither right nor wrong by its rules, raises `Unscorable` too; the term's `fallback` then names
+who decides. A reward does no I/O and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
@@ -77,10 +78,21 @@ class BoundReward:
 
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
+    abstains_on_bad_answer: bool = False  # a bad answer raises Unscorable, so that the term's fallback decides
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
-        """Return the reward of one response under these options."""
-        return self.reward(response, sample, **self.args)
+        """Return the reward of one response under these options.
+
+        Raises:
+            Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
+                the answer is bad.
+        """
+        if not self.abstains_on_bad_answer:
+            return self.reward(response, sample, **self.args)
+        try:
+            return self.reward.fn(response, sample, **self.args)
+        except BadAnswer as error:
+            raise Unscorable(f"bad answer: {error}") from error
 
 
 def reward(
