@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmrl.config import load_config as load_config
     from mmrl.config.schema import Component as Component
     from mmrl.log.metric_registry import Metric as Metric
+    from mmrl.media.pixel_reader import PixelReader as PixelReader
     from mmrl.policy.batch import BatchMedia as BatchMedia
     from mmrl.policy.expert_routing import encode_routes as encode_routes
     from mmrl.policy.families import ImageFormat as ImageFormat
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from mmrl.types import FinishReason as FinishReason
     from mmrl.types import Group as Group
     from mmrl.types import ImageRef as ImageRef
+    from mmrl.types import MediaPolicy as MediaPolicy
     from mmrl.types import Prompt as Prompt
     from mmrl.types import Region as Region
     from mmrl.types import RejectedRow as RejectedRow
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from mmrl.types import Unscorable as Unscorable
     from mmrl.types import UserError as UserError
     from mmrl.types import VideoRef as VideoRef
+    from mmrl.types import use_media_opener as use_media_opener
     from mmrl_rewards.contract import reward as reward
 
 __version__ = "0.2.0"
@@ -93,6 +96,7 @@ _PUBLIC = {
     "mmrl.config": ("Config", "LoadedConfig", "load_config"),
     "mmrl.config.schema": ("Component",),
     "mmrl.log.metric_registry": ("Metric",),
+    "mmrl.media.pixel_reader": ("PixelReader",),
     "mmrl.policy.batch": ("BatchMedia",),
     "mmrl.policy.expert_routing": ("encode_routes",),
     "mmrl.policy.families": ("ImageFormat", "ModelFamily", "PlaceholderRun", "VideoTimeEncoding"),
@@ -107,9 +111,28 @@ _PUBLIC = {
     "mmrl.training.callbacks": ("Callback", "StepResult"),
     "mmrl.types": (
         *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Experience"),
-        *("FinishReason", "Group", "ImageRef", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response"),
+        *(
+            "FinishReason",
+            "Group",
+            "ImageRef",
+            "MediaPolicy",
+            "Prompt",
+            "Region",
+            "RejectedRow",
+            "ResizeMap",
+            "Response",
+        ),
         *("RewardValue", "Rollout", "RolloutBatch", "Sample", "SamplingParams", "Score", "Segment"),
-        *("SelectedExperiences", "Size", "Target", "TrainingState", "Unscorable", "UserError", "VideoRef"),
+        *(
+            "SelectedExperiences",
+            "Size",
+            "Target",
+            "TrainingState",
+            "Unscorable",
+            "UserError",
+            "VideoRef",
+            "use_media_opener",
+        ),
     ),
     "mmrl_rewards.contract": ("reward",),
 }

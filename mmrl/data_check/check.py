@@ -53,6 +53,7 @@ from mmrl.data_check.report import (
 from mmrl.data_check.sample_view import find_outside_image
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.media.video import FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
 from mmrl.policy.encoder import PromptEncoder
@@ -93,8 +94,8 @@ class DataCheck:
         self._sources = sources_by_split(config.data)
         self._dataset_context = make_dataset_context(config, base_dir, work_dir)
         self._response_format = build_response_format(config)
-        self._scorer = build_scorer(config, base_dir)
         media_policy, limits = self._dataset_context.media_policy, config.data.media_limits
+        self._scorer = build_scorer(config, base_dir, PixelReader(media_policy, limits))
         self._media_cache = MediaCache(media_policy, limits, max_bytes=IMAGE_CACHE_BYTES)
         functions: dict[str, list[DatasetFunction]] = {}
         for split, sources in self._sources.items():

@@ -14,6 +14,7 @@ from mmrl.data.context import make_dataset_context
 from mmrl.data.rows import read_filtered_source, separate_rejected, sources_by_split
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.build import build_response_format
 from mmrl.protocols import EvalScorer
 from mmrl.scoring import RewardFunctionScorer
@@ -80,7 +81,7 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     if not samples:
         raise UserError(f"--benchmark {name}: the run has no data.{split}")
     questions = questions_from_samples(samples)
-    scorer = build_scorer(config, base_dir)
+    scorer = build_scorer(config, base_dir, PixelReader(dataset_context.media_policy, config.data.media_limits))
     grader = RewardGrader(
         name=name,
         scorer=scorer,

@@ -113,14 +113,16 @@ def read_video_frame(ref: ImageRef, second: float, reader: VideoReader) -> Image
         MediaError: the frame does not decode.
         MediaRangeError: the video has no such second.
     """
-    timeline = reader.timeline
+    (pixels,) = reader.read_frames([find_frame(ref.path, second, reader.timeline)])
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def find_frame(path: str, second: float, timeline: VideoTimeline) -> int:
+    """Return the index of the frame that a video shows at a second; raise a MediaRangeError if there is none."""
     last_frame_s = timeline.seconds_at(-1)
     if not 0.0 <= second < last_frame_s + 1 / timeline.fps:
-        raise MediaRangeError(
-            f"{ref.path}: there is nothing at {second:g} s; its last frame is at {last_frame_s:.3f} s"
-        )
-    (pixels,) = reader.read_frames([timeline.frame_at(second)])
-    return Image.fromarray(np.ascontiguousarray(pixels))
+        raise MediaRangeError(f"{path}: there is nothing at {second:g} s; its last frame is at {last_frame_s:.3f} s")
+    return timeline.frame_at(second)
 
 
 def check_frames_agree(path: str, by_decord: DecodedVideo, by_pyav: DecodedVideo) -> None:

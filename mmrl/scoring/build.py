@@ -10,7 +10,7 @@ from mmrl.config import Config
 from mmrl.config.schema import RewardTermConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
 from mmrl.scoring.terms import check_terms
-from mmrl.types import UserError
+from mmrl.types import MediaOpener, UserError
 from mmrl_rewards.contract import BoundReward
 
 
@@ -41,6 +41,6 @@ def _load_reward(options: RewardTermConfig, base: Path) -> BoundReward:
     return replace(reward, abstains_on_bad_answer=options.fallback_on == "bad_answer")
 
 
-def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
-    """Return the scorer of `rewards.terms`. Raises as `load_reward_terms`."""
-    return RewardFunctionScorer(load_reward_terms(config, base), config.rewards)
+def build_scorer(config: Config, base: Path, media_opener: MediaOpener | None = None) -> RewardFunctionScorer:
+    """Return the scorer of `rewards.terms`, which see media through `media_opener`; raises as `load_reward_terms`."""
+    return RewardFunctionScorer(load_reward_terms(config, base), config.rewards, media_opener)

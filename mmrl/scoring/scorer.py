@@ -35,6 +35,7 @@ from mmrl.types import (
     Author,
     Dropped,
     Group,
+    MediaOpener,
     Response,
     RewardErrorKind,
     RewardFailure,
@@ -43,6 +44,7 @@ from mmrl.types import (
     Sample,
     Score,
     UserError,
+    use_media_opener,
 )
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
@@ -73,14 +75,18 @@ class RewardCall(NamedTuple):
 class RewardFunctionScorer:
     """Scores rollouts. Terms with a `timeout_s`, and those of users, run in worker processes; all do with `workers`."""
 
-    def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig) -> None:
+    def __init__(
+        self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None = None
+    ) -> None:
         """Check the terms; no process is started before the first call.
+
+        Rewards see pictures through `media_opener`, of which worker processes receive a pickled copy.
 
         Raises:
             UserError: the terms do not fit together.
         """
         check_terms(terms, options.combine)
-        self.terms, self._options = tuple(terms), options
+        self.terms, self._options, self._media_opener = tuple(terms), options, media_opener
         self._terms_by_name = {term.name: term for term in terms}
         self._counted_terms = find_counted_terms(terms)
         # Seconds that a call may take, of the terms that run in worker processes.
@@ -241,7 +247,8 @@ class RewardFunctionScorer:
             if term.name in self._timeouts_s:
                 outcome = self._run_in_workers([RewardCall(term.name, response, sample)])[0]
             else:
-                outcome = call_reward(term.reward, response, sample)
+                with use_media_opener(self._media_opener):
+                    outcome = call_reward(term.reward, response, sample)
             if not isinstance(outcome, RewardFailure):
                 continue
             if not is_remote and self._find_fallback(term, outcome, response, sample):
@@ -300,8 +307,11 @@ class RewardFunctionScorer:
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
         outcomes = []
         for term, (response, sample) in calls:
-            in_worker = term.name in self._timeouts_s
-            outcomes.append(next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample))
+            if term.name in self._timeouts_s:
+                outcomes.append(next(worker_outcomes))
+            else:
+                with use_media_opener(self._media_opener):
+                    outcomes.append(call_reward(term.reward, response, sample))
         return outcomes
 
     def _find_fallback(
@@ -320,12 +330,13 @@ class RewardFunctionScorer:
     def _terms_with_fallbacks(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
         """Return the terms that apply to a sample, and those that may decide in their place."""
         terms = {term.name: term for term in self.applicable_terms(sample, evaluation=evaluation)}
-        for term in list(terms.values()):
-            while term.fallback_term is not None and term.fallback_term not in terms:
-                term = self._terms_by_name[term.fallback_term]
-                if matches_conditions(term.options.sample_when, sample):
-                    terms[term.name] = term
-        return list(terms.values())
+        pending = list(terms.values())
+        for term in pending:
+            fallback = None if term.fallback_term is None else self._terms_by_name[term.fallback_term]
+            if fallback and fallback.name not in terms and matches_conditions(fallback.options.sample_when, sample):
+                terms[fallback.name] = fallback
+                pending.append(fallback)
+        return pending
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
@@ -343,7 +354,7 @@ class RewardFunctionScorer:
                 # do not count against it.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
-                    partial(_load_rewards, loaders, list(warm_up_calls.values())),
+                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
                     max(1, options.workers),
                     limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
@@ -535,7 +546,10 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
 
 
 def _load_rewards(
-    loaders: Mapping[str, Callable[[], BoundReward]], warm_up_calls: Sequence[RewardCall], report: ReportActivity
+    loaders: Mapping[str, Callable[[], BoundReward]],
+    warm_up_calls: Sequence[RewardCall],
+    media_opener: MediaOpener | None,
+    report: ReportActivity,
 ) -> Callable[[RewardCall], RewardOutcome]:
     """Load and warm up the rewards, and return the function that calls them."""
     # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
@@ -545,9 +559,12 @@ def _load_rewards(
         rewards[term] = load()
     for call in warm_up_calls:
         report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
-        call_reward(rewards[call.term], call.response, call.sample)
-    return partial(_call_loaded_reward, rewards)
+        _call_loaded_reward(rewards, media_opener, call)
+    return partial(_call_loaded_reward, rewards, media_opener)
 
 
-def _call_loaded_reward(rewards: Mapping[str, BoundReward], call: RewardCall) -> RewardOutcome:
-    return call_reward(rewards[call.term], call.response, call.sample)
+def _call_loaded_reward(
+    rewards: Mapping[str, BoundReward], media_opener: MediaOpener | None, call: RewardCall
+) -> RewardOutcome:
+    with use_media_opener(media_opener):
+        return call_reward(rewards[call.term], call.response, call.sample)

@@ -26,6 +26,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.build import (
     build_encoder,
     build_model,
@@ -223,9 +224,11 @@ def build_rewards(setup: RunSetup, resources: ExitStack) -> Rewards:
         UserError: a reward contradicts its case table.
     """
     config, base_dir, functions = setup.config, setup.base_dir, setup.functions
-    scorer = resources.enter_context(closing(RewardFunctionScorer(functions.rewards, config.rewards)))
+    media_policy = make_dataset_context(config, base_dir, setup.run_dir.data).media_policy
+    pixel_reader = PixelReader(media_policy, config.data.media_limits)
+    scorer = resources.enter_context(closing(RewardFunctionScorer(functions.rewards, config.rewards, pixel_reader)))
     group_rewards = isolate_group_rewards(
-        functions.group_rewards, config.rewards, base_dir, run_on_rank0=setup.ranks.on_rank0
+        functions.group_rewards, config.rewards, base_dir, setup.ranks.on_rank0, pixel_reader
     )
     for group_reward in group_rewards:
         resources.callback(group_reward.close)

@@ -58,6 +58,7 @@ from mmrl.types.sample import CoordinateSystem as CoordinateSystem
 from mmrl.types.sample import Corruption as Corruption
 from mmrl.types.sample import DatasetContext as DatasetContext
 from mmrl.types.sample import ImageRef as ImageRef
+from mmrl.types.sample import MediaOpener as MediaOpener
 from mmrl.types.sample import MediaPolicy as MediaPolicy
 from mmrl.types.sample import MediaRef as MediaRef
 from mmrl.types.sample import Region as Region
@@ -67,6 +68,7 @@ from mmrl.types.sample import Sample as Sample
 from mmrl.types.sample import Size as Size
 from mmrl.types.sample import Target as Target
 from mmrl.types.sample import VideoRef as VideoRef
+from mmrl.types.sample import use_media_opener as use_media_opener
 from mmrl.types.state import Experience as Experience
 from mmrl.types.state import GroupSelection as GroupSelection
 from mmrl.types.state import SampleStats as SampleStats

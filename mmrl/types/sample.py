@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil, floor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from mmrl.types.errors import MediaError, MediaRangeError, Unscorable, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # uint8, RGB, upright, read-only
 
 
 class CoordinateSystem(StrEnum):
@@ -115,6 +125,9 @@ class VideoRef:
 MediaRef = ImageRef | VideoRef
 """An image or a video."""
 
+_MediaT = TypeVar("_MediaT", ImageRef, VideoRef)
+_ROUNDING_PX = 1e-6
+
 ContentPart = str | ImageRef | VideoRef
 """A piece of a question: text, or an image or video at its place in the text."""
 
@@ -129,6 +142,40 @@ class MediaPolicy:
     max_video_bytes: int = 2_000_000_000  # largest video file, in bytes
     max_data_url_bytes: int = 10_000_000  # largest image or video in a data URL, in bytes
     video_reader: str = "pyav"  # library that decodes videos: pyav or decord
+
+
+class MediaOpener(Protocol):
+    """Opens the media of samples for rewards; implemented by `mmrl.media.pixel_reader.PixelReader`.
+
+    Both methods raise a MediaError for a file that cannot be used, and resize to `size` if it is not None.
+    """
+
+    def read_image(self, ref: ImageRef, size: Size | None) -> Pixels:
+        """Return an image, without its corruption: uint8 [height, width, 3]."""
+
+    def read_frames(self, ref: VideoRef, seconds: Sequence[float], size: Size | None) -> Pixels:
+        """Return the frames that a video shows at these seconds: uint8 [frames, height, width, 3].
+
+        Raises:
+            MediaRangeError: the video, or the part of it that the reference names, has no such second.
+        """
+
+
+# Samples carry references alone, so that their digests, records and messages to workers do not depend on who looks.
+_media_opener: ContextVar[MediaOpener | None] = ContextVar("media_opener", default=None)
+
+
+@contextmanager
+def use_media_opener(opener: MediaOpener | None) -> Iterator[None]:
+    """Let `Sample.image`, `crop` and `video_frames` open media through `opener` within the block.
+
+    Whatever calls rewards does this: scorers, case tables, `mmrl reward`, and the processes that they start.
+    """
+    token = _media_opener.set(opener)
+    try:
+        yield
+    finally:
+        _media_opener.reset(token)
 
 
 class DatasetContext(NamedTuple):
@@ -220,6 +267,91 @@ class Sample:
         if VideoRef in map(type, self.media):
             return "video"
         return "image" if self.media else "text"
+
+    def image(self, index: int = 0, *, size: Size | None = None) -> Pixels:
+        """Return the pixels of an image: uint8 [height, width, 3], RGB, upright, read-only.
+
+        They are the true ones, also where a blind probe hid the image from the model. The file is opened when it is
+        first asked for. `PIL.Image.fromarray` makes a picture of them.
+
+        Args:
+            index: number among images and videos, from 0 in reading order, as `Target.media_index`.
+            size: size to resize to; `response.resize_maps[index].resized` is what the model saw. None for the original.
+
+        Raises:
+            Unscorable: there is no such image, or its file is missing, changed, damaged or may not be read.
+        """
+        ref = self._medium(index, ImageRef)
+        try:
+            return _get_media_opener().read_image(ref, size)
+        except MediaError as error:
+            raise Unscorable(str(error)) from error
+
+    def video_frames(self, index: int, seconds: Sequence[float], *, size: Size | None = None) -> Pixels:
+        """Return the frames that a video shows at these seconds: uint8 [frames, height, width, 3], as `image` does.
+
+        Seconds count from the first frame of the file, as the model is told them.
+
+        Raises:
+            Unscorable: there is no such video, or its file is missing, changed, damaged or may not be read.
+            MediaRangeError: the video, or the part of it that the sample shows, has no such second.
+        """
+        ref = self._medium(index, VideoRef)
+        try:
+            return _get_media_opener().read_frames(ref, seconds, size)
+        except MediaRangeError:
+            raise
+        except MediaError as error:
+            raise Unscorable(str(error)) from error
+
+    def crop(
+        self,
+        box: Sequence[float],
+        coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL,
+        *,
+        index: int = 0,
+        resized: Size | None = None,
+    ) -> Pixels:
+        """Return all pixels of an image that a box (x1, y1, x2, y2) touches: uint8 [height, width, 3], as `image` does.
+
+        `resized` is the size that the model saw, which PX_RESIZED needs.
+
+        Raises:
+            Unscorable: as `image`.
+            MediaRangeError: the box is empty or not within the image.
+            ValueError: the coordinate system is PX_RESIZED, and `resized` is None.
+        """
+        pixels, ref = self.image(index), self._medium(index, ImageRef)
+        size = Size(pixels.shape[1], pixels.shape[0])
+        if coordinate_system is CoordinateSystem.PX_RESIZED and resized is None:
+            raise ValueError("a box in px_resized needs `resized`, the size that the model saw")
+        corner = (0, 0) if ref.crop is None else ref.crop[:2]
+        in_crop = ResizeMap(size, resized or size, corner).convert(box, coordinate_system, CoordinateSystem.NORM_1)
+        # A conversion may leave a corner some 1e-10 of a pixel outside.
+        left, top = floor(in_crop[0] * size.width + _ROUNDING_PX), floor(in_crop[1] * size.height + _ROUNDING_PX)
+        right, bottom = ceil(in_crop[2] * size.width - _ROUNDING_PX), ceil(in_crop[3] * size.height - _ROUNDING_PX)
+        if not (0 <= left < right <= size.width and 0 <= top < bottom <= size.height):
+            raise MediaRangeError(
+                f"{ref.path}: the box {list(box)} ({coordinate_system}) is not within its "
+                f"{size.width}x{size.height} pixels"
+            )
+        return pixels[top:bottom, left:right]
+
+    def _medium(self, index: int, kind: type[_MediaT]) -> _MediaT:
+        media = self.media
+        ref = media[index] if 0 <= index < len(media) else None
+        if not isinstance(ref, kind):
+            wanted = "image" if kind is ImageRef else "video"
+            kinds = ["image" if isinstance(medium, ImageRef) else "video" for medium in media]
+            raise Unscorable(f"the sample has no {wanted} number {index}, from 0; it has {', '.join(kinds) or 'none'}")
+        return ref
+
+
+def _get_media_opener() -> MediaOpener:
+    opener = _media_opener.get()
+    if opener is None:
+        raise UserError("nothing opens media here: call the reward in a block `with mmrl.use_media_opener(...)`")
+    return opener
 
 
 class RejectedRow(NamedTuple):

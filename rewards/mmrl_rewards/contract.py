@@ -11,8 +11,8 @@ Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with 
 
 A bad answer gets the low end of the range; a reward may raise `BadAnswer` for it. A bad sample raises `Unscorable` for
 every response, so that checks before training find it: read the target before the answer. A reward that cannot decide
-about an answer, which is neither right nor wrong by its rules, raises `Unscorable` too; the term's `fallback` then names
-who decides. A reward does no I/O and uses no clock, no randomness and no global state.
+about an answer, right or wrong, raises `Unscorable` too, and the `fallback` of its term names who decides instead. A
+reward does no I/O and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
