@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
 from time import monotonic
-from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
 from mmrl.config.schema.base import matches_rollout
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
+from mmrl.scoring.reward_calls import RewardCall, load_rewards, make_error, raise_if_killed, read_outcomes
 from mmrl.scoring.terms import (
     BoundTerm,
     RewardError,
@@ -28,7 +26,6 @@ from mmrl.scoring.terms import (
     find_counted_terms,
     is_unscorable,
     make_worker_limits,
-    worker_failure,
 )
 from mmrl.types import (
     AnswerType,
@@ -46,12 +43,9 @@ from mmrl.types import (
     UserError,
     use_media_opener,
 )
-from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
-from mmrl.utils.worker_server import ReportActivity
-from mmrl_rewards.contract import BoundReward
+from mmrl.utils.worker_pool import WorkerPool, WorkerStartError
 
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
-_MAX_RESPONSE_CHARS = 200
 _MAX_CHECK_BATCH_SIZE = 1000
 _CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
@@ -62,14 +56,6 @@ ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
 OutcomesByTerm = Mapping[str, RewardOutcome]
 """Value or failure of each term that applies to a response."""
-
-
-class RewardCall(NamedTuple):
-    """One call of a reward."""
-
-    term: str  # name of the reward term
-    response: Response
-    sample: Sample
 
 
 class RewardFunctionScorer:
@@ -253,7 +239,7 @@ class RewardFunctionScorer:
                 continue
             if not is_remote and self._find_fallback(term, outcome, response, sample):
                 continue
-            error = _make_error(term.name, outcome, response, sample)
+            error = make_error(term.name, outcome, response, sample)
             if is_remote or self._failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
             # To abstain is not a fault, where the run continues without the rollout.
@@ -292,7 +278,7 @@ class RewardFunctionScorer:
                 fallback = self._find_fallback(term, outcome, response, sample, trial=trial)
                 if fallback is None:
                     if trial or self._failure_action(outcome) == "stop":
-                        raise _make_error(term.name, outcome, response, sample)
+                        raise make_error(term.name, outcome, response, sample)
                 elif fallback.name not in all_outcomes[index] and not (trial and _asks_remote_service(fallback)):
                     fallbacks[index, fallback.name] = fallback
             pending = [(index, fallback) for (index, _), fallback in fallbacks.items()]
@@ -354,7 +340,7 @@ class RewardFunctionScorer:
                 # do not count against it.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
-                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
+                    partial(load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
                     max(1, options.workers),
                     limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
@@ -364,8 +350,8 @@ class RewardFunctionScorer:
             # A reward that hangs may do so on every sample, and the trial would take their number times its deadline.
             self._pool.wait_for_calls(futures, stop_at_error=trial)
             if trial:
-                _raise_if_killed(futures, calls)
-            return _read_outcomes(futures, calls)
+                raise_if_killed(futures, calls)
+            return read_outcomes(futures, calls)
         except WorkerStartError as error:
             self.close()
             raise RewardProcessError(f"a process for rewards {error}") from error
@@ -498,73 +484,3 @@ def _asks_remote_service(term: BoundTerm) -> bool:
 
 def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
     return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)}
-
-
-def _make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
-    where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
-    return RewardError(f"{where}: {failure.reason}; response: {_quote(response)}")
-
-
-def _quote(response: Response) -> str:
-    """Return the text of a response in quotes, cut where it is long."""
-    text = response.text
-    return repr(text if len(text) <= _MAX_RESPONSE_CHARS else text[:_MAX_RESPONSE_CHARS] + "...")
-
-
-def _raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
-    """Raise a RewardProcessError for the first call whose worker hung, died or exceeded a limit."""
-    for future, call in zip(futures, calls, strict=True):
-        error = future.exception() if future.done() else None
-        if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
-            failure = _make_error(call.term, worker_failure(error), call.response, call.sample)
-            raise RewardProcessError(
-                f"{failure}. Every step could lose time or rollouts to such calls: fix the reward, or raise "
-                "rewards.timeout_s or rewards.worker_limits if it needs more"
-            )
-
-
-def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
-    outcomes: list[RewardOutcome] = []
-    for future in futures:
-        try:
-            outcomes.append(future.result())
-        except WorkerStartError:
-            raise
-        except WorkerError as error:
-            outcomes.append(worker_failure(error))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            # Calls are pickled by the batch: its error does not say which of them is at fault.
-            sample_ids = set()
-            for call in calls:
-                try:
-                    pickle.dumps(call)
-                except (pickle.PicklingError, TypeError, AttributeError):
-                    sample_ids.add(call.sample.id)
-            listed = f"{', '.join(sorted(sample_ids)):.200}"
-            raise RewardError(f"cannot send samples {listed} to a worker process: {error}") from error
-    return outcomes
-
-
-def _load_rewards(
-    loaders: Mapping[str, Callable[[], BoundReward]],
-    warm_up_calls: Sequence[RewardCall],
-    media_opener: MediaOpener | None,
-    report: ReportActivity,
-) -> Callable[[RewardCall], RewardOutcome]:
-    """Load and warm up the rewards, and return the function that calls them."""
-    # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
-    rewards: dict[str, BoundReward] = {}
-    for term, load in loaders.items():
-        report(f"loading reward {term!r}")
-        rewards[term] = load()
-    for call in warm_up_calls:
-        report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
-        _call_loaded_reward(rewards, media_opener, call)
-    return partial(_call_loaded_reward, rewards, media_opener)
-
-
-def _call_loaded_reward(
-    rewards: Mapping[str, BoundReward], media_opener: MediaOpener | None, call: RewardCall
-) -> RewardOutcome:
-    with use_media_opener(media_opener):
-        return call_reward(rewards[call.term], call.response, call.sample)

@@ -133,6 +133,11 @@ def reward(
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is not a share from 0 to 1")
 
     def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
+        if takes_group(fn):
+            raise UserError(
+                f"reward {name!r}: a function of one argument is a group reward: leave out @reward, and name it in "
+                "`rewards.group_rewards`"
+            )
         check_positional_parameters(fn, ("response", "sample"), role="reward")
         return Reward(
             fn=fn,
@@ -148,6 +153,13 @@ def reward(
         )
 
     return declare
+
+
+def takes_group(fn: Callable[..., Any]) -> bool:
+    """Return True for a function of one positional argument, the group, as group rewards are; rewards have two."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [entry.name for entry in inspect.signature(fn).parameters.values() if entry.kind in kinds]
+    return len(positional) == 1 and positional != ["response"]
 
 
 def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
