@@ -20,12 +20,14 @@ from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_sam
 from mmrl.scoring.registry import (
     builtin_case_tables,
     builtin_rewards,
+    case_media,
     find_cases,
+    find_own_folder,
     load_bound_reward,
     load_reward,
     qualified_name,
 )
-from mmrl.types import AnswerType, Sample, UserError
+from mmrl.types import AnswerType, Sample, UserError, use_media_opener
 from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
 
@@ -98,8 +100,10 @@ def lint_rewards(names: Sequence[str], args: Mapping[str, Any], table: Path | No
     """Lint rewards, by default all that come with mmrl; return 1 if one is not fit to train with."""
     num_unfit = 0
     for name in names or builtin_rewards():
-        reward, samples = _reward_and_samples(name, args, table)
-        report = lint_reward(reward, samples)
+        folder = table.parent if table else find_own_folder(name, Path())
+        with use_media_opener(case_media(folder)):
+            reward, samples = _reward_and_samples(name, args, table)
+            report = lint_reward(reward, samples)
         _print_lint_report(name, report)
         num_unfit += not report.ok
     return int(num_unfit > 0)
@@ -121,14 +125,16 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
         case = Case.model_validate({**fields, **row})
     except ValidationError as error:
         raise UserError(f"--case: {first_error_message(error)}") from error
-    outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
+    with use_media_opener(case_media(sample_file.parent)):
+        outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
     echo(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
     return int(outcome.value is None)
 
 
 def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:
     """Run one row, print it if it fails or is asked for, and return True if it passes."""
-    outcome = case.score(load_bound_reward(case.fn, base_dir, case.args))
+    with use_media_opener(case_media(base_dir)):
+        outcome = case.score(load_bound_reward(case.fn, base_dir, case.args))
     if verbose or not outcome.passed:
         verdict = "pass" if outcome.passed else "FAIL"
         echo(f"{verdict} {title} {case.fn}: expected {case.expected}, got {outcome.value}")
@@ -154,9 +160,10 @@ def _reward_and_samples(
 ) -> tuple[BoundReward, tuple[Sample, ...]]:
     """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
     reward = load_reward(name, Path())
-    # One plain sample per answer type will do, unless the reward needs options or richer samples: those of its table.
+    # One plain sample per answer type will do, unless the reward looks, or needs options or richer samples: those of its
+    # table.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
-    if table is None and not needs_options:
+    if table is None and not needs_options and not reward.looks:
         bound = bind(reward, args)
         samples = filter_scorable(bound, make_samples(reward.answer_types or tuple(AnswerType)))
         if samples:

@@ -17,8 +17,9 @@ from mmrl.config.schema import (
     RolloutStepConfigs,
     ScoringConfig,
 )
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.terms import make_worker_limits
-from mmrl.types import UserError
+from mmrl.types import MediaPolicy, UserError, use_media_opener
 from mmrl.utils.messages import did_you_mean
 from mmrl.utils.plugins import errors_about_call, load_function
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
@@ -129,6 +130,12 @@ def builtin_case_tables() -> tuple[Path, ...]:
     return tables
 
 
+@cache
+def case_media(folder: Path) -> PixelReader:
+    """Return what opens the files that case tables name: those in `folder`, and those beside the tables of mmrl."""
+    return PixelReader(MediaPolicy(roots=(folder.resolve(), _CASES_DIR.resolve())))
+
+
 def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
     """Return the case-table rows about a reward, and the folder that relative files in them start from.
 
@@ -176,7 +183,8 @@ def _check_cases_in_worker(name: str, base: Path, cases: Sequence[Case], options
 
 
 def _check_case(name: str, base: Path, case: Case) -> None:
-    failure = case.failure_message(load_bound_reward(name, base, case.args))
+    with use_media_opener(case_media(find_own_folder(name, base))):
+        failure = case.failure_message(load_bound_reward(name, base, case.args))
     if failure:
         raise UserError(f"reward {name!r} contradicts its case table: {failure}")
 
@@ -185,6 +193,12 @@ def _load_case_check(name: str, base: Path, report: ReportActivity) -> Callable[
     report(f"loading reward {name!r}")
     load_reward(name, base)
     return partial(_check_case, name, base)
+
+
+def find_own_folder(name: str, base: Path) -> Path:
+    """Return the folder of a reward in a file of yours, `base` for any other."""
+    own_table = _own_case_table(name, base)[1]
+    return own_table.parent if own_table else base
 
 
 def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:

@@ -167,12 +167,13 @@ class RewardFunctionScorer:
             started_at = monotonic()
             pairs: list[ScoringPair] = []
             for sample in batch:
-                for term in self._terms_with_fallbacks(sample, evaluation=evaluation):
+                terms = self._terms_with_fallbacks(sample, evaluation=evaluation)
+                for term in terms:
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, response_format)
-                correct = _make_correct_response(sample, response_format)
-                pairs += [(make_trial_response(sample, "", response_format), sample), (correct, sample)]
+                for text in ("", _build_correct_text(sample, response_format)):
+                    pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, those included whose service was asked about another sample.
@@ -220,8 +221,10 @@ class RewardFunctionScorer:
         A service is asked about one of them, and every failure of it raised.
         """
         answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
-        correct = _make_correct_response(sample, response_format)
-        texts = build_attacks(sample, response_format, correct.text)
+        correct_text = _build_correct_text(sample, response_format)
+        correct = self._make_trial_response(sample, correct_text, response_format, [term])
+        with use_media_opener(self._media_opener):
+            texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
         # None of those need be an answer of the right type, which alone reaches the comparison with the target.
         with suppress(UserError):
             texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
@@ -246,6 +249,14 @@ class RewardFunctionScorer:
             if not is_unscorable(outcome):
                 return error
         return None
+
+    def _make_trial_response(
+        self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
+    ) -> Response:
+        """Return a response that nobody sampled, with the true sizes of images if one of these terms looks at them."""
+        with use_media_opener(self._media_opener):
+            looks = any(term.reward.reward.looks for term in terms)
+            return make_trial_response(sample, text, response_format, looks=looks)
 
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
@@ -467,12 +478,11 @@ def make_response(rollout: Rollout) -> Response:
     )
 
 
-def _make_correct_response(sample: Sample, response_format: ResponseFormat) -> Response:
+def _build_correct_text(sample: Sample, response_format: ResponseFormat) -> str:
     try:
-        text = response_format.build_example(sample.target)
+        return response_format.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-    return make_trial_response(sample, text, response_format)
 
 
 def _asks_remote_service(term: BoundTerm) -> bool:

@@ -337,6 +337,16 @@ class Sample:
             )
         return pixels[top:bottom, left:right]
 
+    def media_size(self, index: int) -> Size:
+        """Return the original size of an image or of a video's frames, which it opens; raises `Unscorable` as `image`.
+
+        `index` is its number among images and videos, from 0.
+        """
+        ref = self.media[index] if 0 <= index < len(self.media) else None
+        is_video = isinstance(ref, VideoRef)
+        pixels = self.video_frames(index, [ref.start or 0.0])[0] if is_video else self.image(index)
+        return Size(pixels.shape[1], pixels.shape[0])
+
     def _medium(self, index: int, kind: type[_MediaT]) -> _MediaT:
         media = self.media
         ref = media[index] if 0 <= index < len(media) else None

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from mmrl.answer import ResponseFormat
 from mmrl.types import (
@@ -27,6 +37,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.digests import file_digest
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
@@ -49,13 +60,38 @@ class _CaseModel(BaseModel):
         return row
 
 
+def _resolve_file(path: str, info: ValidationInfo) -> str:
+    return str(((info.context or {}).get("folder", Path()) / path).absolute())
+
+
+CaseFile = Annotated[str, AfterValidator(_resolve_file)]
+"""Path of an image or video, relative to the folder of the table."""
+
+
 class CaseMedium(_CaseModel):
-    """Describes an image or video of a case."""
+    """Describes an image or video of a case, for rewards that look by its file."""
 
     type: Literal["image", "video"] = "image"
-    size: tuple[int, int]  # width and height in pixels, before resizing
+    file: CaseFile | None = None  # rewards that look open it; None for a medium that exists in name alone
+    size: tuple[int, int] | None = None  # width and height in pixels, before resizing; None for those of the file
     resized: tuple[int, int] | None = None  # width and height in pixels after resizing; None for the same
     duration: float | None = None  # seconds of a video
+
+    @model_validator(mode="after")
+    def _check_size_known(self) -> CaseMedium:
+        if self.file is None and self.size is None:
+            raise ValueError("give `file` or `size`")
+        return self
+
+    def build(self) -> ImageRef | VideoRef:
+        """Return the reference that the sample holds."""
+        path, sha256 = self.file or ("case.png" if self.type == "image" else "case.mp4"), ""
+        # A file that is missing is left to the reward to find: that may be what the row is about.
+        if self.file is not None and Path(self.file).is_file():
+            sha256 = file_digest(Path(self.file))
+        if self.type == "image":
+            return ImageRef(path=path, sha256=sha256)
+        return VideoRef(path=path, sha256=sha256, start=0.0 if self.duration else None, end=self.duration)
 
 
 class CaseSample(_CaseModel):
@@ -65,7 +101,7 @@ class CaseSample(_CaseModel):
     value: Any  # of the target
     coordinates: CoordinateSystem | None = None  # of the target
     media_index: int = 0  # of the image or video that the target lies in, from 0
-    image: tuple[int, int] | None = None  # width and height in pixels
+    image: tuple[int, int] | CaseFile | None = None  # width and height in pixels, or a file
     resized: tuple[int, int] | None = None  # width and height of the image after resizing
     media: tuple[CaseMedium, ...] = ()
     question: str = "question"
@@ -81,6 +117,8 @@ class CaseSample(_CaseModel):
 
     def all_media(self) -> tuple[CaseMedium, ...]:
         """Return the media, written either as `media` or as `image`."""
+        if isinstance(self.image, str):
+            return (CaseMedium(file=self.image, resized=self.resized),)
         return (CaseMedium(size=self.image, resized=self.resized),) if self.image else self.media
 
     def build(self) -> Sample:
@@ -94,18 +132,10 @@ class CaseSample(_CaseModel):
             coordinate_system=self.coordinates,
             media_index=self.media_index,
         )
-        # The files do not exist: rewards open none.
-        media: list[ImageRef | VideoRef] = []
-        for medium in self.all_media():
-            if medium.type == "image":
-                media.append(ImageRef(path="case.png", sha256=""))
-            else:
-                start = 0.0 if medium.duration else None
-                media.append(VideoRef(path="case.mp4", sha256="", start=start, end=medium.duration))
         return Sample(
             id="case",
             task="case",
-            parts=(*media, self.question),
+            parts=(*(medium.build() for medium in self.all_media()), self.question),
             target=target,
             label=None if self.label is None else replace(target, value=self.label),
             thinking=self.thinking,
@@ -149,12 +179,18 @@ class Case(_CaseModel):
         return response_format
 
     def build(self) -> tuple[Response, Sample]:
-        """Return the response and the sample that the reward is called with."""
+        """Return the response and the sample that the reward is called with.
+
+        Raises:
+            Unscorable: the row leaves the size of a medium to its file, which cannot be opened.
+        """
         text = self.response * self.repeat
         response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
+        sample = self.sample.build()
         resize_maps = []
-        for medium in self.sample.all_media():
-            resize_maps.append(ResizeMap(Size(*medium.size), Size(*(medium.resized or medium.size))))
+        for index, medium in enumerate(self.sample.all_media()):
+            size = sample.media_size(index) if medium.size is None else Size(*medium.size)
+            resize_maps.append(ResizeMap(size, Size(*(medium.resized or size))))
         response = Response(
             text=text,
             answer=response_format.parse(text, self.sample.answer_type),
@@ -163,13 +199,12 @@ class Case(_CaseModel):
             resize_maps=tuple(resize_maps),
             coordinate_system=self.coordinates,
         )
-        return response, self.sample.build()
+        return response, sample
 
     def score(self, reward: BoundReward) -> CaseResult:
         """Score the case. Any error of the reward other than `Unscorable` fails the case instead of being raised."""
-        response, sample = self.build()
         with ErrorCatcher() as caught:
-            result = reward(response, sample)
+            result = reward(*self.build())
         match caught.error:
             case None:
                 value, reason = result if isinstance(result, RewardValue) else (result, "no reason given")
@@ -215,7 +250,7 @@ def load_sample(path: Path) -> CaseSample:
 def _read_json(adapter: TypeAdapter[_ModelT], path: Path, file_kind: str, prefix: str) -> _ModelT:
     """Return the validated content; in messages, `file_kind` names the file and `prefix` precedes the place in it."""
     try:
-        return adapter.validate_json(path.read_bytes())
+        return adapter.validate_json(path.read_bytes(), context={"folder": path.parent})
     except OSError as error:
         raise UserError(f"cannot read the {file_kind} {path}: {error.strerror}") from error
     except ValidationError as error:

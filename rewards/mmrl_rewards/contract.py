@@ -12,7 +12,7 @@ Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with 
 A bad answer gets the low end of the range; a reward may raise `BadAnswer` for it. A bad sample raises `Unscorable` for
 every response, so that checks before training find it: read the target before the answer. A reward that cannot decide
 about an answer, right or wrong, raises `Unscorable` too, and the `fallback` of its term names who decides instead. A
-reward does no I/O and uses no clock, no randomness and no global state.
+reward does no I/O, but for the media of its sample if it `looks`, and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Reward(Generic[RewardOptions]):
     uses_service: bool  # calls a service, so its time and purity are not checked
     timeout_s: float | None  # seconds one call may take; None for no limit
     judges_answer: bool  # the value depends on whether the answer is right
+    looks: bool  # opens images or videos of the sample, by `Sample.image`, `crop` or `video_frames`
     options: Mapping[str, PluginOption]  # keyword-only parameters by name
 
     @property
@@ -105,6 +106,7 @@ def reward(
     uses_service: bool = False,
     timeout_s: float | None = None,
     judges_answer: bool = True,
+    looks: bool = False,
 ) -> Callable[[RewardFn[RewardOptions]], Reward[RewardOptions]]:
     """Declare a reward function.
 
@@ -119,6 +121,8 @@ def reward(
         timeout_s: seconds that one call may take, for a reward that can hang on some responses, as a solver can. The
             reward then always runs in another process, which is killed when a call takes longer.
         judges_answer: False for a reward of format, length or style. A run warns of samples that have no other.
+        looks: the reward opens the sample's images or videos. Before training and in lint, its responses then have the
+            true sizes of those, and lint takes the samples of its case table, which names files.
 
     Raises:
         UserError: at import, when the range is empty or infinite, `timeout_s` is not a number of seconds above 0, a
@@ -149,6 +153,7 @@ def reward(
             uses_service=uses_service,
             timeout_s=timeout_s,
             judges_answer=judges_answer,
+            looks=looks,
             options=MappingProxyType(read_plugin_options(fn, skip=2)),
         )
 

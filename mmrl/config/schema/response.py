@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import (
     ROLLOUT_PREFIX,
+    Identifier,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -116,6 +117,12 @@ RewardConditions = Annotated[
 """Conditions on the sample, and under names that begin with `rollout.` on the rollout."""
 
 
+Fallback = Annotated[
+    Annotated[Number, Tag("value")] | Annotated[Identifier, Tag("term")],
+    Discriminator(lambda value: "term" if isinstance(value, str) else "value"),
+]
+
+
 class BaseRewardConfig(StrictModel):
     """A function that scores responses, the samples it applies to, and its weight."""
 
@@ -142,9 +149,9 @@ class RewardTermConfig(BaseRewardConfig):
     """A reward term."""
 
     when: RewardConditions = Field(default_factory=dict)
-    """Samples that it applies to: allowed values of `task` or of a column of `meta`. Also rollouts: `rollout.rethought`
-    and `rollout.used_tool` (true or false), `rollout.turns` (numbers), `rollout.finish_reason` (eos, stop or length).
-    On other rollouts of these samples the term is not called and counts 0."""
+    """Samples that it applies to: allowed values of `task` or of a column of `meta`. Also rollouts, by `rollout.` and a
+    feature of theirs: `rethought` or `used_tool` (true or false), `turns` (numbers), `finish_reason` (eos, stop or
+    length). On other rollouts of these samples the term is not called and counts 0."""
     training_only: bool = False
     """Leave the term out of evaluation totals (a shaping bonus, for example)."""
     requires: str | None = None
@@ -154,7 +161,7 @@ class RewardTermConfig(BaseRewardConfig):
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
     """Changes that the value goes through before it enters the total."""
-    fallback: Number | str | None = None
+    fallback: Fallback | None = None
     """Name of a term that decides where this one abstains or fails; that term then counts nowhere else. Or the value in
     place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the reward's
     range when left out."""

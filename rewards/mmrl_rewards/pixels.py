@@ -1,0 +1,76 @@
+"""Pixels as rewards and judges need them: the crop of an answer's box, a crop of the target's, and encoded images."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmrl.types import AnswerType, MediaRangeError, Response, Sample, Unscorable
+from mmrl_rewards.contract import BadAnswer, answer_value, target_value
+from mmrl_rewards.geometry import resize_map
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+_JPEG_QUALITY = 90
+
+
+def target_crop(response: Response, sample: Sample) -> Pixels:
+    """Return the pixels inside the target's box: uint8 [height, width, 3], read-only.
+
+    Raises:
+        Unscorable: the target is not a box with a coordinate system, its image cannot be opened, or the box is not
+            within the image.
+    """
+    box, system = target_value(sample, AnswerType.BOX), sample.target.coordinate_system
+    resized, index = resize_map(response, sample).resized, sample.target.media_index
+    try:
+        assert system is not None, "target_value checks it"
+        return sample.crop(box, system, index=index, resized=resized)
+    except MediaRangeError as error:
+        raise Unscorable(f"the target: {error}") from error
+
+
+def answer_crop(response: Response, sample: Sample, index: int | None = None) -> Pixels:
+    """Return the pixels inside the answer's box: uint8 [height, width, 3], read-only.
+
+    `index` numbers images and videos from 0; None means the image that the target lies in.
+
+    Raises:
+        BadAnswer: the answer is not a box, or the box is not within the image.
+        Unscorable: the sample has no such image, or it cannot be opened.
+    """
+    index = sample.target.media_index if index is None else index
+    resized = resize_map(response, sample, index).resized
+    # A sample is unscorable whatever the answer.
+    sample.image(index)
+    try:
+        return sample.crop(answer_value(response), response.coordinate_system, index=index, resized=resized)
+    except MediaRangeError as error:
+        raise BadAnswer(str(error)) from error
+
+
+def encode_image(pixels: Pixels, max_bytes: int) -> tuple[str, bytes]:
+    """Return the media type and the bytes of an encoded image: a PNG, or if that has too many bytes, a JPEG.
+
+    The JPEG is halved in size until it has at most `max_bytes`.
+
+    Raises:
+        ValueError: even one pixel has more bytes.
+    """
+    image = Image.fromarray(pixels)
+    content = _encode(image, "PNG")
+    if len(content) <= max_bytes:
+        return "image/png", content
+    while len(content := _encode(image, "JPEG")) > max_bytes:
+        if image.size == (1, 1):
+            raise ValueError(f"an image of one pixel has {len(content)} bytes, more than {max_bytes}")
+        image = image.resize((max(1, image.width // 2), max(1, image.height // 2)), Image.Resampling.BOX)
+    return "image/jpeg", content
+
+
+def _encode(image: Image.Image, image_format: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, quality=_JPEG_QUALITY)
+    return buffer.getvalue()
