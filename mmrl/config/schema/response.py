@@ -118,7 +118,7 @@ RewardConditions = Annotated[
 
 
 Fallback = Annotated[
-    Annotated[Number, Tag("value")] | Annotated[Identifier, Tag("term")],
+    Annotated[Number | None, Tag("value")] | Annotated[Identifier, Tag("term")],
     Discriminator(lambda value: "term" if isinstance(value, str) else "value"),
 ]
 
@@ -161,7 +161,7 @@ class RewardTermConfig(BaseRewardConfig):
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
     """Changes that the value goes through before it enters the total."""
-    fallback: Fallback | None = None
+    fallback: Fallback = None
     """Name of a term that decides where this one abstains or fails; that term then counts nowhere else. Or the value in
     place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the reward's
     range when left out."""
