@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag
 from mmrl.answer import COORDINATE_TYPES
 from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import BadAnswer, reward, target_value
+from mmrl_rewards.contract import Of, part_text, reward, target_value
 from mmrl_rewards.services.endpoint import RequestRejected
 from mmrl_rewards.services.images import Images, show_question
 from mmrl_rewards.services.judge import JudgeService, RewardModelService
@@ -52,7 +52,7 @@ def pointwise(
     judge: Judges | None = None,
     scale: MaxGrade = 10,
     rubric: str = "Full marks if it says the same as `reference`, none if it contradicts it or says nothing.",
-    of: str = "answer",
+    of: Of = "answer",
     images: Images = False,
     ensemble: Ensemble = "mean",
 ) -> RewardValue:
@@ -90,7 +90,7 @@ def pairwise(
     *,
     judge: Judges | None = None,
     rubric: str = "Better is what answers the question more rightly, more fully and with fewer words to spare.",
-    of: str = "answer",
+    of: Of = "answer",
     images: Images = False,
     ensemble: Ensemble = "mean",
 ) -> RewardValue:
@@ -126,7 +126,7 @@ def scored(
     *,
     scorer: Scorers | None = None,
     max_chars: Annotated[int, Field(ge=1)] = 8000,
-    of: str = "answer",
+    of: Of = "answer",
     images: Images = False,
     ensemble: Ensemble = "mean",
 ) -> RewardValue:
@@ -202,19 +202,9 @@ def _score_without_service(
 
     An answer that equals the target gets `if_equal`; a text of more than `max_chars` characters gets 0.
     """
-    text = _part_text(response, of)
+    text = part_text(response, of)
     if len(text) > max_chars:
         return RewardValue(0.0, f"{len(text)} characters, at most {max_chars} are read")
     # A judge may err on what needs no judgement.
     equal = of == "answer" and strings.normalize(text) == strings.normalize(target)
     return RewardValue(if_equal, "the target itself") if equal else text
-
-
-def _part_text(response: Response, of: str) -> str:
-    """Return the text of the answer, the `thought`, the whole `response` or a section. Raises BadAnswer without one."""
-    answer = response.answer
-    parts = {**answer.sections, "answer": answer.text, "thought": answer.thinking, "response": response.text}
-    text = parts.get(of)
-    if text is None or not text.strip():
-        raise BadAnswer(f"the response has no {of}")
-    return text
