@@ -378,7 +378,7 @@ class RewardFunctionScorer:
         failures_of_rollouts: list[Dropped] = []
         skip_group = False
         for rollout, outcomes in rollout_outcomes:
-            failures = {}
+            failures: dict[str, RewardFailure] = {}
             for term in self._counted_terms:
                 chain = self._list_deciding_terms(term, outcomes)
                 last = outcomes[chain[-1].name] if chain else None

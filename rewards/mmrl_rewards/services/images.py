@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from mmrl.types import ImageRef, Sample, Unscorable
+from mmrl.types import Sample, Unscorable, VideoRef
 from mmrl_rewards.pixels import Pixels, encode_image
 
 # False for none, True for at most 1024 pixels of the longer side, or that number.
@@ -36,22 +36,23 @@ def show_question(sample: Sample, images: Images) -> tuple[str, tuple[str, ...]]
             lines.append(part)
             continue
         if images is not False:
-            is_image = isinstance(part, ImageRef)
-            for pixels in [sample.image(media_index)] if is_image else _spread_frames(sample, media_index):
+            if isinstance(part, VideoRef):
+                pictures = list(sample.video_frames(media_index, _spread_seconds(part)))
+            else:
+                pictures = [sample.image(media_index)]
+            for pixels in pictures:
                 urls.append(_data_url(pixels, _DEFAULT_SIDE_PX if images is True else images))
                 lines.append(f"<image {len(urls)}>")
         media_index += 1
     return "\n".join(lines), tuple(urls)
 
 
-def _spread_frames(sample: Sample, index: int) -> Pixels:
-    """Return the middle frames of 8 equal parts of a video: uint8 [frames, height, width, 3]."""
-    video = sample.media[index]
+def _spread_seconds(video: VideoRef) -> list[float]:
+    """Return the middles of 8 equal parts of a video."""
     start, end = video.start or 0.0, video.end
     if end is None:
         raise Unscorable(f"the video {video.path} does not state its `end`, so its frames cannot be chosen")
-    seconds = [start + (end - start) * (frame + 0.5) / _VIDEO_FRAMES for frame in range(_VIDEO_FRAMES)]
-    return sample.video_frames(index, seconds)
+    return [start + (end - start) * (frame + 0.5) / _VIDEO_FRAMES for frame in range(_VIDEO_FRAMES)]
 
 
 def _data_url(pixels: Pixels, max_side: int) -> str:
