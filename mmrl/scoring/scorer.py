@@ -52,6 +52,9 @@ _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried o
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 _LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
 
+# In place of the outcome of a term whose `when` excludes the rollout.
+_NOT_FOR_ROLLOUT = RewardValue(0.0, "not for this rollout: see `when`")
+
 ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
 OutcomesByTerm = Mapping[str, RewardOutcome]
@@ -75,6 +78,7 @@ class RewardFunctionScorer:
         self.terms, self._options, self._media_opener = tuple(terms), options, media_opener
         self._terms_by_name = {term.name: term for term in terms}
         self._counted_terms = find_counted_terms(terms)
+        self._sample_conditions = {term.name: term.options.sample_when for term in terms}
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -98,7 +102,7 @@ class RewardFunctionScorer:
         terms = []
         for term in self._counted_terms:
             is_left_out = evaluation and term.options.training_only
-            if not is_left_out and matches_conditions(term.options.sample_when, sample):
+            if not is_left_out and matches_conditions(self._sample_conditions[term.name], sample):
                 terms.append(term)
         return terms
 
@@ -142,8 +146,7 @@ class RewardFunctionScorer:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
         all_outcomes = self._call_rewards(pairs, evaluation=True)
         return tuple(
-            self._combine_outcomes(sample, outcomes, evaluation=True)
-            for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
+            self._combine_outcomes(sample, outcomes) for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
         )
 
     def check_samples(
@@ -179,7 +182,7 @@ class RewardFunctionScorer:
                 # A total needs a value of every term, those included whose service was asked about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
-                self._combine_outcomes(sample, {**stand_ins, **outcomes}, evaluation=evaluation)
+                self._combine_outcomes(sample, {**stand_ins, **outcomes})
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
@@ -262,6 +265,7 @@ class RewardFunctionScorer:
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
         """Return the outcome of each term that applies to each response. A trial tolerates no failure."""
+        all_outcomes: list[dict[str, RewardOutcome]] = [{} for _ in pairs]
         pending: list[tuple[int, BoundTerm]] = []
         for index, (response, sample) in enumerate(pairs):
             terms = self.applicable_terms(sample, evaluation=evaluation)
@@ -272,10 +276,10 @@ class RewardFunctionScorer:
                 )
             for term in terms:
                 # Nobody sampled the responses of a trial, so they have none of the features that `when` may ask for.
-                is_called = not _asks_remote_service(term) if trial else matches_rollout(term.options.when, response)
-                if is_called:
+                if not trial and not matches_rollout(term.options.when, response):
+                    all_outcomes[index][term.name] = _NOT_FOR_ROLLOUT
+                elif not (trial and _asks_remote_service(term)):
                     pending.append((index, term))
-        all_outcomes: list[dict[str, RewardOutcome]] = [{} for _ in pairs]
         # Each round calls the fallbacks of the terms that abstained in the one before.
         while pending:
             outcomes = self._call_terms([(term, pairs[index]) for index, term in pending], trial=trial)
@@ -303,12 +307,10 @@ class RewardFunctionScorer:
                 worker_calls.append(RewardCall(term.name, response, sample))
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
         outcomes = []
-        for term, (response, sample) in calls:
-            if term.name in self._timeouts_s:
-                outcomes.append(next(worker_outcomes))
-            else:
-                with use_media_opener(self._media_opener):
-                    outcomes.append(call_reward(term.reward, response, sample))
+        with use_media_opener(self._media_opener):
+            for term, (response, sample) in calls:
+                in_worker = term.name in self._timeouts_s
+                outcomes.append(next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample))
         return outcomes
 
     def _find_fallback(
@@ -321,7 +323,7 @@ class RewardFunctionScorer:
         if is_bug and (trial or self._options.on_error != "fallback"):
             return None
         fallback = self._terms_by_name[term.fallback_term]
-        applies = matches_conditions(fallback.options.sample_when, sample)
+        applies = matches_conditions(self._sample_conditions[fallback.name], sample)
         return fallback if applies and (trial or matches_rollout(fallback.options.when, response)) else None
 
     def _terms_with_fallbacks(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
@@ -329,10 +331,10 @@ class RewardFunctionScorer:
         terms = {term.name: term for term in self.applicable_terms(sample, evaluation=evaluation)}
         pending = list(terms.values())
         for term in pending:
-            fallback = None if term.fallback_term is None else self._terms_by_name[term.fallback_term]
-            if fallback and fallback.name not in terms and matches_conditions(fallback.options.sample_when, sample):
-                terms[fallback.name] = fallback
-                pending.append(fallback)
+            name = term.fallback_term
+            if name and name not in terms and matches_conditions(self._sample_conditions[name], sample):
+                terms[name] = self._terms_by_name[name]
+                pending.append(terms[name])
         return pending
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
@@ -380,8 +382,10 @@ class RewardFunctionScorer:
         for rollout, outcomes in rollout_outcomes:
             failures: dict[str, RewardFailure] = {}
             for term in self._counted_terms:
+                if not isinstance(outcomes.get(term.name), RewardFailure):
+                    continue
                 chain = self._list_deciding_terms(term, outcomes)
-                last = outcomes[chain[-1].name] if chain else None
+                last = outcomes[chain[-1].name]
                 action = self._failure_action(last) if isinstance(last, RewardFailure) else "fallback"
                 skip_group |= action == "skip_group"
                 if action != "fallback":
@@ -402,10 +406,7 @@ class RewardFunctionScorer:
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_missing_score
 
     def _list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
-        """Return a term and the fallbacks that were asked in its place, in order; the last one decides.
-
-        Empty if the term was not called.
-        """
+        """Return a term and the fallbacks that were asked in its place, in order; the last one decides."""
         chain: list[BoundTerm] = []
         following: BoundTerm | None = term
         while following is not None and following.name in outcomes:
@@ -415,25 +416,25 @@ class RewardFunctionScorer:
             following = None if name is None else self._terms_by_name[name]
         return chain
 
-    def _combine_outcomes(
-        self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, evaluation: bool = False
-    ) -> Score:
+    def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
-        terms = self.applicable_terms(sample, evaluation=evaluation)
+        terms = [term for term in self._counted_terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
         decided_by: dict[str, str] = {}
         left_out: list[str] = []
         for term in terms:
-            chain = self._list_deciding_terms(term, outcomes)
-            if not chain:
+            outcome = outcomes[term.name]
+            if outcome is _NOT_FOR_ROLLOUT:
                 left_out.append(term.name)
-                reward_values[term.name] = RewardValue(0.0, "not for this rollout: see `when`")
+            if isinstance(outcome, RewardValue):
+                reward_values[term.name] = outcome
                 continue
+            chain = self._list_deciding_terms(term, outcomes)
             last = chain[-1]
             outcome = outcomes[last.name]
             if isinstance(outcome, RewardFailure):
                 outcome = RewardValue(last.fallback, f"fallback: {outcome.reason}")
-            elif last is not term:
+            else:
                 decided_by[term.name] = last.name
                 outcome = RewardValue(outcome.value, f"{last.name} decides: {outcome.reason}")
             value = outcome.value

@@ -129,6 +129,8 @@ def parse_rollout_conditions(value: object) -> object:
 
 def matches_rollout(when: SampleConditions, response: Response) -> bool:
     """Return True if a response meets every `rollout.` condition."""
+    if not when:
+        return True
     features = {
         "rethought": response.rethought,
         "used_tool": response.used_tool,
