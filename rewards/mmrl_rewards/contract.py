@@ -145,7 +145,7 @@ def reward(
     def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
         if takes_group(fn):
             raise UserError(
-                f"reward {name!r}: a function of one argument is a group reward: leave out @reward, and name it in "
+                f"reward {name!r}: a function of a group is a group reward: leave out @reward, and name it in "
                 "`rewards.group_rewards`"
             )
         check_positional_parameters(fn, ("response", "sample"), role="reward")
@@ -167,10 +167,10 @@ def reward(
 
 
 def takes_group(fn: Callable[..., Any]) -> bool:
-    """Return True for a function of one positional argument, the group, as group rewards are; rewards have two."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [entry.name for entry in inspect.signature(fn).parameters.values() if entry.kind in kinds]
-    return len(positional) == 1 and positional != ["response"]
+    """Return True for a function whose first parameter is a `Group`, as that of a group reward."""
+    first = next(iter(inspect.signature(fn).parameters.values()), None)
+    # An annotation is text where the file postpones them.
+    return first is not None and (first.name == "group" or "Group" in str(first.annotation))
 
 
 def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
