@@ -188,7 +188,7 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
     counted = {term.name: term for term in find_counted_terms(terms)}
     for index, term in enumerate(terms):
         name, required, place = term.name, term.options.requires, f"rewards.terms.{index}"
-        if terms_by_name[name] is not term:
+        if any(earlier.name == name for earlier in terms[:index]):
             raise _error_about(f"{place}.fn", f"two reward terms are named {name!r}; give one another `name`")
         known = ", ".join(terms_by_name)
         for key, other in (("requires", required), ("fallback", term.fallback_term)):

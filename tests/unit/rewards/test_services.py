@@ -324,7 +324,7 @@ def test_an_ensemble_of_reward_models_combines_values_not_scores():
     [
         ([], {}, "at least 1 item"),
         ([{"url": "x"}], {}, "pattern"),
-        ([{"url": "http://x/"}], {}, "Field required"),
+        ([{"url": "http://x/"}], {}, "judge.0: needs the key 'model'"),
         ({"url": "http://x/", "model": "m"}, {"ensemble": "worst"}, "'ensemble' = 'worst'"),
         ({"url": "http://x/", "model": "m"}, {"ensemble": 1.5}, "'ensemble' = 1.5"),
         ({"url": "http://x/", "model": "m"}, {"images": 3}, "'images' = 3"),
@@ -472,7 +472,7 @@ def test_a_judge_reads_words_where_the_target_is_a_number():
     ("options", "words"),
     [
         ({"url": "localhost:80"}, "pattern"),
-        ({"url": "http://x/", "modle": "m"}, "required|Extra inputs"),
+        ({"url": "http://x/", "modle": "m"}, "there is no such key"),
         ({"url": "http://x/", "model": "m", "votes": 2}, "odd number"),
         ({"url": "http://x/", "model": "m", "votes": 3}, "temperature above 0"),
     ],
