@@ -2,7 +2,7 @@
 
 from colorsys import rgb_to_hsv
 
-from mmrl import AnswerType, Response, RewardValue, Sample, Unscorable, UserError, reward
+from mmrl import AnswerType, MediaRangeError, Response, RewardValue, Sample, Unscorable, reward
 from mmrl_rewards import answer_value, column_value, target_value
 
 HUES = ((15, "red"), (45, "orange"), (70, "yellow"), (170, "green"), (260, "blue"), (345, "purple"), (360, "red"))
@@ -28,8 +28,8 @@ def colour(response: Response, sample: Sample, *, column: str = "box") -> Reward
     target_value(sample, AnswerType.TEXT)
     try:
         pixels = sample.crop(column_value(sample, column))
-    except (TypeError, ValueError, UserError) as error:
+    except (TypeError, ValueError, MediaRangeError) as error:
         raise Unscorable(f"the box of the row: {error}") from error
-    shown = name_colour(*pixels.mean(axis=(0, 1)))
+    shown = name_colour(*pixels.mean(axis=0).mean(axis=0))
     answer = answer_value(response).strip(" .").casefold()
     return RewardValue(float(answer == shown), f"{answer}, and the picture shows {shown}")

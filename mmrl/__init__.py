@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from mmrl.types import Group as Group
     from mmrl.types import ImageRef as ImageRef
     from mmrl.types import MediaPolicy as MediaPolicy
+    from mmrl.types import MediaRangeError as MediaRangeError
     from mmrl.types import Prompt as Prompt
     from mmrl.types import Region as Region
     from mmrl.types import RejectedRow as RejectedRow
@@ -111,28 +112,10 @@ _PUBLIC = {
     "mmrl.training.callbacks": ("Callback", "StepResult"),
     "mmrl.types": (
         *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Experience"),
-        *(
-            "FinishReason",
-            "Group",
-            "ImageRef",
-            "MediaPolicy",
-            "Prompt",
-            "Region",
-            "RejectedRow",
-            "ResizeMap",
-            "Response",
-        ),
-        *("RewardValue", "Rollout", "RolloutBatch", "Sample", "SamplingParams", "Score", "Segment"),
-        *(
-            "SelectedExperiences",
-            "Size",
-            "Target",
-            "TrainingState",
-            "Unscorable",
-            "UserError",
-            "VideoRef",
-            "use_media_opener",
-        ),
+        *("FinishReason", "Group", "ImageRef", "MediaPolicy", "MediaRangeError", "Prompt", "Region", "RejectedRow"),
+        *("ResizeMap", "Response", "RewardValue", "Rollout", "RolloutBatch", "Sample", "SamplingParams", "Score"),
+        *("Segment", "SelectedExperiences", "Size", "Target", "TrainingState", "Unscorable", "UserError", "VideoRef"),
+        "use_media_opener",
     ),
     "mmrl_rewards.contract": ("reward",),
 }

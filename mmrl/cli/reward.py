@@ -7,12 +7,15 @@ import json
 from pathlib import Path
 
 from mmrl.cli.common import Subparsers, add_command
+from mmrl.types import AnswerType
 
 DETAILS = """\
 examples:
   mmrl reward list                                  # every reward: answer types, range, formula
   mmrl reward show box:iou                          # its docstring, options and source
+  mmrl reward show look:likeness --png case.png     # a row of its case table, drawn
   mmrl reward new close                             # close.py and close.json, to fill in
+  mmrl reward new overlap --answer box              # of boxes; --looks for one that sees the picture
   mmrl reward test                                  # every case table; or those named, or of one reward
   mmrl reward test my_rewards.json
   mmrl reward lint ./my_rewards.py:close            # is it fit to train with?
@@ -31,11 +34,27 @@ def add_parser(commands: Subparsers) -> None:
 
     show = add_command(group, "show", "print a reward's docstring, options and source", "")
     show.add_argument("name", metavar="NAME")
+    show.add_argument(
+        "--png", type=Path, metavar="FILE", help="draw a row of its case table that names a picture instead"
+    )
+    show.add_argument(
+        "--row", type=int, default=0, metavar="N", help="the row to draw, from 0 among its own; 0 by default"
+    )
 
     new = add_command(group, "new", "write a reward and its case table, to fill in", "")
     new.add_argument("name", metavar="NAME", help="a Python name: NAME.py and NAME.json are written")
     new.add_argument(
         "--out", type=Path, default=Path(), metavar="DIR", help="folder for them; the current one by default"
+    )
+    new.add_argument(
+        "--answer",
+        choices=list(AnswerType),
+        default=AnswerType.NUMBER,
+        metavar="TYPE",
+        help=f"type of its targets, number by default: {', '.join(AnswerType)}",
+    )
+    new.add_argument(
+        "--looks", action="store_true", help="it looks at the picture inside boxes; NAME.png is written, too"
     )
 
     test = add_command(group, "test", "run case tables; exit code 1 when a row fails", "")
@@ -68,15 +87,20 @@ def add_parser(commands: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run a sub-command and return its exit code."""
     # They import every reward, which takes longer than `mmrl --help` may.
-    from mmrl.cli import reward_commands
+    from mmrl.cli import new_reward, reward_commands
 
     match arguments.reward_command:
         case "list":
             return reward_commands.print_rewards()
         case "show":
-            return reward_commands.print_reward(arguments.name)
+            if arguments.png is None:
+                reward_commands.print_reward(arguments.name)
+            else:
+                reward_commands.draw_reward_case(arguments.name, arguments.row, arguments.png)
+            return 0
         case "new":
-            return reward_commands.create_reward(arguments.name, arguments.out)
+            answer_type = AnswerType(arguments.answer)
+            return new_reward.create_reward(arguments.name, answer_type, arguments.out, looks=arguments.looks)
         case "test":
             return reward_commands.run_case_tables(arguments.names, verbose=arguments.verbose)
         case "lint":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import keyword
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmrl.cli.common import echo
+from mmrl.cli.draw_case import draw_case
 from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
 from mmrl.scoring.registry import (
     builtin_case_tables,
@@ -27,7 +27,7 @@ from mmrl.scoring.registry import (
     load_reward,
     qualified_name,
 )
-from mmrl.types import AnswerType, Sample, UserError, use_media_opener
+from mmrl.types import AnswerType, Sample, Unscorable, UserError, use_media_opener
 from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
 
@@ -47,7 +47,7 @@ def print_rewards() -> int:
     return 0
 
 
-def print_reward(name: str) -> int:
+def print_reward(name: str) -> None:
     """Print a reward's docstring, options and source."""
     reward = load_reward(name, Path())
     answer_types = ", ".join(reward.answer_types) or "any type of answer"
@@ -57,31 +57,26 @@ def print_reward(name: str) -> int:
         if option in reward.options:
             echo(f"option {parameter}")
     echo(f"source {inspect.getsourcefile(reward.fn)}:{inspect.getsourcelines(reward.fn)[1]}")
-    return 0
 
 
-def create_reward(name: str, folder: Path) -> int:
-    """Write NAME.py and NAME.json.
+def draw_reward_case(name: str, row: int, file: Path) -> None:
+    """Draw a row of a reward's case table, counted from 0 among its own rows, as a PNG.
 
     Raises:
-        UserError: the name is not a Python name, or a file is there already or cannot be written.
+        UserError: there is no such row, its picture cannot be opened, or the file cannot be written.
     """
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
-    code, cases = folder / f"{name}.py", folder / f"{name}.json"
+    cases, _ = find_cases(name, Path())
+    if not 0 <= row < len(cases):
+        raise UserError(f"the case table of {name!r} has no row {row}; it has {len(cases)}, counted from 0")
+    reward = load_bound_reward(name, Path(), cases[row].args)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (code, cases):
-            template = Path(__file__).with_name(f"new_reward{path.suffix}.txt").read_text(encoding="utf-8")
-            # "x" refuses to write over a file that is there.
-            with path.open("x", encoding="utf-8") as file:
-                file.write(template.replace("NAME", name))
-    except FileExistsError as error:
-        raise UserError(f"{error.filename} exists already; choose another name or folder") from error
+        with use_media_opener(case_media(find_own_folder(name, Path()))):
+            draw_case(cases[row], reward).save(file, "PNG")
+    except Unscorable as error:
+        raise UserError(f"row {row} cannot be drawn: {error}") from error
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-    echo(f"wrote {code} and {cases}; try\n  mmrl reward test {cases}\n  mmrl reward lint {code}:{name}")
-    return 0
+        raise UserError(f"cannot write {file}: {error.strerror}") from error
+    echo(f"wrote {file}: the target is green, the answer orange")
 
 
 def run_case_tables(names: Sequence[str], *, verbose: bool) -> int:

@@ -16,17 +16,7 @@ from mmrl.config import Config
 from mmrl.config.schema import GroupRewardConfig, ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.scoring.terms import make_worker_limits, worker_failure
-from mmrl.types import (
-    Contribution,
-    Dropped,
-    Group,
-    MediaOpener,
-    RewardFailure,
-    RewardValue,
-    Sample,
-    UserError,
-    use_media_opener,
-)
+from mmrl.types import Contribution, Dropped, Group, RewardFailure, RewardValue, Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
@@ -99,7 +89,6 @@ class IsolatedGroupReward:
     options: ScoringConfig
     # Runs a call on rank 0 for all ranks: they must agree on which call took too long.
     run_on_rank0: Callable[[Callable[[], Any]], Any]
-    media_opener: MediaOpener | None  # picklable; opens what the function looks at
     _pool: WorkerPool[Group, Sequence[RewardValue]] | None = None
 
     def __call__(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
@@ -123,7 +112,7 @@ class IsolatedGroupReward:
     def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
         try:
             if self._pool is None:
-                load = partial(_start_group_reward, self.name, self.load, self.media_opener)
+                load = partial(_start_group_reward, self.name, self.load)
                 self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
             future = self._pool.submit(group)
             self._pool.wait_for_calls([future])
@@ -143,24 +132,15 @@ def _load_group_reward(options: GroupRewardConfig, base: Path) -> GroupRewardFun
 
 
 def _start_group_reward(
-    name: str, load: Callable[[], GroupRewardFunction], media_opener: MediaOpener | None, report: ReportActivity
+    name: str, load: Callable[[], GroupRewardFunction], report: ReportActivity
 ) -> Callable[[Group], Sequence[RewardValue]]:
     report(f"loading group reward {name!r}")
-    return partial(_call_group_reward, load(), media_opener)
+    return partial(_call_group_reward, load())
 
 
-def _call_with_media(
-    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure], media_opener: MediaOpener | None, group: Group
-) -> Sequence[RewardValue] | RewardFailure:
-    with use_media_opener(media_opener):
-        return compute(group)
-
-
-def _call_group_reward(
-    compute: GroupRewardFunction, media_opener: MediaOpener | None, group: Group
-) -> Sequence[RewardValue]:
+def _call_group_reward(compute: GroupRewardFunction, group: Group) -> Sequence[RewardValue]:
     """Return the values; whatever the function raises becomes a UserError with file and line, which ends the run."""
-    with ErrorCatcher() as caught, use_media_opener(media_opener):
+    with ErrorCatcher() as caught:
         return list(compute(group))
     error = caught.error
     assert error is not None
@@ -195,22 +175,19 @@ def isolate_group_rewards(
     options: ScoringConfig,
     base: Path,
     run_on_rank0: Callable[[Callable[[], Any]], Any] = call,
-    media_opener: MediaOpener | None = None,
 ) -> tuple[BoundGroupReward, ...]:
     """Move the user's group rewards into worker processes, unless `options` keep them in this one.
 
-    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all. All see media
-    through `media_opener`.
+    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
     """
     isolated = []
     for group_reward in group_rewards:
         comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
         if comes_with_mmrl or (options.custom_rewards != "worker" and not options.workers):
-            compute_here = partial(_call_with_media, group_reward.compute, media_opener)
-            isolated.append(replace(group_reward, compute=compute_here))
+            isolated.append(group_reward)
             continue
         load = partial(_load_group_reward, group_reward.options, base)
-        compute = IsolatedGroupReward(group_reward.name, load, options, run_on_rank0, media_opener)
+        compute = IsolatedGroupReward(group_reward.name, load, options, run_on_rank0)
         drop_failed = options.on_missing_score != "fallback"
         isolated.append(replace(group_reward, compute=compute, drop_failed=drop_failed, close=compute.close))
     return tuple(isolated)

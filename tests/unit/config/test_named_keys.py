@@ -21,7 +21,7 @@ FILES = ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.ya
 PAGES = ("docs/**/*.md", "datasets/**/*.md", "rewards/**/*.md")
 # The changelog names old keys, and docs/coming_from.md those of other frameworks: tests/unit/docs has its first column.
 NAMING_OTHERS = ("CHANGELOG.md", "docs/coming_from.md")
-# docs/config.md shows what mistakes are answered with, the glossary words of others, docs/rewards.md conditions of `when`.
+# docs/config.md shows what mistakes are answered with, the glossary words of others, docs/rewards.md conditions.
 ALLOWED = {
     "docs/config.md": ("run.sed", "stages.0.num_generations"),
     "docs/glossary.md": ("rollout.n", "rollout.name"),

@@ -52,6 +52,12 @@ def test_the_service_reward_asks_a_real_server(reply_body, value):
         assert outcome == (value, f"the service says {value:.3g}")
 
 
+def test_the_reward_that_looks_passes_its_case_table_and_is_fit_to_train_with(capsys):
+    assert main(["reward", "test", str(ROOT / "examples/look.json")]) == 0
+    assert "16 of 16 rows pass" in capsys.readouterr().out
+    assert main(["reward", "lint", f"{ROOT}/examples/look.py:colour"]) == 0, capsys.readouterr().out
+
+
 def test_the_group_reward_favours_answers_that_few_others_gave():
     line = "{fn: './group_reward.py:rare_answer', args: {correct: [number]}, weight: 0.5}"
     loaded = load_config(
@@ -67,5 +73,5 @@ def test_the_group_reward_favours_answers_that_few_others_gave():
 
 
 def test_the_examples_are_short():
-    for name in ("reward.py", "group_reward.py", "service_reward.py"):
+    for name in ("reward.py", "group_reward.py", "look.py", "service_reward.py"):
         assert len((ROOT / "examples" / name).read_text().splitlines()) <= 40

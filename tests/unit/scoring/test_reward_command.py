@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mmrl.answer import ResponseFormat
 from mmrl.cli import main
@@ -118,6 +119,34 @@ def test_a_new_reward_passes_its_table_and_lint_from_any_folder(tmp_path, capsys
     assert main(["reward", "new", "close"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["reward", "new", "not-python"]) == 2
+
+
+@pytest.mark.parametrize("answer_type", [*AnswerType, "looks"])
+def test_a_new_reward_of_each_kind_passes_its_table_and_lint(answer_type, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mmrl.scoring.lint._HUGE_CHARS", 10_000)
+    options = ["--looks"] if answer_type == "looks" else ["--answer", answer_type]
+    assert main(["reward", "new", "mine", *options, "--out", str(tmp_path)]) == 0
+    assert main(["reward", "test", str(tmp_path / "mine.json")]) == 0, capsys.readouterr().out
+    assert len(json.loads((tmp_path / "mine.json").read_text())) >= 12
+    assert main(["reward", "lint", f"{tmp_path}/mine.py:mine"]) == 0, capsys.readouterr().out
+    code = (tmp_path / "mine.py").read_text()
+    assert not re.search(r"\b(NAME|TYPE|DOC|EXPRESSION|STANDARD|IMPORT)\b", code) and len(code.splitlines()) < 30
+
+
+def test_show_draws_a_row_that_names_a_picture(tmp_path, capsys):
+    file = tmp_path / "case.png"
+    assert main(["reward", "show", "look:likeness", "--png", str(file), "--row", "7"]) == 0
+    drawn = Image.open(file).convert("RGB")
+    # 80 x 60 pixels, eight times as large: the target's box begins at 40, 20 and the answer's at 41, 20.
+    assert drawn.width == 640 and drawn.height > 480
+    assert drawn.getpixel((320, 200)) == (0, 158, 115) and drawn.getpixel((328, 200)) == (230, 97, 0)
+    for name, row, words in (
+        ("look:likeness", "99", "has no row 99"),
+        ("look:likeness", "17", "gone.png: no such file"),
+        ("box:iou", "0", "names no picture"),
+    ):
+        assert main(["reward", "show", name, "--png", str(file), "--row", row]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_failing_row_shows_what_came_instead(write_reward, tmp_path, capsys):
