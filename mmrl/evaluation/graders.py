@@ -109,6 +109,7 @@ class RewardGrader:
             num_tokens=prediction.num_tokens,
             resize_maps=prediction.resize_maps,
             coordinate_system=prediction.coordinate_system,
+            rethought=prediction.first_response_chars is not None,
         )
 
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:

@@ -112,9 +112,27 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
             # By way of JSON, because strict checks of Python objects would refuse a list where a tuple is wanted.
             validated[name] = adapter.validate_json(_JSON.dump_json(value), strict=True)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"].replace("Input should be", "must be")
-            raise _option_error(f"{owner}, option {name!r} = {value!r}: {problem}", name, args) from None
+            raise _validation_error(error, owner, name, args) from None
     return validated
+
+
+def _validation_error(error: ValidationError, owner: str, name: str, args: Mapping[str, Any]) -> UserError:
+    """Return an error about the option `name`, at the key in question where the option is a mapping."""
+    # An unknown key is most often a misspelled one, which is reported as missing before it.
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    place, inner = [name], args[name]
+    # Pydantic also lists the tags of unions, which are keys of nothing.
+    for key in problems[0]["loc"]:
+        is_entry = isinstance(inner, list) and isinstance(key, int) and key < len(inner)
+        if is_entry or (isinstance(inner, Mapping) and key in inner):
+            place.append(str(key))
+            inner = inner[key]
+    message = problems[0]["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    message = message.replace("Extra inputs are not permitted", "there is no such key")
+    if problems[0]["type"] == "missing" and isinstance(inner, Mapping):
+        message = f"needs the key {problems[0]['loc'][-1]!r}"
+    at = "" if len(place) == 1 else f", {'.'.join(place)}"
+    return _option_error(f"{owner}, option {name!r} = {args[name]!r}{at}: {message}", ".".join(place), args)
 
 
 def _option_error(message: str, option: str, args: Mapping[str, Any]) -> UserError:

@@ -9,3 +9,5 @@ from mmrl_rewards.contract import column_value as column_value
 from mmrl_rewards.contract import rescale_above as rescale_above
 from mmrl_rewards.contract import reward as reward
 from mmrl_rewards.contract import target_value as target_value
+from mmrl_rewards.services.endpoint import Endpoint as Endpoint
+from mmrl_rewards.services.endpoint import RequestRejected as RequestRejected

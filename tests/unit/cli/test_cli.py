@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -153,6 +154,52 @@ def test_explain_prints_values_and_objective(config, capsys):
     assert main(["explain", config, "run.seed=7"]) == 0
     output = capsys.readouterr().out
     assert f"{config}:6" in output and "command line" in output and "A_i = (R_i - mean(R))" in output
+
+
+JUDGE = """\
+rewards:
+  terms:
+    - fn: judge:pointwise
+      name: judge
+      args:
+        judge:
+          url: http://localhost:9/v1
+          model: m
+    - {fn: "number:exact", name: rule}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("model: m", "modle: m", 8, "args.judge.modle"),
+        ("url: http://localhost:9/v1", "url: localhost", 7, "args.judge.url"),
+        ("url: http://localhost:9/v1", "timeout_s: -1", 7, "args.judge"),
+        ("name: rule", "name: rule, fallback: jugde", 9, "rewards.terms.1.fallback: term 'rule': it falls back"),
+        ("name: rule", "name: rule, fallback: rule", 9, "rewards.terms.1.fallback: .*no other term"),
+        ("name: rule", "name: rule, requires: fmt", 9, "rewards.terms.1.requires: .*no other term"),
+        ("name: rule", "name: rule, fallback: 2.0", 9, "rewards.terms.1.fallback: .*outside the range 0 to 1"),
+        ("name: rule", "name: rule, transform: {threshold: 2.0}", 9, "rewards.terms.1.transform: .*all values"),
+        ("name: rule", "name: judge", 9, "rewards.terms.1.fn: two reward terms are named 'judge'"),
+        ("name: rule", "name: rule, args: {tolerance: near}", 9, "rewards.terms.1.args.tolerance: .*valid number"),
+        ("name: rule", "when: {rollout.turn: 2}", 9, "rewards.terms.1.when: a rollout has no 'turn'"),
+        ("name: rule", "fallback_on: bad_answer", 1, "fallback_on bad_answer needs a `fallback`"),
+    ],
+)
+def test_explain_names_the_line_of_a_wrong_option_of_a_reward(tmp_path, capsys, old, new, line, words):
+    path = tmp_path / "c.yaml"
+    rest = "\n".join(text for text in CONFIG.splitlines() if not text.startswith("rewards"))
+    path.write_text(JUDGE.replace(old, new) + rest)
+    assert main(["explain", str(path)]) == 2
+    assert re.search(rf"{path}:{line}: .*{words}", capsys.readouterr().err)
+
+
+def test_explain_says_who_decides(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    rest = "\n".join(text for text in CONFIG.splitlines() if not text.startswith("rewards"))
+    path.write_text(JUDGE.replace("name: rule", "name: rule, fallback: judge") + rest)
+    assert main(["explain", str(path)]) == 0
+    assert "R_i = 1 · (rule, else judge)" in capsys.readouterr().out
 
 
 def test_config_schema_is_json(capsys):

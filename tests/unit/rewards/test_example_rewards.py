@@ -1,13 +1,20 @@
-"""examples/reward.py and examples/group_reward.py do what their pages say, through the command line and a config."""
+"""The examples of rewards do what their pages say, through the command line and a config."""
 
 from pathlib import Path
 
+import pytest
+from factories import make_sample
 from scoring import make_scorer, rollout, term
+from serving import reply, served
 
 from mmrl.cli import main
 from mmrl.config.load import load_config
 from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.group_rewards import add_group_rewards, load_group_rewards
+from mmrl.scoring.registry import load_bound_reward
+from mmrl.scoring.scorer import make_response
+from mmrl.scoring.terms import call_reward, is_unscorable
+from mmrl.types import AnswerType
 from mmrl_rewards import number
 
 ROOT = Path(__file__).parents[3]
@@ -20,6 +27,29 @@ def test_the_reward_passes_its_case_table(capsys):
 
 def test_the_reward_is_fit_to_train_with(capsys):
     assert main(["reward", "lint", f"{ROOT}/examples/reward.py:traffic_lights"]) == 0, capsys.readouterr().out
+
+
+def test_the_service_reward_passes_its_case_table_and_is_fit(capsys):
+    assert main(["reward", "test", str(ROOT / "examples/service_reward.json")]) == 0
+    assert "5 of 5 rows pass" in capsys.readouterr().out
+    assert main(["reward", "lint", f"{ROOT}/examples/service_reward.py:served"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("reply_body", "value"),
+    [({"score": 0.25}, 0.25), ({"score": 1}, 1.0), *((bad, None) for bad in (b'{"score": NaN}', b"<html>", b"", []))],
+)
+def test_the_service_reward_asks_a_real_server(reply_body, value):
+    sample = make_sample("A red kite", AnswerType.TEXT)
+    with served(lambda handler, _: reply(handler, reply_body)) as (url, requests):
+        service = {"url": url, "retries": 0}
+        bound = load_bound_reward("./service_reward.py:served", ROOT / "examples", {"service": service})
+        outcome = call_reward(bound, make_response(rollout("<answer>A kite</answer>", sample)), sample)
+    assert requests[0][0] == {"answer": "A kite", "reference": "A red kite"}
+    if value is None:
+        assert is_unscorable(outcome) and "no usable reply" in outcome.reason
+    else:
+        assert outcome == (value, f"the service says {value:.3g}")
 
 
 def test_the_reward_that_looks_passes_its_case_table_and_is_fit_to_train_with(capsys):
@@ -43,5 +73,5 @@ def test_the_group_reward_favours_answers_that_few_others_gave():
 
 
 def test_the_examples_are_short():
-    for name in ("reward.py", "group_reward.py", "look.py"):
+    for name in ("reward.py", "group_reward.py", "look.py", "service_reward.py"):
         assert len((ROOT / "examples" / name).read_text().splitlines()) <= 40

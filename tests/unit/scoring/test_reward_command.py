@@ -309,3 +309,34 @@ def test_lint_takes_samples_from_a_table(write_reward, tmp_path, capsys):
     table.write_text(json.dumps([row]))
     assert main(["reward", "lint", name]) == 0
     assert ": fit" in capsys.readouterr().out
+
+
+GROUP_REWARDS = """
+from mmrl import Group
+from mmrl_rewards import reward
+
+def plain(group, *, factor: int = 1): return []
+def named_otherwise(rollouts: Group): return []
+"""
+
+
+@pytest.mark.parametrize("command", ["lint", "show", "test"])
+@pytest.mark.parametrize("name", ["plain", "named_otherwise"])
+def test_a_group_reward_is_sent_to_where_it_belongs(command, name, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(GROUP_REWARDS)
+    (tmp_path / "mine.json").write_text(
+        json.dumps(
+            [{"fn": f"./mine.py:{name}", "sample": {"answer_type": "number", "value": 3}, "response": "3"}]
+        ).replace("}]", ', "expected": 0, "source": "none"}]')
+    )
+    target = str(tmp_path / "mine.json") if command == "test" else f"{tmp_path}/mine.py:{name}"
+    assert main(["reward", command, target]) == 2
+    assert re.search("is a group reward, .*`rewards.group_rewards`.*mmrl train CONFIG", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("postponed", ["", "from __future__ import annotations\n"])
+def test_a_group_reward_with_the_decorator_of_rewards_is_told_to_leave_it_out(postponed, tmp_path, capsys):
+    decorated = '@reward(name="x")\ndef x(rollouts: Group): return []\n'
+    (tmp_path / "mine.py").write_text(f"{postponed}{GROUP_REWARDS}\n{decorated}")
+    assert main(["reward", "lint", f"{tmp_path}/mine.py:x"]) == 2
+    assert "leave out @reward, and name it in `rewards.group_rewards`" in capsys.readouterr().err
