@@ -47,7 +47,8 @@ def judging(opinion):
     """Return an answer of a judge at /chat/completions; `opinion` turns the material into a verdict."""
 
     def answer(handler, body):
-        first, material, *_ = body["messages"][1]["content"].split("\n")
+        content = body["messages"][1]["content"]
+        first, material, *_ = (content if isinstance(content, str) else content[-1]["text"]).split("\n")
         verdict = {"id": first.split()[1], **opinion(json.loads(material))}
         reply(handler, {"choices": [{"message": {"content": json.dumps(verdict)}}]})
 

@@ -49,7 +49,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return mean, population standard deviation and extremes of the total rewards, other means, and failures.
 
     `reward/mean`, `reward/task/<task>` and `reward/term/<name>` are means over rollouts. `reward/<name>/<kind>` counts
-    the failed calls of a reward, if there are any.
+    the failed calls of a reward, if there are any, and `reward/<name>/fallback` those that its fallback decided.
     """
     totals: list[float] = []
     parts: dict[str, list[float]] = {}
@@ -60,6 +60,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
             totals.append(score.total)
             # A term may fail on a rollout that is kept, which then gets the term's fallback.
             failures += score.failures.items()
+            counts.update(f"reward/{name}/fallback" for name in score.decided_by)
             parts.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
             for name, term in score.terms.items():
                 parts.setdefault(f"reward/term/{name}", []).append(term.value)

@@ -42,8 +42,13 @@ def format_rl_objective(stage: RlStage, rewards: RewardsConfig) -> list[str]:
 
 
 def _format_reward(rewards: RewardsConfig) -> str:
-    names = [term.name or term.fn.rpartition(":")[2] for term in rewards.terms]
-    weights = [term.weight for term in rewards.terms]
+    stand_ins = {term.fallback for term in rewards.terms}
+    names, weights = [], []
+    for term in rewards.terms:
+        name = term.name or term.fn.rpartition(":")[2]
+        if name not in stand_ins:
+            names.append(f"({name}, else {term.fallback})" if isinstance(term.fallback, str) else name)
+            weights.append(term.weight)
     match rewards.combine:
         case "sum":
             parts = [f"{weight:g} · {name}" for weight, name in zip(weights, names, strict=True)]

@@ -90,8 +90,9 @@ def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
         yield
     except UserError as error:
         key = error.key or _find_call(loaded.config, error.call)
-        # Settings are leaves: of an option that is a mapping the first one counts.
-        origin = next((origin for leaf, origin in loaded.origins.items() if f"{leaf}.".startswith(f"{key}.")), None)
+        # Settings are leaves: of one that is a mapping, the first that somebody wrote counts.
+        origins = [origin for leaf, origin in loaded.origins.items() if f"{leaf}.".startswith(f"{key}.")]
+        origin = next((origin for origin in origins if origin != DEFAULT_ORIGIN), origins[0] if origins else None)
         if not key or origin is None:
             raise
         raise UserError(f"{origin}: {key}: {error}") from error
@@ -109,7 +110,7 @@ def _find_call(config: Config, call: FunctionCall | None) -> str:
         for step in path[:-1]:
             owner = owner[step]
         if owner.get("args", {}) == dict(call.args):
-            return format_path((*path[:-1], "args", call.option) if call.option in call.args else path)
+            return format_path((*path[:-1], "args", call.option) if call.option else path)
     return ""
 
 

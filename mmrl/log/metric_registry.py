@@ -38,6 +38,7 @@ METRICS: Final = (
     Metric("reward/term/<term>", "Mean of one reward term over the rollouts it applies to."),
     Metric("reward/dropped", "Rollouts left out because a reward could not score them."),
     Metric("reward/<term>/<failure>", "Failed calls of one reward term, by kind of failure."),
+    Metric("reward/<term>/fallback", "Rollouts about which the fallback of a reward term decided."),
     Metric("advantage/min", "Least advantage of a rollout of the step."),
     Metric("advantage/max", "Largest advantage of a rollout of the step."),
     # Selection

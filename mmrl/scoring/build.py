@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from mmrl.config import Config
+from mmrl.config.schema import RewardTermConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
-from mmrl.types import MediaOpener
+from mmrl.scoring.terms import check_terms
+from mmrl.types import MediaOpener, UserError
+from mmrl_rewards.contract import BoundReward
 
 
 def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
     """Load the functions of `rewards.terms`, with their options bound. Files are relative to `base`.
 
     Raises:
-        UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
+        UserError: there is no such reward, an option is unknown, missing or of the wrong type, or the terms do not fit
+            together.
     """
     terms = []
-    for options in config.rewards.terms:
+    for index, options in enumerate(config.rewards.terms):
         # Worker processes load the reward again: the module of a user's file does not exist there before.
-        load = partial(registry.load_bound_reward, options.fn, base, options.args)
+        load = partial(_load_reward, options, base)
         reward = load()
-        terms.append(
-            BoundTerm(name=options.name or reward.reward.name, reward=reward, load_reward=load, options=options)
-        )
+        try:
+            term = BoundTerm(name=options.name or reward.reward.name, reward=reward, load_reward=load, options=options)
+        except UserError as error:
+            error.key = f"rewards.terms.{index}.{error.key}"
+            raise
+        terms.append(term)
+    check_terms(terms, config.rewards.combine)
     return tuple(terms)
+
+
+def _load_reward(options: RewardTermConfig, base: Path) -> BoundReward:
+    reward = registry.load_bound_reward(options.fn, base, options.args)
+    return replace(reward, abstains_on_bad_answer=options.fallback_on == "bad_answer")
 
 
 def build_scorer(config: Config, base: Path, media_opener: MediaOpener | None = None) -> RewardFunctionScorer:

@@ -17,7 +17,7 @@ def find_coverage_gaps(config: Config, scorer: RewardFunctionScorer, samples: Se
     """Yield a warning for each condition that no sample meets, and for each task whose answers no reward judges."""
     conditions: dict[str, SampleConditions] = {}
     for term in scorer.terms:
-        conditions[f"reward term {term.name!r}"] = term.options.when
+        conditions[f"reward term {term.name!r}"] = term.options.sample_when
     for group_reward in config.rewards.group_rewards:
         conditions[f"group reward {group_reward.name or group_reward.fn!r}"] = group_reward.when
     for stage in config.training_stages:

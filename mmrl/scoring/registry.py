@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -26,7 +25,7 @@ from mmrl.utils.plugins import errors_about_call, load_function
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
-from mmrl_rewards.contract import BoundReward, Reward, bind
+from mmrl_rewards.contract import BoundReward, Reward, bind, takes_group
 
 if TYPE_CHECKING:
     pass
@@ -73,11 +72,11 @@ def load_reward(name: str, base: Path) -> AnyReward:
     """
     found = load_function(qualified_name(name), base, role="reward")
     if not isinstance(found, Reward):
-        if list(inspect.signature(found).parameters)[:1] == ["group"]:
+        if takes_group(found):
             raise UserError(
                 f"{name!r} is a group reward, which compares the rollouts of a prompt: name it in "
-                "`rewards.group_rewards`. `mmrl reward` tries rewards of single responses; "
-                "docs/extending/group_reward.md says how to try this one"
+                "`rewards.group_rewards`, and try it with two short steps: `mmrl train CONFIG stages.rl.steps=2`. "
+                "`mmrl reward` and `rewards.terms` take rewards of single responses"
             )
         raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl.reward(name=...)")
     return found

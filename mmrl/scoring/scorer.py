@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from time import monotonic
-from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
+from mmrl.config.schema.base import matches_rollout
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
+from mmrl.scoring.reward_calls import RewardCall, load_rewards, make_error, raise_if_killed, read_outcomes
 from mmrl.scoring.terms import (
     BoundTerm,
     RewardError,
@@ -24,12 +23,13 @@ from mmrl.scoring.terms import (
     call_reward,
     check_terms,
     combine_terms,
+    find_counted_terms,
     is_unscorable,
     make_worker_limits,
-    worker_failure,
 )
 from mmrl.types import (
     AnswerType,
+    Author,
     Dropped,
     Group,
     MediaOpener,
@@ -43,12 +43,9 @@ from mmrl.types import (
     UserError,
     use_media_opener,
 )
-from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
-from mmrl.utils.worker_server import ReportActivity
-from mmrl_rewards.contract import BoundReward
+from mmrl.utils.worker_pool import WorkerPool, WorkerStartError
 
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
-_MAX_RESPONSE_CHARS = 200
 _MAX_CHECK_BATCH_SIZE = 1000
 _CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
@@ -59,14 +56,6 @@ ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
 OutcomesByTerm = Mapping[str, RewardOutcome]
 """Value or failure of each term that applies to a response."""
-
-
-class RewardCall(NamedTuple):
-    """One call of a reward."""
-
-    term: str  # name of the reward term
-    response: Response
-    sample: Sample
 
 
 class RewardFunctionScorer:
@@ -84,6 +73,8 @@ class RewardFunctionScorer:
         """
         check_terms(terms, options.combine)
         self.terms, self._options, self._media_opener = tuple(terms), options, media_opener
+        self._terms_by_name = {term.name: term for term in terms}
+        self._counted_terms = find_counted_terms(terms)
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -96,15 +87,18 @@ class RewardFunctionScorer:
 
     @property
     def term_weights(self) -> dict[str, float]:
-        """The weight of each term by its name, without schedules."""
-        return {term.name: term.options.weight for term in self.terms}
+        """The weight of each term that counts by itself, by its name, without schedules."""
+        return {term.name: term.options.weight for term in self._counted_terms}
 
     def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
-        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`."""
+        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`.
+
+        A term that is only the fallback of others is none of them. Conditions on the rollout are not looked at.
+        """
         terms = []
-        for term in self.terms:
+        for term in self._counted_terms:
             is_left_out = evaluation and term.options.training_only
-            if not is_left_out and matches_conditions(term.options.when, sample):
+            if not is_left_out and matches_conditions(term.options.sample_when, sample):
                 terms.append(term)
         return terms
 
@@ -148,7 +142,7 @@ class RewardFunctionScorer:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
         all_outcomes = self._call_rewards(pairs, evaluation=True)
         return tuple(
-            self._combine_outcomes(sample, outcomes, None)
+            self._combine_outcomes(sample, outcomes, evaluation=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
         )
 
@@ -173,7 +167,7 @@ class RewardFunctionScorer:
             started_at = monotonic()
             pairs: list[ScoringPair] = []
             for sample in batch:
-                terms = self.applicable_terms(sample, evaluation=evaluation)
+                terms = self._terms_with_fallbacks(sample, evaluation=evaluation)
                 for term in terms:
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
@@ -185,7 +179,7 @@ class RewardFunctionScorer:
                 # A total needs a value of every term, those included whose service was asked about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
-                self._combine_outcomes(sample, {**stand_ins, **outcomes}, None)
+                self._combine_outcomes(sample, {**stand_ins, **outcomes}, evaluation=evaluation)
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
@@ -203,7 +197,7 @@ class RewardFunctionScorer:
         warnings: dict[str, str] = {}
         counts: Counter[tuple[str, AnswerType]] = Counter()
         for sample in samples:
-            for term in self.applicable_terms(sample):
+            for term in self._terms_with_fallbacks(sample):
                 kind = term.name, sample.target.answer_type
                 counts[kind] += 1
                 if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
@@ -246,7 +240,9 @@ class RewardFunctionScorer:
                     outcome = call_reward(term.reward, response, sample)
             if not isinstance(outcome, RewardFailure):
                 continue
-            error = _make_error(term.name, outcome, response, sample)
+            if not is_remote and self._find_fallback(term, outcome, response, sample):
+                continue
+            error = make_error(term.name, outcome, response, sample)
             if is_remote or self._failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
             # To abstain is not a fault, where the run continues without the rollout.
@@ -266,37 +262,78 @@ class RewardFunctionScorer:
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
         """Return the outcome of each term that applies to each response. A trial tolerates no failure."""
-        terms_of_pairs = []
-        worker_calls: list[RewardCall] = []
-        for response, sample in pairs:
+        pending: list[tuple[int, BoundTerm]] = []
+        for index, (response, sample) in enumerate(pairs):
             terms = self.applicable_terms(sample, evaluation=evaluation)
             if not terms:
                 where = ", in evaluation" if evaluation else ""
                 raise UserError(
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
-            if trial:
-                terms = [term for term in terms if not _asks_remote_service(term)]
-            terms_of_pairs.append(terms)
             for term in terms:
-                if term.name in self._timeouts_s:
-                    worker_calls.append(RewardCall(term.name, response, sample))
-        # The calls of all responses go to the workers together, so that none of them idles.
+                # Nobody sampled the responses of a trial, so they have none of the features that `when` may ask for.
+                is_called = not _asks_remote_service(term) if trial else matches_rollout(term.options.when, response)
+                if is_called:
+                    pending.append((index, term))
+        all_outcomes: list[dict[str, RewardOutcome]] = [{} for _ in pairs]
+        # Each round calls the fallbacks of the terms that abstained in the one before.
+        while pending:
+            outcomes = self._call_terms([(term, pairs[index]) for index, term in pending], trial=trial)
+            for (index, term), outcome in zip(pending, outcomes, strict=True):
+                all_outcomes[index][term.name] = outcome
+            fallbacks: dict[tuple[int, str], BoundTerm] = {}
+            for (index, term), outcome in zip(pending, outcomes, strict=True):
+                if not isinstance(outcome, RewardFailure):
+                    continue
+                response, sample = pairs[index]
+                fallback = self._find_fallback(term, outcome, response, sample, trial=trial)
+                if fallback is None:
+                    if trial or self._failure_action(outcome) == "stop":
+                        raise make_error(term.name, outcome, response, sample)
+                elif fallback.name not in all_outcomes[index] and not (trial and _asks_remote_service(fallback)):
+                    fallbacks[index, fallback.name] = fallback
+            pending = [(index, fallback) for (index, _), fallback in fallbacks.items()]
+        return list(all_outcomes)
+
+    def _call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool) -> list[RewardOutcome]:
+        """Return the outcomes of calls, those of workers together, so that none of them idles."""
+        worker_calls = []
+        for term, (response, sample) in calls:
+            if term.name in self._timeouts_s:
+                worker_calls.append(RewardCall(term.name, response, sample))
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
-        all_outcomes: list[OutcomesByTerm] = []
-        with use_media_opener(self._media_opener):
-            for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
-                outcomes: dict[str, RewardOutcome] = {}
-                for term in terms:
-                    if term.name in self._timeouts_s:
-                        outcomes[term.name] = next(worker_outcomes)
-                    else:
-                        outcomes[term.name] = call_reward(term.reward, response, sample)
-                for name, failure in _failures_by_term(outcomes).items():
-                    if trial or self._failure_action(failure) == "stop":
-                        raise _make_error(name, failure, response, sample)
-                all_outcomes.append(outcomes)
-        return all_outcomes
+        outcomes = []
+        for term, (response, sample) in calls:
+            if term.name in self._timeouts_s:
+                outcomes.append(next(worker_outcomes))
+            else:
+                with use_media_opener(self._media_opener):
+                    outcomes.append(call_reward(term.reward, response, sample))
+        return outcomes
+
+    def _find_fallback(
+        self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample, *, trial: bool = False
+    ) -> BoundTerm | None:
+        """Return the term that decides in place of one that failed, or None where the failure policy does."""
+        if term.fallback_term is None:
+            return None
+        is_bug = failure.error_kind is RewardErrorKind.ERROR
+        if is_bug and (trial or self._options.on_error != "fallback"):
+            return None
+        fallback = self._terms_by_name[term.fallback_term]
+        applies = matches_conditions(fallback.options.sample_when, sample)
+        return fallback if applies and (trial or matches_rollout(fallback.options.when, response)) else None
+
+    def _terms_with_fallbacks(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
+        """Return the terms that apply to a sample, and those that may decide in their place."""
+        terms = {term.name: term for term in self.applicable_terms(sample, evaluation=evaluation)}
+        pending = list(terms.values())
+        for term in pending:
+            fallback = None if term.fallback_term is None else self._terms_by_name[term.fallback_term]
+            if fallback and fallback.name not in terms and matches_conditions(fallback.options.sample_when, sample):
+                terms[fallback.name] = fallback
+                pending.append(fallback)
+        return pending
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
@@ -314,7 +351,7 @@ class RewardFunctionScorer:
                 # do not count against it.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
-                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
+                    partial(load_rewards, loaders, list(warm_up_calls.values()), self._media_opener),
                     max(1, options.workers),
                     limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
@@ -324,8 +361,8 @@ class RewardFunctionScorer:
             # A reward that hangs may do so on every sample, and the trial would take their number times its deadline.
             self._pool.wait_for_calls(futures, stop_at_error=trial)
             if trial:
-                _raise_if_killed(futures, calls)
-            return _read_outcomes(futures, calls)
+                raise_if_killed(futures, calls)
+            return read_outcomes(futures, calls)
         except WorkerStartError as error:
             self.close()
             raise RewardProcessError(f"a process for rewards {error}") from error
@@ -342,11 +379,13 @@ class RewardFunctionScorer:
         skip_group = False
         for rollout, outcomes in rollout_outcomes:
             failures = {}
-            for name, failure in _failures_by_term(outcomes).items():
-                action = self._failure_action(failure)
+            for term in self._counted_terms:
+                chain = self._list_deciding_terms(term, outcomes)
+                last = outcomes[chain[-1].name] if chain else None
+                action = self._failure_action(last) if isinstance(last, RewardFailure) else "fallback"
                 skip_group |= action == "skip_group"
                 if action != "fallback":
-                    failures[name] = failure
+                    failures |= _failures_by_term({asked.name: outcomes[asked.name] for asked in chain})
             failures_of_rollouts.append(Dropped(rollout, failures))
             if not failures:
                 kept.append((rollout, outcomes))
@@ -355,29 +394,63 @@ class RewardFunctionScorer:
         return Group(
             prompt=prompt,
             rollouts=tuple(rollout for rollout, _ in kept),
-            scores=tuple(self._combine_outcomes(prompt.sample, outcomes, step) for _, outcomes in kept),
+            scores=tuple(self._combine_outcomes(prompt.sample, outcomes, step=step) for _, outcomes in kept),
             dropped=tuple(dropped for dropped in failures_of_rollouts if dropped.failures),
         )
 
     def _failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_missing_score
 
-    def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
+    def _list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
+        """Return a term and the fallbacks that were asked in its place, in order; the last one decides.
+
+        Empty if the term was not called.
+        """
+        chain: list[BoundTerm] = []
+        following: BoundTerm | None = term
+        while following is not None and following.name in outcomes:
+            chain.append(following)
+            has_value = not isinstance(outcomes[following.name], RewardFailure)
+            name = None if has_value else following.fallback_term
+            following = None if name is None else self._terms_by_name[name]
+        return chain
+
+    def _combine_outcomes(
+        self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, evaluation: bool = False
+    ) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
-        terms = [term for term in self.terms if term.name in outcomes]
+        terms = self.applicable_terms(sample, evaluation=evaluation)
         reward_values: dict[str, RewardValue] = {}
+        decided_by: dict[str, str] = {}
+        left_out: list[str] = []
         for term in terms:
-            outcome = outcomes[term.name]
+            chain = self._list_deciding_terms(term, outcomes)
+            if not chain:
+                left_out.append(term.name)
+                reward_values[term.name] = RewardValue(0.0, "not for this rollout: see `when`")
+                continue
+            last = chain[-1]
+            outcome = outcomes[last.name]
             if isinstance(outcome, RewardFailure):
-                outcome = RewardValue(term.fallback, f"fallback: {outcome.reason}")
-            reward_values[term.name] = outcome
+                outcome = RewardValue(last.fallback, f"fallback: {outcome.reason}")
+            elif last is not term:
+                decided_by[term.name] = last.name
+                outcome = RewardValue(outcome.value, f"{last.name} decides: {outcome.reason}")
+            value = outcome.value
+            for decider in reversed(chain[1:]):
+                value = decider.transform(value)
+            reward_values[term.name] = RewardValue(value, outcome.reason)
         values = {name: reward_value.value for name, reward_value in reward_values.items()}
         try:
-            total, contributions = combine_terms(terms, values, self._options.combine, step=step)
+            total, contributions = combine_terms(terms, values, self._options.combine, step=step, left_out=left_out)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
         return Score(
-            terms=reward_values, total=total, failures=_failures_by_term(outcomes), contributions=contributions
+            terms=reward_values,
+            total=total,
+            failures=_failures_by_term(outcomes),
+            contributions=contributions,
+            decided_by=decided_by,
         )
 
 
@@ -389,6 +462,8 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
 def make_response(rollout: Rollout) -> Response:
     """Return what a reward may know of a rollout."""
     prompt = rollout.prompt
+    # A reply with media has several segments in a row, and so has a response with a forced rethink.
+    is_reply = [segment.author is Author.ENVIRONMENT for segment in rollout.segments]
     return Response(
         text=rollout.text,
         answer=rollout.answer,
@@ -397,6 +472,9 @@ def make_response(rollout: Rollout) -> Response:
         resize_maps=prompt.resize_maps,
         coordinate_system=prompt.coordinate_system,
         tool_resize_maps=tuple(observation.resize_map for observation in rollout.observations),
+        num_turns=sum(not reply for reply, _ in groupby(is_reply)),
+        used_tool=any(is_reply),
+        rethought=rollout.parent_index is not None,
     )
 
 
@@ -416,73 +494,3 @@ def _asks_remote_service(term: BoundTerm) -> bool:
 
 def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
     return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)}
-
-
-def _make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
-    where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
-    return RewardError(f"{where}: {failure.reason}; response: {_quote(response)}")
-
-
-def _quote(response: Response) -> str:
-    """Return the text of a response in quotes, cut where it is long."""
-    text = response.text
-    return repr(text if len(text) <= _MAX_RESPONSE_CHARS else text[:_MAX_RESPONSE_CHARS] + "...")
-
-
-def _raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
-    """Raise a RewardProcessError for the first call whose worker hung, died or exceeded a limit."""
-    for future, call in zip(futures, calls, strict=True):
-        error = future.exception() if future.done() else None
-        if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
-            failure = _make_error(call.term, worker_failure(error), call.response, call.sample)
-            raise RewardProcessError(
-                f"{failure}. Every step could lose time or rollouts to such calls: fix the reward, or raise "
-                "rewards.timeout_s or rewards.worker_limits if it needs more"
-            )
-
-
-def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
-    outcomes: list[RewardOutcome] = []
-    for future in futures:
-        try:
-            outcomes.append(future.result())
-        except WorkerStartError:
-            raise
-        except WorkerError as error:
-            outcomes.append(worker_failure(error))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            # Calls are pickled by the batch: its error does not say which of them is at fault.
-            sample_ids = set()
-            for call in calls:
-                try:
-                    pickle.dumps(call)
-                except (pickle.PicklingError, TypeError, AttributeError):
-                    sample_ids.add(call.sample.id)
-            listed = f"{', '.join(sorted(sample_ids)):.200}"
-            raise RewardError(f"cannot send samples {listed} to a worker process: {error}") from error
-    return outcomes
-
-
-def _load_rewards(
-    loaders: Mapping[str, Callable[[], BoundReward]],
-    warm_up_calls: Sequence[RewardCall],
-    media_opener: MediaOpener | None,
-    report: ReportActivity,
-) -> Callable[[RewardCall], RewardOutcome]:
-    """Load and warm up the rewards, and return the function that calls them."""
-    # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
-    rewards: dict[str, BoundReward] = {}
-    for term, load in loaders.items():
-        report(f"loading reward {term!r}")
-        rewards[term] = load()
-    for call in warm_up_calls:
-        report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
-        _call_loaded_reward(rewards, media_opener, call)
-    return partial(_call_loaded_reward, rewards, media_opener)
-
-
-def _call_loaded_reward(
-    rewards: Mapping[str, BoundReward], media_opener: MediaOpener | None, call: RewardCall
-) -> RewardOutcome:
-    with use_media_opener(media_opener):
-        return call_reward(rewards[call.term], call.response, call.sample)

@@ -2,14 +2,14 @@
 
 A term is one entry of `rewards.terms`: a reward function with its options, its weight and schedule, and the samples it
 applies to. A term that `requires` another counts only where that one's value exceeds `requires_above`: accuracy, say,
-only where the format is right.
+only where the format is right. A term that names another as its `fallback` gets that one's value where it gives none.
 """
 
 from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan, prod
 from numbers import Real
@@ -33,6 +33,8 @@ from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutE
 from mmrl_rewards.contract import BoundReward
 
 _MAX_REASON_CHARS = 2000
+_VERBS = {"requires": "requires", "fallback": "falls back on"}
+_NOUNS = {"requires": "requirements", "fallback": "fallbacks"}
 
 CombineMethod = Literal["sum", "product", "min"]
 RewardOutcome = RewardValue | RewardFailure
@@ -115,19 +117,32 @@ class BoundTerm:
         """Check transform and fallback.
 
         Raises:
-            UserError: one of them does not suit the reward's range.
+            UserError: one of them does not suit the reward's range; `key` is the one.
         """
         low, high = self.reward.reward.low, self.reward.reward.high
         scale, fallback = self.options.transform.rescale_to, self.options.fallback
         if self._clip(high) <= self._clip(low) or (scale is not None and scale[0] == scale[1]):
-            raise UserError(f"term {self.name!r}: its transform makes all values from {low:g} to {high:g} equal")
-        if fallback is not None and not low <= fallback <= high:
-            raise UserError(f"term {self.name!r}: fallback {fallback:g} is outside the range {low:g} to {high:g}")
+            message = f"term {self.name!r}: its transform makes all values from {low:g} to {high:g} equal"
+            raise _error_about("transform", message)
+        if isinstance(fallback, float) and not low <= fallback <= high:
+            message = f"term {self.name!r}: fallback {fallback:g} is outside the range {low:g} to {high:g}"
+            raise _error_about("fallback", message)
 
     @property
     def fallback(self) -> float:
-        """The value used when the reward abstains or fails: the low end of its range, unless the config sets it."""
-        return self.reward.reward.low if self.options.fallback is None else self.options.fallback
+        """The value used when nothing else decides: the low end of the reward's range, unless the config sets it."""
+        return self.options.fallback if isinstance(self.options.fallback, float) else self.reward.reward.low
+
+    @property
+    def fallback_term(self) -> str | None:
+        """Name of the term that decides when the reward abstains or fails; None if there is none."""
+        return self.options.fallback if isinstance(self.options.fallback, str) else None
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest value after the transform."""
+        ends = self.transform(self.reward.reward.low), self.transform(self.reward.reward.high)
+        return min(ends), max(ends)
 
     @property
     def comes_with_mmrl(self) -> bool:
@@ -156,49 +171,100 @@ class BoundTerm:
         return value
 
 
+def find_counted_terms(terms: Sequence[BoundTerm]) -> tuple[BoundTerm, ...]:
+    """Return the terms that count by themselves: those that no other names as its fallback."""
+    stand_ins = {term.fallback_term for term in terms}
+    return tuple(term for term in terms if term.name not in stand_ins)
+
+
 def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
     """Check that terms fit together.
 
     Raises:
-        UserError: two terms share a name, `requires` names no other term or leads in a circle, or a range does not suit
-            the method.
+        UserError: two terms share a name, `requires` or `fallback` names no other term or leads in a circle, a range
+            does not suit the method, or a fallback has a range or options that do not suit it.
     """
     terms_by_name = {term.name: term for term in terms}
-    for term in terms:
-        name, required = term.name, term.options.requires
+    counted = {term.name: term for term in find_counted_terms(terms)}
+    for index, term in enumerate(terms):
+        name, required, place = term.name, term.options.requires, f"rewards.terms.{index}"
         if terms_by_name[name] is not term:
-            raise UserError(f"two reward terms are named {name!r}; give one another `name`")
-        if required is not None and (required not in terms_by_name or required == name):
-            known = ", ".join(terms_by_name)
-            raise UserError(f"term {name!r}: it requires {required!r}, which is no other term; there are {known}")
+            raise _error_about(f"{place}.fn", f"two reward terms are named {name!r}; give one another `name`")
+        known = ", ".join(terms_by_name)
+        for key, other in (("requires", required), ("fallback", term.fallback_term)):
+            if other is not None and (other not in terms_by_name or other == name):
+                problem = f"term {name!r}: it {_VERBS[key]} {other!r}, which is no other term; there are {known}"
+                raise _error_about(f"{place}.{key}", problem)
+            circle = _find_circle(term, terms_by_name, key)
+            if circle:
+                problem = f"term {name!r}: its {_NOUNS[key]} lead in a circle: {' -> '.join(circle)}"
+                raise _error_about(f"{place}.{key}", problem)
+        if required is not None and required not in counted:
+            problem = f"term {name!r}: it requires {required!r}, which is a fallback and has no value of its own"
+            raise _error_about(f"{place}.requires", problem)
         if required is not None and terms_by_name[required].options.training_only and not term.options.training_only:
-            raise UserError(f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only")
-        low = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
-        if method != "sum" and low < 0.0:
-            raise UserError(f"combine {method}: values of term {name!r} start at {low:g}; give it transform.rescale_to")
-    for name, term in terms_by_name.items():
-        chain: list[str] = []
-        required = term.options.requires
-        # A chain may lead into a circle that this term is not part of, so it ends at the first repetition.
-        while required is not None and required not in chain:
-            chain.append(required)
-            required = terms_by_name[required].options.requires
-        if name in chain:
-            raise UserError(f"term {name!r}: its requirements lead in a circle: {' -> '.join([name, *chain])}")
+            problem = f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only"
+            raise _error_about(f"{place}.requires", problem)
+        if term.fallback_term is not None:
+            _check_fallback(term, terms_by_name[term.fallback_term], f"{place}.fallback")
+        if method != "sum" and name in counted and term.range[0] < 0.0:
+            problem = f"values of term {name!r} start at {term.range[0]:g}; give it transform.rescale_to"
+            raise _error_about(f"{place}.transform", f"combine {method}: {problem}")
+
+
+def _find_circle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: str) -> list[str]:
+    """Return the names of the circle that `requires` or `fallback` of terms leads in; empty if there is none."""
+    names, following = [term.name], term
+    while True:
+        name = following.options.requires if key == "requires" else following.fallback_term
+        # A name of no term is reported where it is written.
+        if name is None or name not in terms_by_name:
+            return []
+        if name in names:
+            # A chain may lead into a circle that this term is not part of, which is reported about those that are.
+            return [*names, name] if name == term.name else []
+        names.append(name)
+        following = terms_by_name[name]
+
+
+def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:
+    """Raise UserError unless the values of `stand_in` can be those of the term, and it has no option without effect."""
+    low, high = term.reward.reward.low, term.reward.reward.high
+    if stand_in.range[0] < low or stand_in.range[1] > high:
+        problem = f"its values from {stand_in.range[0]:g} to {stand_in.range[1]:g} do not fit into {low:g} to {high:g}"
+        raise _error_about(key, f"term {term.name!r}: fallback {stand_in.name!r}: {problem}; give it a `transform`")
+    options = stand_in.options
+    if options.weight != 1.0 or options.schedule or options.requires or options.training_only:
+        problem = f"{stand_in.name!r} is the fallback of {term.name!r} and counts as that: leave out its `weight`"
+        raise _error_about(key, f"term {problem}, `schedule`, `requires` and `training_only`")
+
+
+def _error_about(key: str, message: str) -> UserError:
+    """Return an error about the setting `key`, a dotted path."""
+    error = UserError(message)
+    error.key = key
+    return error
 
 
 def combine_terms(
-    terms: Sequence[BoundTerm], values_by_term: Mapping[str, float], method: CombineMethod, *, step: int | None
+    terms: Sequence[BoundTerm],
+    values_by_term: Mapping[str, float],
+    method: CombineMethod,
+    *,
+    step: int | None,
+    left_out: Container[str] = (),
 ) -> tuple[float, dict[str, Contribution]]:
     """Return the total of a response, and what each term contributes. A term whose requirement is not met counts 0.
 
-    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v.
+    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v. Terms that are left out change
+    none of them. If all are, the total is 0.
 
     Args:
         terms: the terms that apply to the sample, in the order of the config.
         values_by_term: the rewards' values, before transforms.
         method: `rewards.combine` of the config.
         step: the step of the stage, for schedules; None for weights without them.
+        left_out: names of the terms whose `when` excludes the rollout.
 
     Raises:
         UserError: a required term has no value, because it does not apply to this sample.
@@ -207,6 +273,9 @@ def combine_terms(
     contributions: dict[str, Contribution] = {}
     counted_values: list[float] = []
     for term in terms:
+        if term.name in left_out:
+            contributions[term.name] = Contribution(0.0, term.options.weight_at(step), False, None)
+            continue
         counts = _requirements_met(term, terms_by_name, values_by_term)
         transformed, weight = term.transform(values_by_term[term.name]), term.options.weight_at(step)
         counted = transformed if counts else 0.0
@@ -217,6 +286,8 @@ def combine_terms(
             share = counted**weight
         counted_values.append(counted)
         contributions[term.name] = Contribution(transformed, weight, counts, share)
+    if not counted_values:
+        return 0.0, contributions
     shares = [each.share for each in contributions.values() if each.share is not None]
     match method:
         case "sum":

@@ -32,6 +32,7 @@ from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.group_rewards import BoundGroupReward, load_group_rewards
 from mmrl.scoring.registry import check_names, check_step_terms
+from mmrl.scoring.terms import find_counted_terms
 from mmrl.training.callbacks import Callback
 from mmrl.types import UserError
 from mmrl.utils.plugins import load_plugin
@@ -72,7 +73,8 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
     """
     rewards = load_reward_terms(config, base_dir)
     group_rewards = load_group_rewards(config, base_dir, rewards)
-    terms = list(map(attrgetter("name"), rewards))
+    counted_terms = find_counted_terms(rewards)
+    terms = list(map(attrgetter("name"), counted_terms))
     _check_reward_names(config.stages, terms, list(map(attrgetter("name"), group_rewards)))
     callbacks = []
     for callback in config.callbacks:
@@ -84,7 +86,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
             advantages[stage.name] = load_custom_advantage(stage.advantage, base_dir)
             policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
     # A term that is left out of evaluation cannot decide if a response is correct.
-    scored = [term.name for term in rewards if not term.options.training_only]
+    scored = [term.name for term in counted_terms if not term.options.training_only]
     rollout_steps = {}
     for index, stage in enumerate(config.stages):
         if not isinstance(stage, SelectStage):

@@ -34,6 +34,9 @@ class Response:
     resize_maps: tuple[ResizeMap, ...]  # one for each image or video of the sample; a video's frames share one
     coordinate_system: CoordinateSystem  # units of the coordinates in `answer`
     tool_resize_maps: tuple[ResizeMap, ...] = ()  # of images that tools showed; `answer` never refers to them
+    num_turns: int = 1  # times that the model wrote; a tool's reply ends a turn
+    used_tool: bool = False  # a tool replied, be it by refusing
+    rethought: bool = False  # a forced rethink continued a first response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,7 @@ class Answer:
     value: Any  # the answer as the Python value of its `AnswerType`; None if the text cannot be parsed as one
     problems: tuple[str, ...] = ()  # departures from the response format, one sentence each
     sections: Mapping[str, str] = field(default_factory=dict)  # text of the format's other sections, by tag
+    repeated: tuple[str, ...] = ()  # parts that occur more than once: tags of sections, or "thought"
 
 
 class FinishReason(StrEnum):
@@ -225,8 +229,8 @@ class Contribution(NamedTuple):
 
     transformed: float  # the value after its transform
     weight: float  # the weight at the step, after its schedule
-    counts: bool  # False if the term that it requires was too low; it then counts 0
-    share: float | None  # addend of the total under `combine: sum`, factor under `product`; None under `min`
+    counts: bool  # False if it counts 0: the term that it requires was too low, or its `when` excludes the rollout
+    share: float | None  # addend of the total under `combine: sum`, factor under `product`; else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +239,9 @@ class Score:
 
     terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
     total: float  # weighted sum of the terms; advantages are computed from it
-    failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms without a value, whose fallback counts
+    failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
     contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for people who look
+    decided_by: Mapping[str, str] = field(default_factory=dict)  # terms that gave no value, and the fallback that did
 
 
 class Dropped(NamedTuple):

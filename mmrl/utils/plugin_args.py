@@ -112,8 +112,18 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
             # By way of JSON, because strict checks of Python objects would refuse a list where a tuple is wanted.
             validated[name] = adapter.validate_json(_JSON.dump_json(value), strict=True)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"].replace("Input should be", "must be")
-            raise _option_error(f"{owner}, option {name!r} = {value!r}: {problem}", name, args) from None
+            first = error.errors()[0]
+            problem = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+            problem = problem.replace("Extra inputs are not permitted", "there is no such key")
+            # Keys of a mapping lead to the line of the one in question; the names of a union's members are none.
+            place, inner = [name], value
+            for key in first["loc"]:
+                if isinstance(inner, Mapping) and (key in inner or first["type"] in ("missing", "extra_forbidden")):
+                    place.append(str(key))
+                    inner = inner.get(key)
+            at = "" if len(place) == 1 else f", {'.'.join(place)}"
+            error_path = ".".join(place if first["type"] != "missing" else place[:-1])
+            raise _option_error(f"{owner}, option {name!r} = {value!r}{at}: {problem}", error_path, args) from None
     return validated
 
 

@@ -10,8 +10,9 @@ The decorator states name, range and answer types. The options are the keyword-o
 Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with `Departures:`, and `Unscorable:`.
 
 A bad answer gets the low end of the range; a reward may raise `BadAnswer` for it. A bad sample raises `Unscorable` for
-every response, so that checks before training find it: read the target before the answer. A reward does no I/O, but for
-the media of its sample if it `looks`, and uses no clock, no randomness and no global state.
+every response, so that checks before training find it: read the target before the answer. A reward that cannot decide
+about an answer, right or wrong, raises `Unscorable` too, and the `fallback` of its term names who decides instead. A
+reward does no I/O, but for the media of its sample if it `looks`, and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias
 
-from mmrl.answer import COORDINATE_TYPES, AnswerValue, validate_value
+from pydantic import Field
+
+from mmrl.answer import COORDINATE_TYPES, AnswerValue, parse_answer_value, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.plugin_args import PluginOption, check_positional_parameters, read_plugin_options, validate_args
 
 RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
+Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+"""Part of a response that a reward reads: `answer`, `thought`, `response` for its whole text, or a section's tag."""
+
+_MAX_EXCERPT_CHARS = 40
 
 
 class BadAnswer(Exception):
@@ -78,10 +85,21 @@ class BoundReward:
 
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
+    abstains_on_bad_answer: bool = False  # a bad answer raises Unscorable, so that the term's fallback decides
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
-        """Return the reward of one response under these options."""
-        return self.reward(response, sample, **self.args)
+        """Return the reward of one response under these options.
+
+        Raises:
+            Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
+                the answer is bad.
+        """
+        if not self.abstains_on_bad_answer:
+            return self.reward(response, sample, **self.args)
+        try:
+            return self.reward.fn(response, sample, **self.args)
+        except BadAnswer as error:
+            raise Unscorable(f"bad answer: {error}") from error
 
 
 def reward(
@@ -125,6 +143,11 @@ def reward(
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is not a share from 0 to 1")
 
     def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
+        if takes_group(fn):
+            raise UserError(
+                f"reward {name!r}: a function of one argument is a group reward: leave out @reward, and name it in "
+                "`rewards.group_rewards`"
+            )
         check_positional_parameters(fn, ("response", "sample"), role="reward")
         return Reward(
             fn=fn,
@@ -141,6 +164,13 @@ def reward(
         )
 
     return declare
+
+
+def takes_group(fn: Callable[..., Any]) -> bool:
+    """Return True for a function of one positional argument, the group, as group rewards are; rewards have two."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [entry.name for entry in inspect.signature(fn).parameters.values() if entry.kind in kinds]
+    return len(positional) == 1 and positional != ["response"]
 
 
 def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
@@ -183,6 +213,48 @@ def answer_value(response: Response) -> AnswerValue:
     if response.answer.value is None:
         raise BadAnswer(response.answer.problems[0])
     return response.answer.value
+
+
+def part_text(response: Response, of: Of = "answer") -> str:
+    """Return the text of the part of a response that `of` names.
+
+    Raises:
+        BadAnswer: the part is absent or empty, or occurs more than once.
+    """
+    answer = response.answer
+    match of:
+        case "answer":
+            text = answer.text
+        case "thought":
+            text = answer.thinking
+        case "response":
+            text = response.text
+        case _:
+            text = answer.sections.get(of)
+    if of in answer.repeated:
+        raise BadAnswer(f"more than one {of}")
+    if text is None:
+        raise BadAnswer(answer.problems[0] if of == "answer" else f"no {of}")
+    if not text.strip():
+        raise BadAnswer(f"empty {of}")
+    return text
+
+
+def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -> AnswerValue:
+    """Return the parsed value of the part that `of` names, in the form that `AnswerType` states for `answer_type`.
+
+    For the answer, which is parsed to the target's type, it is `answer_value`.
+
+    Raises:
+        BadAnswer: the part is absent, empty, repeated, or not of this type.
+    """
+    if of == "answer":
+        return answer_value(response)
+    text = part_text(response, of).strip()
+    try:
+        return parse_answer_value(answer_type, text)
+    except ValueError as error:
+        raise BadAnswer(f"{of} is {error}: {text[:_MAX_EXCERPT_CHARS]!r}") from error
 
 
 def column_value(sample: Sample, column: str) -> object:

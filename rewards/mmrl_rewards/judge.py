@@ -1,128 +1,220 @@
-"""Rewards from models: a judge that grades, a judge that compares, and a reward model. They see only the answer.
+"""Rewards from models: a judge that grades, a judge that compares, and a reward model.
 
-Use them for answers that no rule can check, and beside rules rather than instead of them.
+Use them for answers that no rule can check, beside rules rather than instead of them: as the `fallback` of one, say.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from math import exp
-from statistics import median
-from typing import Annotated
+from statistics import fmean, median
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+import numpy as np
+from pydantic import Discriminator, Field, Tag
 
-from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl.answer import COORDINATE_TYPES
+from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import BadAnswer, reward, target_value
 from mmrl_rewards.services.endpoint import RequestRejected
+from mmrl_rewards.services.images import Images, show_question
 from mmrl_rewards.services.judge import JudgeService, RewardModelService
 
+ServiceT = TypeVar("ServiceT")
 MaxGrade = Annotated[int, Field(ge=1, le=100)]  # highest grade; the lowest is 0
+Quantile = Annotated[float, Field(ge=0.0, le=1.0)]
+Ensemble = Literal["mean", "minimum"] | Quantile
 
 
-@reward(name="judge", answer_types=(AnswerType.TEXT,), uses_service=True)
+def _find_form(value: object) -> str:
+    return "several" if isinstance(value, list | tuple) else "one"
+
+
+# Tagged, so that an error is about the form that was written.
+Judges = Annotated[
+    Annotated[JudgeService, Tag("one")] | Annotated[tuple[JudgeService, ...], Field(min_length=1), Tag("several")],
+    Discriminator(_find_form),
+]
+Scorers = Annotated[
+    Annotated[RewardModelService, Tag("one")]
+    | Annotated[tuple[RewardModelService, ...], Field(min_length=1), Tag("several")],
+    Discriminator(_find_form),
+]
+
+
+@reward(name="judge", uses_service=True)
 def pointwise(
     response: Response,
     sample: Sample,
     *,
-    judge: JudgeService | None = None,
+    judge: Judges | None = None,
     scale: MaxGrade = 10,
     rubric: str = "Full marks if it says the same as `reference`, none if it contradicts it or says nothing.",
+    of: str = "answer",
+    images: Images = False,
+    ensemble: Ensemble = "mean",
 ) -> RewardValue:
     """Return the median of the judge's grades divided by `scale`. The judge sees question, target and answer.
 
+    `of` names what it grades in place of the answer: `thought`, `response` (all of it) or a section. With `images` it
+    sees the pictures too: `true`, or the most pixels of their longer side. `judge` may be a list: `ensemble` then says
+    which of the judges' values counts, their `mean`, `minimum` or a quantile such as 0.25.
+
     Source: reference-guided single-answer grading (arXiv:2306.05685, 3.1 and 3.4); several votes as in
-    self-consistency (arXiv:2203.11171).
+    self-consistency (arXiv:2203.11171); ensembles by mean and worst case as in arXiv:2310.02743.
     Departures: the judge is not asked about an answer that equals the target, which earns 1, nor about one that cannot
-    be parsed or is longer than `args.judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
-    Unscorable: there is no judge, it fails, or the target is not text.
+    be read or is longer than `args.judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
+    Unscorable: there is no judge, one fails, the target is a coordinate, or a picture cannot be opened.
     """
-    if judge is None:
-        raise Unscorable("no judge is configured: set args.judge.url")
-    target = target_value(sample, AnswerType.TEXT)
-    known = _score_without_service(response, target, judge.max_chars, if_equal=1.0)
-    if known is not None:
+    judges = _list_services(judge, "no judge is configured: set args.judge.url")
+    target = _target_text(sample)
+    known = _score_without_service(response, target, of, min(each.max_chars for each in judges), if_equal=1.0)
+    if isinstance(known, RewardValue):
         return known
-    material = {"question": _question_text(sample), "reference": target, "response": response.answer.value}
-    grades = judge.grade(material, rubric, scale)
-    return RewardValue(median(grades) / scale, f"{judge.model} says {', '.join(map(str, grades))} of {scale}")
+    question, urls = show_question(sample, images)
+    material = {"question": question, "reference": target, "response": known}
+
+    def ask(service: JudgeService) -> tuple[float, str]:
+        grades = service.grade(material, rubric, scale, urls)
+        return median(grades) / scale, f"{service.model} says {', '.join(map(str, grades))} of {scale}"
+
+    return _ask_all(judges, ask, ensemble)
 
 
-@reward(name="duel", answer_types=(AnswerType.TEXT,), uses_service=True)
+@reward(name="duel", uses_service=True)
 def pairwise(
     response: Response,
     sample: Sample,
     *,
-    judge: JudgeService | None = None,
+    judge: Judges | None = None,
     rubric: str = "Better is what answers the question more rightly, more fully and with fewer words to spare.",
+    of: str = "answer",
+    images: Images = False,
+    ensemble: Ensemble = "mean",
 ) -> RewardValue:
     """Return the median of votes that compare the answer with the target.
 
-    A vote is 1 if the judge prefers the answer in both orders, 0 if it prefers the target in both, and else 0.5.
+    A vote is 1 if the judge prefers the answer in both orders, 0 if it prefers the target in both, and else 0.5. `of`,
+    `images` and `ensemble` are those of `judge:pointwise`.
 
     Source: pairwise comparison with swapped positions (arXiv:2306.05685, 3.4): a win counts only if it is declared in
     both orders.
     Departures: the judge is not asked about an answer that equals the target, which earns 0.5, nor about one that
-    cannot be parsed or is longer than `args.judge.max_chars`, which earns 0.
-    Unscorable: there is no judge, it fails, or the target is not text.
+    cannot be read or is longer than `args.judge.max_chars`, which earns 0.
+    Unscorable: there is no judge, one fails, the target is a coordinate, or a picture cannot be opened.
     """
-    if judge is None:
-        raise Unscorable("no judge is configured: set args.judge.url")
-    target = target_value(sample, AnswerType.TEXT)
-    known = _score_without_service(response, target, judge.max_chars, if_equal=0.5)
-    if known is not None:
+    judges = _list_services(judge, "no judge is configured: set args.judge.url")
+    target = _target_text(sample)
+    known = _score_without_service(response, target, of, min(each.max_chars for each in judges), if_equal=0.5)
+    if isinstance(known, RewardValue):
         return known
-    results = judge.compare(_question_text(sample), response.answer.value, target, rubric)
-    return RewardValue(median(results), f"{judge.model} says {', '.join(f'{result:g}' for result in results)}")
+    question, urls = show_question(sample, images)
+
+    def ask(service: JudgeService) -> tuple[float, str]:
+        results = service.compare(question, known, target, rubric, urls)
+        return median(results), f"{service.model} says {', '.join(f'{result:g}' for result in results)}"
+
+    return _ask_all(judges, ask, ensemble)
 
 
-@reward(name="reward_model", answer_types=(AnswerType.TEXT,), uses_service=True)
+@reward(name="reward_model", uses_service=True)
 def scored(
     response: Response,
     sample: Sample,
     *,
-    scorer: RewardModelService | None = None,
+    scorer: Scorers | None = None,
     max_chars: Annotated[int, Field(ge=1)] = 8000,
+    of: str = "answer",
+    images: Images = False,
+    ensemble: Ensemble = "mean",
 ) -> RewardValue:
     """Return sigmoid(s(answer) - s(target)), where s is a reward model's score of a reply to the question.
 
-    Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference.
+    `of`, `images` and `ensemble` are those of `judge:pointwise`; an ensemble is of values, since scores of different
+    models have different scales.
+
+    Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference; ensembles by mean and
+    worst case as in arXiv:2310.02743.
     Departures: the model is not asked about an answer that equals the target, which earns 0.5, nor about one that
-    cannot be parsed or is longer than `max_chars`, which earns 0.
-    Unscorable: there is no reward model, it fails, or the target is not text.
+    cannot be read or is longer than `max_chars`, which earns 0.
+    Unscorable: there is no reward model, one fails, the target is a coordinate, or a picture cannot be opened.
     """
-    if scorer is None:
-        raise Unscorable("no scorer is configured: set args.scorer.url")
-    target = target_value(sample, AnswerType.TEXT)
-    known = _score_without_service(response, target, max_chars, if_equal=0.5)
-    if known is not None:
+    scorers = _list_services(scorer, "no scorer is configured: set args.scorer.url")
+    target = _target_text(sample)
+    known = _score_without_service(response, target, of, max_chars, if_equal=0.5)
+    if isinstance(known, RewardValue):
         return known
-    question = _question_text(sample)
-    try:
-        answer_score = scorer.score(question, response.answer.value)
-        target_score = scorer.score(question, target)
-    except RequestRejected as error:
-        raise Unscorable(f"{scorer.url} refuses to score: {error}") from error
-    reason = f"scores {answer_score:.3g}, the target {target_score:.3g}"
-    gap = answer_score - target_score
-    # 1 / (1 + e^-gap), written so that neither sign overflows.
-    value = 1.0 / (1.0 + exp(-gap)) if gap >= 0.0 else exp(gap) / (1.0 + exp(gap))
-    return RewardValue(value, reason)
+    question, urls = show_question(sample, images)
+
+    def ask(service: RewardModelService) -> tuple[float, str]:
+        try:
+            score = service.score(question, known, urls)
+            target_score = service.score(question, target, urls)
+        except RequestRejected as error:
+            raise Unscorable(f"{service.url} refuses to score: {error}") from error
+        gap = score - target_score
+        # 1 / (1 + e^-gap), written so that neither sign overflows.
+        value = 1.0 / (1.0 + exp(-gap)) if gap >= 0.0 else exp(gap) / (1.0 + exp(gap))
+        return value, f"scores {score:.3g}, the target {target_score:.3g}"
+
+    return _ask_all(scorers, ask, ensemble)
 
 
-def _score_without_service(response: Response, target: str, max_chars: int, *, if_equal: float) -> RewardValue | None:
-    """Return the value of an answer that needs no service, or None for one that does.
+def _list_services(given: ServiceT | tuple[ServiceT, ...] | None, if_none: str) -> tuple[ServiceT, ...]:
+    if given is None:
+        raise Unscorable(if_none)
+    return given if isinstance(given, tuple) else (given,)
 
-    An answer that equals the target gets `if_equal`; one of more than `max_chars` characters gets 0.
+
+def _ask_all(
+    services: Sequence[ServiceT], ask: Callable[[ServiceT], tuple[float, str]], ensemble: Ensemble
+) -> RewardValue:
+    """Return the services' values, combined. If one fails, the reward abstains: the others alone are another reward."""
+    values, reasons = [], []
+    for service in services:
+        value, reason = ask(service)
+        values.append(value)
+        reasons.append(reason)
+    if ensemble == "mean":
+        combined = fmean(values)
+    elif ensemble == "minimum":
+        combined = min(values)
+    else:
+        combined = float(np.quantile(values, ensemble))
+    return RewardValue(combined, "; ".join(reasons))
+
+
+def _target_text(sample: Sample) -> str:
+    """Return the target as text: JSON, unless it is text. Raises Unscorable for coordinates, which judges misread."""
+    answer_type = sample.target.answer_type
+    if answer_type in COORDINATE_TYPES:
+        raise Unscorable(f"the target is a {answer_type}: a judge reads no coordinates")
+    value = target_value(sample, answer_type)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _score_without_service(
+    response: Response, target: str, of: str, max_chars: int, *, if_equal: float
+) -> RewardValue | str:
+    """Return the text to be judged, or the value of one that needs no service.
+
+    An answer that equals the target gets `if_equal`; a text of more than `max_chars` characters gets 0.
     """
-    answer = answer_value(response)
-    if len(answer) > max_chars:
-        return RewardValue(0.0, f"{len(answer)} characters, at most {max_chars} are read")
+    text = _part_text(response, of)
+    if len(text) > max_chars:
+        return RewardValue(0.0, f"{len(text)} characters, at most {max_chars} are read")
     # A judge may err on what needs no judgement.
-    equal = strings.normalize(answer) == strings.normalize(target)
-    return RewardValue(if_equal, "the target itself") if equal else None
+    equal = of == "answer" and strings.normalize(text) == strings.normalize(target)
+    return RewardValue(if_equal, "the target itself") if equal else text
 
 
-def _question_text(sample: Sample) -> str:
-    """Return the text parts of the prompt, one per line."""
-    return "\n".join(part for part in sample.parts if isinstance(part, str))
+def _part_text(response: Response, of: str) -> str:
+    """Return the text of the answer, the `thought`, the whole `response` or a section. Raises BadAnswer without one."""
+    answer = response.answer
+    parts = {**answer.sections, "answer": answer.text, "thought": answer.thinking, "response": response.text}
+    text = parts.get(of)
+    if text is None or not text.strip():
+        raise BadAnswer(f"the response has no {of}")
+    return text

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mmrl.types import Sample
+from mmrl.types import Response, Sample
 
 # Every number has an upper bound: beyond it a value is a slip of the keyboard, overflows float32, or takes the machine
 # down, and it should not be a run of hours that shows it.
@@ -39,6 +40,15 @@ Identifier = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 SampleConditions = dict[str, tuple[str, ...]]
 """Allowed values of `task`, or of a column of `meta`, by its name. All conditions must hold."""
+ROLLOUT_PREFIX = "rollout."
+"""Begins the conditions of a reward term that are about the rollout rather than about the sample."""
+# Features of a rollout and the values that a condition on them may name.
+_ROLLOUT_VALUES = {
+    "rethought": "true|false",
+    "used_tool": "true|false",
+    "turns": "[1-9][0-9]*",
+    "finish_reason": "eos|stop|length",
+}
 Component = Literal["vision", "projector", "language"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
@@ -90,6 +100,45 @@ def condition_value(sample: Sample, column: str) -> str | None:
         return sample.task
     # As text: a column may hold numbers, and conditions are written as text.
     return str(sample.meta[column]) if column in sample.meta else None
+
+
+def parse_rollout_conditions(value: object) -> object:
+    """Return a `when` whose `rollout.` conditions are tuples of text, from `true`, 2, "eos" or a list of such.
+
+    Raises:
+        ValueError: there is no such feature of a rollout, or it has no such value.
+    """
+    if not isinstance(value, dict):
+        return value
+    parsed: dict[str, object] = {}
+    for key, allowed in value.items():
+        values = allowed if isinstance(allowed, list | tuple) else [allowed]
+        if not key.startswith(ROLLOUT_PREFIX):
+            parsed[key] = tuple(values) if isinstance(allowed, list) else allowed
+            continue
+        feature, texts = key.removeprefix(ROLLOUT_PREFIX), tuple(str(each).lower() for each in values)
+        if feature not in _ROLLOUT_VALUES:
+            raise ValueError(f"a rollout has no {feature!r}; it has {', '.join(_ROLLOUT_VALUES)}")
+        for text in texts or ("",):
+            if not re.fullmatch(_ROLLOUT_VALUES[feature], text):
+                wanted = _ROLLOUT_VALUES[feature].replace("|", ", ").replace("[1-9][0-9]*", "a number from 1")
+                raise ValueError(f"{key} is {wanted}, not {text!r}")
+        parsed[key] = texts
+    return parsed
+
+
+def matches_rollout(when: SampleConditions, response: Response) -> bool:
+    """Return True if a response meets every `rollout.` condition."""
+    features = {
+        "rethought": response.rethought,
+        "used_tool": response.used_tool,
+        "turns": response.num_turns,
+        "finish_reason": response.finish_reason,
+    }
+    for key, allowed in when.items():
+        if key.startswith(ROLLOUT_PREFIX) and str(features[key.removeprefix(ROLLOUT_PREFIX)]).lower() not in allowed:
+            return False
+    return True
 
 
 def check_unique(names: Sequence[str], entries: str, remedy: str = "give one another `name`") -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import (
+    ROLLOUT_PREFIX,
+    Identifier,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -20,6 +22,7 @@ from mmrl.config.schema.base import (
     Workers,
     check_rising_steps,
     check_unique,
+    parse_rollout_conditions,
 )
 
 
@@ -104,6 +107,22 @@ class WeightScheduleConfig(StrictModel):
         return low if self.interpolation == "steps" else low + (high - low) * (step - start) / (end - start)
 
 
+RewardConditions = Annotated[
+    SampleConditions,
+    BeforeValidator(
+        parse_rollout_conditions,
+        json_schema_input_type=dict[str, bool | int | str | tuple[bool | int | str, ...]],
+    ),
+]
+"""Conditions on the sample, and under names that begin with `rollout.` on the rollout."""
+
+
+Fallback = Annotated[
+    Annotated[Number | None, Tag("value")] | Annotated[Identifier, Tag("term")],
+    Discriminator(lambda value: "term" if isinstance(value, str) else "value"),
+]
+
+
 class BaseRewardConfig(StrictModel):
     """A function that scores responses, the samples it applies to, and its weight."""
 
@@ -129,6 +148,10 @@ class BaseRewardConfig(StrictModel):
 class RewardTermConfig(BaseRewardConfig):
     """A reward term."""
 
+    when: RewardConditions = Field(default_factory=dict)
+    """Samples that it applies to: allowed values of `task` or of a column of `meta`. Also rollouts, by `rollout.` and a
+    feature of theirs: `rethought` or `used_tool` (true or false), `turns` (numbers), `finish_reason` (eos, stop or
+    length). On other rollouts of these samples the term is not called and counts 0."""
     training_only: bool = False
     """Leave the term out of evaluation totals (a shaping bonus, for example)."""
     requires: str | None = None
@@ -138,11 +161,19 @@ class RewardTermConfig(BaseRewardConfig):
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
     """Changes that the value goes through before it enters the total."""
-    fallback: Number | None = None
-    """Value in place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the
-    reward's range when left out."""
+    fallback: Fallback = None
+    """Name of a term that decides where this one abstains or fails; that term then counts nowhere else. Or the value in
+    place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the reward's
+    range when left out."""
+    fallback_on: Literal["abstention", "bad_answer"] = "abstention"
+    """With `bad_answer`, the term that `fallback` names also decides about answers that this one cannot read."""
     timeout_s: Seconds | None = None
     """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
+
+    @property
+    def sample_when(self) -> SampleConditions:
+        """The conditions of `when` that are about samples."""
+        return {key: allowed for key, allowed in self.when.items() if not key.startswith(ROLLOUT_PREFIX)}
 
 
 RewardFailurePolicy = Literal["stop", "skip", "skip_group", "fallback"]
@@ -177,6 +208,14 @@ class GroupRewardConfig(BaseRewardConfig):
     Its option `correct` names the reward terms that decide whether a response is correct.
     """
 
+    @field_validator("when")
+    @classmethod
+    def _check_when(cls, when: SampleConditions) -> SampleConditions:
+        for key in when:
+            if key.startswith(ROLLOUT_PREFIX):
+                raise ValueError(f"{key} is about one rollout, and a group reward is about all of a prompt")
+        return when
+
 
 class RewardsConfig(ScoringConfig):
     """Scores of a response."""
@@ -194,4 +233,7 @@ class RewardsConfig(ScoringConfig):
                     raise ValueError(f"combine min takes no weights, and {term.fn} has one; use `transform`")
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
+        for term in self.terms:
+            if term.fallback_on == "bad_answer" and not isinstance(term.fallback, str):
+                raise ValueError(f"{term.fn}: fallback_on bad_answer needs a `fallback` that names a term")
         return self

@@ -1,21 +1,31 @@
 """Judge and render services over real sockets: slow, broken, dishonest and attacked ones."""
 
+import base64
 import json
+import math
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from io import BytesIO
 
+import numpy as np
 import pytest
+from factories import make_prompt, make_rollout, make_sample
 from PIL import Image
 from serving import judging, reply, served
 from waiting import wait_for
 
-from mmrl.answer import parse_answer_value
-from mmrl.types import AnswerType, Unscorable, UserError
+from mmrl.answer import ResponseFormat, parse_answer_value
+from mmrl.media.pixel_reader import PixelReader
+from mmrl.scoring.scorer import make_response
+from mmrl.types import AnswerType, ImageRef, MediaPolicy, Unscorable, UserError, VideoRef, use_media_opener
+from mmrl.utils.digests import file_digest
 from mmrl_rewards import judge, render
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
 from mmrl_rewards.services import endpoint as endpoint_module
 from mmrl_rewards.services.endpoint import Endpoint, RequestRejected
+from mmrl_rewards.services.images import show_question
 
 SERVICE = {"retries": 0, "backoff_s": 0.01, "timeout_s": 60.0}
 
@@ -251,6 +261,211 @@ def test_a_reward_model_is_compared_with_the_target(answer, value):
 def test_a_reward_model_without_a_number_is_unscorable(answer):
     with served(answer) as (url, _), pytest.raises(Unscorable):
         scored(judge.scored, {"scorer": {"url": url, "retries": 0}})
+
+
+@pytest.mark.parametrize(
+    "answer", [*(status(200, data) for data in (b"<html>busy</html>", b"", b"NaN", b"{}", b"[1]", b'"7"')), hang]
+)
+@pytest.mark.parametrize("fn", [judge.pointwise, judge.pairwise, judge.scored])
+def test_html_nothing_or_silence_is_an_abstention(fn, answer):
+    with served(answer) as (url, _), pytest.raises(Unscorable, match="no usable reply"):
+        service = {"url": url, "retries": 0, "timeout_s": 0.4}
+        name = "scorer" if fn is judge.scored else "judge"
+        scored(fn, {name: service if fn is judge.scored else service | {"model": "m"}})
+
+
+def ensemble_of(grades, **options):
+    """The value that judges with these grades of 10 give together; None is a judge that fails."""
+    with ExitStack() as servers:
+        judges = []
+        for index, grade in enumerate(grades):
+            answer = status(500) if grade is None else said(score=grade)
+            url, _ = servers.enter_context(served(answer))
+            judges.append({"url": url, "model": f"m{index}", **SERVICE})
+        return scored(judge.pointwise, {"judge": judges, **options})
+
+
+def slow_quantile(values, share):
+    """The value below which this share lies, linear between neighbours."""
+    ranked, place = sorted(values), share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (place - low) * (ranked[high] - ranked[low])
+
+
+@pytest.mark.parametrize("grades", [(9, 2, 4), (5,), (10, 0), (1, 1, 8, 3)])
+def test_an_ensemble_counts_mean_minimum_or_quantile(grades):
+    values = [grade / 10 for grade in grades]
+    assert ensemble_of(grades).value == pytest.approx(sum(values) / len(values))
+    assert ensemble_of(grades, ensemble="minimum").value == min(values)
+    for share in (0.0, 0.25, 0.5, 1.0):
+        assert ensemble_of(grades, ensemble=share).value == pytest.approx(slow_quantile(values, share))
+    assert all(f"m{index} says {grade}" in ensemble_of(grades).reason for index, grade in enumerate(grades))
+
+
+@pytest.mark.parametrize("how", ["mean", "minimum", 0.5])
+def test_an_ensemble_abstains_where_a_member_fails(how):
+    with pytest.raises(Unscorable, match="status 500"):
+        ensemble_of((9, None, 4), ensemble=how)
+
+
+def test_an_ensemble_of_reward_models_combines_values_not_scores():
+    def scale_by(factor):
+        return lambda handler, body: reply(handler, {"score": factor * (1.0 if body["response"] == "A kite" else 0.0)})
+
+    with served(scale_by(1.0)) as (first, _), served(scale_by(-200.0)) as (second, _):
+        args = {"scorer": [{"url": first}, {"url": second}]}
+        assert scored(judge.scored, args).value == pytest.approx(0.5 / (1 + math.exp(-1)))
+        assert scored(judge.scored, args | {"ensemble": "minimum"}).value == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("judges", "options", "words"),
+    [
+        ([], {}, "at least 1 item"),
+        ([{"url": "x"}], {}, "pattern"),
+        ([{"url": "http://x/"}], {}, "Field required"),
+        ({"url": "http://x/", "model": "m"}, {"ensemble": "worst"}, "'ensemble' = 'worst'"),
+        ({"url": "http://x/", "model": "m"}, {"ensemble": 1.5}, "'ensemble' = 1.5"),
+        ({"url": "http://x/", "model": "m"}, {"images": 3}, "'images' = 3"),
+        ({"url": "http://x/", "model": "m"}, {"images": "yes"}, "'images' = 'yes'"),
+    ],
+)
+def test_a_wrong_ensemble_or_picture_size_is_refused(judges, options, words):
+    with pytest.raises(UserError, match=words):
+        bind(judge.pointwise, {"judge": judges, **options})
+
+
+@pytest.fixture
+def picture_sample(tmp_path):
+    """A question with two pictures, of 60 x 40 pixels in red and 30 x 90 in blue, and what opens them."""
+    refs = []
+    for name, size in (("red", (60, 40)), ("blue", (30, 90))):
+        Image.new("RGB", size, name).save(tmp_path / f"{name}.png")
+        refs.append(ImageRef(path=str(tmp_path / f"{name}.png"), sha256=file_digest(tmp_path / f"{name}.png")))
+    sample = make_sample("A red kite", AnswerType.TEXT, parts=("Is", refs[0], "or", refs[1], "a kite?"))
+    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path,)))):
+        yield sample
+
+
+def respond(text, sample):
+    answer = ResponseFormat(thinking="optional").parse(text, sample.target.answer_type)
+    return make_response(make_rollout(make_prompt(sample), 0, text, answer)), sample
+
+
+def seen_pictures(urls):
+    """Size and colour of the first pixel of each picture in data URLs."""
+    pictures = []
+    for url in urls:
+        head, _, data = url.partition(",")
+        assert head in ("data:image/png;base64", "data:image/jpeg;base64")
+        with Image.open(BytesIO(base64.b64decode(data))) as image:
+            pictures.append((image.size, image.convert("RGB").getpixel((0, 0))))
+    return pictures
+
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+@pytest.mark.parametrize(
+    ("images", "pictures"), [(True, [((60, 40), RED), ((30, 90), BLUE)]), (30, [((30, 20), RED), ((10, 30), BLUE)])]
+)
+def test_a_judge_sees_the_pictures_in_reading_order(picture_sample, images, pictures):
+    with served(said(score=7)) as (url, requests):
+        args = {"judge": {"url": url, "model": "m", **SERVICE}, "images": images}
+        value = bind(judge.pointwise, args)(*respond("<answer>A kite</answer>", picture_sample))
+    assert value.value == pytest.approx(0.7)
+    system, user = requests[0][0]["messages"]
+    assert "written in a picture is material" in system["content"]
+    *parts, text = user["content"]
+    assert [part["type"] for part in parts] == ["image_url"] * 2 and text["type"] == "text"
+    assert seen_pictures(part["image_url"]["url"] for part in parts) == pictures
+    material = json.loads(text["text"].split("\n")[1])
+    assert material["question"] == "Is\n<image 1>\nor\n<image 2>\na kite?"
+
+
+def test_without_images_no_picture_is_opened(picture_sample):
+    with served(said(score=7)) as (url, requests), use_media_opener(None):
+        args = {"judge": {"url": url, "model": "m", **SERVICE}}
+        bind(judge.pointwise, args)(*respond("<answer>A kite</answer>", picture_sample))
+    assert shown_to_judge(requests[0][0])[1]["question"] == "Is\nor\na kite?"
+
+
+def test_a_reward_model_sees_the_pictures(picture_sample):
+    with served(reward_model) as (url, requests):
+        args = {"scorer": {"url": url}, "images": True}
+        bind(judge.scored, args)(*respond("<answer>A kite</answer>", picture_sample))
+    assert seen_pictures(requests[0][0]["images"]) == [((60, 40), RED), ((30, 90), BLUE)]
+
+
+def test_a_picture_that_changed_is_an_abstention(picture_sample, tmp_path):
+    Image.new("RGB", (60, 40), "green").save(tmp_path / "red.png")
+    with served(said(score=7)) as (url, requests):
+        args = {"judge": {"url": url, "model": "m", **SERVICE}, "images": True}
+        with pytest.raises(Unscorable, match=r"red\.png"):
+            bind(judge.pointwise, args)(*respond("<answer>A kite</answer>", picture_sample))
+        assert not requests
+
+
+def test_a_data_url_stays_within_its_size(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    ref = ImageRef(path=str(tmp_path / "noise.png"), sha256=file_digest(tmp_path / "noise.png"))
+    sample = make_sample("x", AnswerType.TEXT, parts=(ref, "?"))
+    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path,)))):
+        _, (url,) = show_question(sample, 1500)
+    assert len(url) < 1_400_000
+
+
+def test_the_frames_of_a_video_are_spread_over_the_part_that_the_sample_shows(tmp_path):
+    asked = []
+
+    class Opener:
+        def read_frames(self, ref, seconds, size):
+            asked.extend(seconds)
+            return np.zeros((len(seconds), 4, 4, 3), np.uint8)
+
+    part = VideoRef(path="v.mp4", sha256="", start=2.0, end=10.0)
+    with use_media_opener(Opener()):
+        text, urls = show_question(make_sample("x", AnswerType.TEXT, parts=(part, "?")), True)
+        with pytest.raises(Unscorable, match="does not state its `end`"):
+            show_question(make_sample("x", AnswerType.TEXT, parts=(replace(part, end=None), "?")), True)
+    assert asked == [2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5]
+    assert text.split("\n") == [*(f"<image {number}>" for number in range(1, 9)), "?"] and len(urls) == 8
+
+
+@pytest.mark.parametrize(
+    ("of", "shown"),
+    [
+        ("answer", "A kite"),
+        ("thought", "wings"),
+        ("observation", "a lake"),
+        ("response", "<observation>a lake</observation><think>wings</think><answer>A kite</answer>"),
+    ],
+)
+def test_a_judge_reads_the_part_that_of_names(of, shown):
+    case = {
+        "fn": "",
+        "sample": {"answer_type": "text", "value": "A red kite", "question": "What is it?"},
+        "response": "<observation>a lake</observation><think>wings</think><answer>A kite</answer>",
+        "response_format": {"sections": [{"tag": "observation"}]},
+        "expected": 0,
+        "source": "",
+    }
+    with served(said(score=5)) as (url, requests):
+        args = {"judge": {"url": url, "model": "m", **SERVICE}, "of": of}
+        assert bind(judge.pointwise, args)(*Case.model_validate(case).build()).value == 0.5
+    assert shown_to_judge(requests[0][0])[1]["response"] == shown
+
+
+def test_a_judge_reads_words_where_the_target_is_a_number():
+    case = {"fn": "", "sample": {"answer_type": "number", "value": 3}, "expected": 0, "source": ""}
+    with served(said(score=10)) as (url, requests):
+        args = {"judge": {"url": url, "model": "m", **SERVICE}}
+        case["response"] = "<answer>three, I think</answer>"
+        assert bind(judge.pointwise, args)(*Case.model_validate(case).build()).value == 1.0
+    material = shown_to_judge(requests[0][0])[1]
+    assert (material["reference"], material["response"]) == ("3", "three, I think")
 
 
 @pytest.mark.parametrize(
