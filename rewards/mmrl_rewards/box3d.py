@@ -11,9 +11,9 @@ for them, and applies them about x, y and z, in this order, where it draws the b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import cos, dist, hypot, pi, prod, radians, sin
-from typing import Final, Literal, NamedTuple
+from collections.abc import Mapping
+from math import hypot
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,34 +24,24 @@ from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
 
 AngleUnit = Literal["half_turns", "radians", "degrees"]
 Axis = Literal["x", "y", "z"]
-Vector = tuple[float, float, float]
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
-_RADIANS: Final = {"half_turns": pi, "radians": 1.0, "degrees": radians(1.0)}
-_TOLERANCE = 1e-9  # distance from a plane that still lies in it, as a fraction of the longest side of both boxes
+_RADIANS: Final = {"half_turns": np.pi, "radians": 1.0, "degrees": np.pi / 180.0}
+_TOLERANCE = 1e-10  # in units of the longest side of both boxes
 _MAX_LENGTH = 1e9  # beyond it, the difference of two coordinates has too few digits
 _MAX_SURPLUS = 10  # boxes of an answer for each of the target's
+_CORNERS: Final = np.array([[x, y, z] for x in (-1.0, 1.0) for y in (-1.0, 1.0) for z in (-1.0, 1.0)])
+# The pairs of corners that differ in one coordinate.
+_EDGES: Final = np.argwhere(np.triu(np.abs(_CORNERS[:, None] - _CORNERS).sum(axis=-1) == 2.0))
 
 
 class OrientedBox(NamedTuple):
     """Holds a box in space."""
 
-    centre: Vector
-    sizes: Vector  # lengths of the sides, above 0
-    axes: tuple[Vector, Vector, Vector]  # unit vectors along the sides
+    centre: Array  # [3]
+    sizes: Array  # [3], lengths of the sides, above 0
+    axes: Array  # [3, 3], columns are unit vectors along the sides
     label: str  # as written; empty for a box without a label
-
-    @property
-    def is_upright(self) -> bool:
-        """Return True if the sides lie along the axes of the frame."""
-        return self.axes == ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-
-
-class _Face(NamedTuple):
-    """Holds one face of a box. Points x inside the box have normal . x <= offset."""
-
-    normal: Vector  # of length 1, outwards
-    offset: float
-    corners: list[Vector]
 
 
 @reward(name="boxes3d_iou", answer_types=(AnswerType.JSON,))
@@ -69,10 +59,9 @@ def iou(
     under `bbox_3d` and a `label`. Boxes match if their labels do: a target without a label matches any. With
     `threshold`, in (0, 1], pairs below it count 0. `angles` is the unit of all angles.
 
-    Source: the volume IoU of Objectron (arXiv:2012.09988, 4), which clips one oriented box by the other; the reward of
+    Source: the exact volume IoU of Objectron (arXiv:2012.09988, 4), the convex hull of clipped edges; the reward of
     3D-R1 (arXiv:2507.23478), whose code compares boxes along the axes.
-    Departures: the volume is summed over the clipped faces of both boxes by the divergence theorem, without a convex
-    hull. More than ten boxes for each of the target's earn 0.
+    Departures: boxes are matched one to one, and more than ten for each of the target's earn 0.
     Unscorable: the target is not such a box or list, or a side is not above 0.
     """
     try:
@@ -91,7 +80,7 @@ def iou(
         overlap = volume_iou(answers[row], targets[column])
         overlaps[row, column] = overlap if overlap >= (threshold or 0.0) else 0.0
     matched = matching.match_one_to_one(overlaps)
-    return RewardValue(min(1.0, matched.mean_gain), f"mean 3D IoU {matched.mean_gain:.2f}: {matched.summary}")
+    return RewardValue(matched.mean_gain, f"mean 3D IoU {matched.mean_gain:.2f}: {matched.summary}")
 
 
 def parse_boxes(value: object, angles: AngleUnit, up: Axis) -> list[OrientedBox]:
@@ -109,14 +98,40 @@ def parse_boxes(value: object, angles: AngleUnit, up: Axis) -> list[OrientedBox]
 
 def volume_iou(a: OrientedBox, b: OrientedBox) -> float:
     """Return |A & B| / |A | B| of two boxes, in [0, 1]."""
-    scale = max(*a.sizes, *b.sizes)
-    if dist(a.centre, b.centre) >= (hypot(*a.sizes) + hypot(*b.sizes)) / 2:
+    if hypot(*(a.centre - b.centre)) >= (hypot(*a.sizes) + hypot(*b.sizes)) / 2:
         return 0.0
-    volumes = [prod(side / scale for side in box.sizes) for box in (a, b)]
-    shared = _shared_upright(a, b, scale) if a.is_upright and b.is_upright else _shared_volume(a, b, scale)
-    # Rounding may leave the shared volume a little beyond its limits.
-    shared = min(max(0.0, shared), *volumes)
+    # Many modules import this one, and few runs have boxes in space.
+    from scipy.spatial import ConvexHull, QhullError
+
+    # Lengths in units of the longest side, so that volumes neither overflow nor vanish.
+    scale = float(max(*a.sizes, *b.sizes))
+    volumes = [float((box.sizes / scale).prod()) for box in (a, b)]
+    # Each corner of what two boxes share is the end of an edge of one, clipped by the other.
+    corners = np.concatenate([_clip_edges(a, b), _clip_edges(b, a)]) / scale
+    try:
+        shared = min(float(ConvexHull(corners).volume), *volumes)
+    except (QhullError, ValueError):
+        # No corners, or all in one plane: the boxes are apart, or touch.
+        return 0.0
     return shared / (sum(volumes) - shared)
+
+
+def _clip_edges(box: OrientedBox, other: OrientedBox) -> Array:
+    """Return both ends of every edge of a box that reaches into the other one, [points, 3]."""
+    corners = (_CORNERS * box.sizes / 2) @ box.axes.T + box.centre - other.centre
+    # In the frame of the other box, whose faces are at plus and minus half its sizes.
+    starts, ends = (corners @ other.axes)[_EDGES].swapaxes(0, 1)
+    # Rounding must not put an edge that lies in a face outside.
+    steps, half = ends - starts, other.sizes / 2 + _TOLERANCE * max(*box.sizes, *other.sizes)
+    # An edge along a face never crosses it: then both crossings are infinite, of one sign if it is outside.
+    steps[steps == 0.0] = 1e-300
+    with np.errstate(over="ignore"):
+        crossings = np.sort([(-half - starts) / steps, (half - starts) / steps], axis=0)
+    first, last = np.maximum(crossings[0].max(axis=1), 0.0), np.minimum(crossings[1].min(axis=1), 1.0)
+    kept = first <= last
+    shares = np.stack([first[kept], last[kept]])[..., None]
+    inside = (starts[kept] + shares * (ends - starts)[kept]).reshape(-1, 3)
+    return np.asarray(inside @ other.axes.T + other.centre)
 
 
 def _parse_box(entry: object, angles: AngleUnit, up: Axis) -> OrientedBox:
@@ -124,104 +139,26 @@ def _parse_box(entry: object, angles: AngleUnit, up: Axis) -> OrientedBox:
     numbers, label = entry, ""
     if isinstance(entry, Mapping):
         numbers, label = entry.get("bbox_3d"), entry.get("label") or ""
-    if not isinstance(numbers, list | tuple) or len(numbers) not in (6, 7, 9) or not all(map(is_number, numbers)):
-        raise ValueError(f"{entry!r:.80} is not six, seven or nine numbers of a bbox_3d")
-    values = [float(number) for number in numbers]
     if not isinstance(label, str):
         raise ValueError(f"{entry!r:.80} has a label that is not text")
-    if min(values[3:6]) <= 0.0 or max(map(abs, values)) > _MAX_LENGTH:
-        raise ValueError(f"{entry!r:.80} has a side that is not above 0, or a length above 1e9")
-    turns = values[6:]
-    if len(turns) == 1:
-        turns = [turns[0] if axis == up else 0.0 for axis in ("x", "y", "z")]
-    x, y, z, x_size, y_size, z_size = values[:6]
-    radians_by_axis = [turn * _RADIANS[angles] for turn in turns or (0.0, 0.0, 0.0)]
-    return OrientedBox((x, y, z), (x_size, y_size, z_size), _rotated_axes(*radians_by_axis), label)
+    if not isinstance(numbers, list | tuple) or len(numbers) not in (6, 7, 9) or not all(map(is_number, numbers)):
+        raise ValueError(f"{entry!r:.80} is not six, seven or nine numbers of a bbox_3d")
+    values = np.array(numbers, dtype=np.float64)
+    if values[3:6].min() <= 0.0 or np.abs(values).max() > _MAX_LENGTH:
+        raise ValueError(f"{entry!r:.80} has a side that is not above 0, or a number beyond 1e9")
+    turns = values[6:] if len(values) == 9 else np.zeros(3)
+    if len(values) == 7:
+        turns["xyz".index(up)] = values[6]
+    return OrientedBox(values[:3], values[3:6], _rotation(turns * _RADIANS[angles]), label)
 
 
-def _rotated_axes(a: float, b: float, c: float) -> tuple[Vector, Vector, Vector]:
-    """Return the columns of Rz(c) Ry(b) Rx(a), the axes of a box turned by a about x, b about y and c about z."""
-    (sa, ca), (sb, cb), (sc, cc) = ((sin(angle), cos(angle)) for angle in (a, b, c))
-    return (
-        (cc * cb, sc * cb, -sb),
-        (cc * sb * sa - sc * ca, sc * sb * sa + cc * ca, cb * sa),
-        (cc * sb * ca + sc * sa, sc * sb * ca - cc * sa, cb * ca),
+def _rotation(turns: Array) -> Array:
+    """Return Rz(c) Ry(b) Rx(a), [3, 3], for `turns` a, b and c in radians."""
+    (sa, sb, sc), (ca, cb, cc) = np.sin(turns), np.cos(turns)
+    return np.array(
+        [
+            [cc * cb, cc * sb * sa - sc * ca, cc * sb * ca + sc * sa],
+            [sc * cb, sc * sb * sa + cc * ca, sc * sb * ca - cc * sa],
+            [-sb, cb * sa, cb * ca],
+        ]
     )
-
-
-def _shared_upright(a: OrientedBox, b: OrientedBox, scale: float) -> float:
-    """Return the volume that two boxes along the axes share, in units of `scale` cubed."""
-    volume = 1.0
-    for centre_a, size_a, centre_b, size_b in zip(a.centre, a.sizes, b.centre, b.sizes, strict=True):
-        reach = (size_a + size_b) / 2 - abs(centre_a - centre_b)
-        volume *= max(0.0, min(size_a, size_b, reach)) / scale
-    return volume
-
-
-def _shared_volume(a: OrientedBox, b: OrientedBox, scale: float) -> float:
-    """Return the volume that two boxes share, in units of `scale` cubed.
-
-    The boundary of what they share is what each face keeps inside the other box. By the divergence theorem, the volume
-    is a third of the sum of offset times area over these polygons.
-    """
-    faces_a, faces_b = _make_faces(a, a.centre, scale), _make_faces(b, a.centre, scale)
-    volume = sum(face.offset * _clipped_area(face, faces_b) for face in faces_a)
-    for face in faces_b:
-        # Where two faces coincide, what both boxes share has the face once.
-        if not any(_coincide(face, other) for other in faces_a):
-            volume += face.offset * _clipped_area(face, faces_a)
-    return volume / 3.0
-
-
-def _make_faces(box: OrientedBox, origin: Vector, scale: float) -> list[_Face]:
-    """Return the six faces of a box, seen from `origin` and in units of `scale`."""
-    centre = [(c - o) / scale for c, o in zip(box.centre, origin, strict=True)]
-    halves = [_scaled(axis, size / scale / 2) for axis, size in zip(box.axes, box.sizes, strict=True)]
-    faces = []
-    for index in range(3):
-        u, v = halves[index - 2], halves[index - 1]
-        for side in (-1.0, 1.0):
-            normal, middle = _scaled(box.axes[index], side), _added(centre, _scaled(halves[index], side))
-            corners = [
-                _added(middle, _added(_scaled(u, i), _scaled(v, j))) for i, j in ((-1, -1), (1, -1), (1, 1), (-1, 1))
-            ]
-            faces.append(_Face(normal, _dot(normal, middle), corners))
-    return faces
-
-
-def _clipped_area(face: _Face, others: Sequence[_Face]) -> float:
-    """Return the area of the part of a face that lies inside a box, given by its faces (Sutherland and Hodgman)."""
-    polygon = face.corners
-    for other in others:
-        heights = [_dot(other.normal, corner) - other.offset for corner in polygon]
-        kept: list[Vector] = []
-        for index, (corner, height) in enumerate(zip(polygon, heights, strict=True)):
-            before, height_before = polygon[index - 1], heights[index - 1]
-            if (height > _TOLERANCE) != (height_before > _TOLERANCE):
-                share = height_before / (height_before - height)
-                kept.append(_added(before, _scaled(_added(corner, _scaled(before, -1.0)), share)))
-            if height <= _TOLERANCE:
-                kept.append(corner)
-        polygon = kept
-    doubled = [0.0, 0.0, 0.0]
-    for (x1, y1, z1), (x2, y2, z2) in zip(polygon, polygon[1:] + polygon[:1], strict=True):
-        doubled = [doubled[0] + y1 * z2 - z1 * y2, doubled[1] + z1 * x2 - x1 * z2, doubled[2] + x1 * y2 - y1 * x2]
-    return hypot(*doubled) / 2
-
-
-def _coincide(face: _Face, other: _Face) -> bool:
-    """Return True if two faces lie in one plane and look to the same side."""
-    distances = [abs(_dot(other.normal, corner) - other.offset) for corner in face.corners]
-    return _dot(face.normal, other.normal) > 0.0 and max(distances) <= _TOLERANCE
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
-
-
-def _added(a: Sequence[float], b: Sequence[float]) -> Vector:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
-
-
-def _scaled(a: Sequence[float], factor: float) -> Vector:
-    return a[0] * factor, a[1] * factor, a[2] * factor

@@ -75,8 +75,8 @@ def latex(
     Source: the rendered comparison of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6: `measure`
     cw_ssim with the transform {threshold: 0.6}. `page` compares whole tables in this way.
     Departures: SSIM by default, and always measured from the best blank page, as the module states. What their code
-    calls CW-SSIM is the SSIM of four Haar bands in bytes that overflow; here it is that of Sampat et al. ziamath draws a subset of LaTeX
-    without packages or macros.
+    calls CW-SSIM is the SSIM of four Haar bands in bytes that overflow; here it is that of Sampat et al. ziamath draws
+    a subset of LaTeX without packages or macros.
     Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.LATEX)
@@ -99,12 +99,15 @@ def page(
     target are texts in the renderer's language. Similarity is as in `svg`.
 
     Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163), which uses CLIP.
-    Departures: similarity is SSIM, CW-SSIM or the given backbone, measured from the best blank page, as the module states.
+    Departures: similarity is a structural one or the given backbone's, measured from the best blank page, as the module
+    states.
     Unscorable: there is no renderer or it fails, or the target is not text, cannot be drawn or draws a blank page.
     """
     if renderer is None:
         raise Unscorable("no renderer is configured: set args.renderer.command or args.renderer.endpoint.url")
-    return _score_drawing(response, target_value(sample, AnswerType.TEXT), renderer.draw, _choose_similarity(measure, encoder))
+    return _score_drawing(
+        response, target_value(sample, AnswerType.TEXT), renderer.draw, _choose_similarity(measure, encoder)
+    )
 
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
