@@ -160,7 +160,7 @@ def _reward_and_samples(
 ) -> tuple[BoundReward, tuple[Sample, ...]]:
     """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
     reward = load_reward(name, Path())
-    # One plain sample per answer type will do, unless the reward looks, or needs options or richer samples: those of its
+    # One plain sample per answer type will do, unless the reward looks, needs options or richer samples: those of its
     # table.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
     if table is None and not needs_options and not reward.looks:

@@ -351,10 +351,11 @@ def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]])
     [found] = _run_all_in_processes([partial(_record_impure_calls, reward, pairs)])
     if isinstance(found, RewardFailure):
         return LintFinding("pure", False, found.reason)
+    clean = "no files, network, clock or dice"
     if reward.reward.looks:
         found = [name for name in found if name != _OPENS_MEDIA]
-    files = "only media of the sample" if reward.reward.looks else "no files"
-    return LintFinding("pure", not found, f"uses {', '.join(found)}" if found else f"{files}, network, clock or dice")
+        clean += ", but media of the sample"
+    return LintFinding("pure", not found, f"uses {', '.join(found)}" if found else clean)
 
 
 def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[str]:
@@ -362,15 +363,16 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
     found: dict[str, None] = {}
 
     def audit(event: str, _: object) -> None:
-        frame = sys._getframe(1)
-        if event.startswith(_FORBIDDEN_EVENTS) and not _runs(frame, _IMPORTING):
-            found[_OPENS_MEDIA if _runs(frame, _OPENING) else event] = None
+        if event.startswith(_FORBIDDEN_EVENTS) and not _runs(sys._getframe(1), (_IMPORTING, _OPENING)):
+            found[event] = None
 
     def profile(frame: FrameType, event: str, called: object) -> None:
+        if event == "call" and _OPENING in frame.f_code.co_filename:
+            found[_OPENS_MEDIA] = None
         if event != "c_call" or not isinstance(called, BuiltinFunctionType) or not _is_random_or_clock(called):
             return
         # numpy and scipy seed generators and read clocks while they are imported, which no reward can help.
-        if not _runs(frame, _IMPORTING):
+        if not _runs(frame, (_IMPORTING,)):
             found[f"{called.__module__ or 'random'}.{called.__name__}"] = None
 
     sys.addaudithook(audit)
@@ -382,10 +384,10 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
     return list(found)
 
 
-def _runs(frame: FrameType | None, file: str) -> bool:
-    """Return True if a frame, or one that called it, is code of a file with this in its name."""
+def _runs(frame: FrameType | None, files: Sequence[str]) -> bool:
+    """Return True if a frame, or one that called it, is code of a file with one of these in its name."""
     while frame is not None:
-        if file in frame.f_code.co_filename:
+        if any(file in frame.f_code.co_filename for file in files):
             return True
         frame = frame.f_back
     return False

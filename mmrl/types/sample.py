@@ -342,9 +342,11 @@ class Sample:
 
         `index` is its number among images and videos, from 0.
         """
-        ref = self.media[index] if 0 <= index < len(self.media) else None
-        is_video = isinstance(ref, VideoRef)
-        pixels = self.video_frames(index, [ref.start or 0.0])[0] if is_video else self.image(index)
+        media = self.media
+        if 0 <= index < len(media) and isinstance(ref := media[index], VideoRef):
+            pixels = self.video_frames(index, [ref.start or 0.0])[0]
+        else:
+            pixels = self.image(index)
         return Size(pixels.shape[1], pixels.shape[0])
 
     def _medium(self, index: int, kind: type[_MediaT]) -> _MediaT:

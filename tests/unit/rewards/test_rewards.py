@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from factories import make_sample
 
-from mmrl.scoring.registry import builtin_rewards
-from mmrl.types import AnswerType, RewardValue, Unscorable, UserError
+from mmrl.scoring.registry import builtin_rewards, case_media
+from mmrl.types import AnswerType, RewardValue, Unscorable, UserError, use_media_opener
 from mmrl.utils.plugins import load_object
 from mmrl_rewards import box, choice, number, text
 from mmrl_rewards.cases import Case, load_case_table
@@ -21,6 +21,12 @@ ALL = builtin_rewards()
 TABLES = {path.stem: load_case_table(path) for path in sorted((REWARDS / "cases").glob("*.json"))}
 CASES = {name: [case for table in TABLES.values() for case in table if case.fn == name] for name in ALL}
 NUMBER_CASE = {"sample": {"answer_type": "number", "value": 3}, "response": "<answer>4</answer>", "source": "s"}
+
+
+@pytest.fixture(autouse=True)
+def open_pictures():
+    with use_media_opener(case_media(REWARDS / "cases")):
+        yield
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)

@@ -1,0 +1,80 @@
+"""Rewards that look at the pixels of their sample. `pixels.py` has the crops; `Sample.image` opens the files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards import geometry
+from mmrl_rewards.contract import answer_value, reward
+from mmrl_rewards.pixels import Pixels, answer_crop, target_crop
+from mmrl_rewards.render import similarity_beyond_blank, ssim
+
+MediaIndex = Annotated[int, Field(ge=0)]
+GreyLevels = Annotated[int, Field(ge=1, le=255)]
+
+_SIDE_PX = 32  # crops are compared at this size: larger ones would make the value depend on single pixels
+
+
+@reward(name="crop_likeness", answer_types=(AnswerType.BOX,), looks=True)
+def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None = None) -> RewardValue:
+    """Return how far the answer's crop resembles the target's beyond a plain one: max(0, (s - s0) / (1 - s0)).
+
+    Both crops are resized to 32 x 32 pixels. s is the mean SSIM of their lightness, with a Gaussian window of 11 pixels
+    and sigma 1.5; s0 is that of a crop of one colour, white or the target's median. With `reference`, the answer is
+    compared with all of image number `reference`, from 0: the model is to find it in another image.
+
+    Source: SSIM of Wang et al. 2004, eq. 13; the scale from a plain image as in `render.svg`.
+    Departures: a place that looks like the target's earns as much. SSIM halves within about a twentieth of the box.
+    Unscorable: the target is not a box within its image, an image cannot be opened, or the target's crop is plain.
+    """
+    target = target_crop(response, sample) if reference is None else sample.image(reference)
+    target = _resize(target)
+    if (target == target[0, 0]).all():
+        raise Unscorable("the target's crop has one colour, which any plain place resembles")
+    given = _resize(answer_crop(response, sample))
+    value = similarity_beyond_blank(given, target, ssim)
+    return RewardValue(value, f"{value:.2f} of the way from a plain crop to the target's")
+
+
+@reward(name="difference", answer_types=(AnswerType.BOX,), looks=True)
+def difference(response: Response, sample: Sample, *, threshold: GreyLevels = 32) -> RewardValue:
+    """Return the IoU of the answer's box and the smallest box around all pixels in which two images differ.
+
+    A pixel differs if one of its colours does by at least `threshold` of 255 grey levels. The images are the first two
+    media of the sample, of one size, and the answer lies in that of the target. The target's box is not read.
+
+    Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3); the box is this library's own.
+    Departures: none.
+    Unscorable: the first two media are not images of one size that differ, or cannot be opened.
+    """
+    first, second = sample.image(0), sample.image(1)
+    if first.shape != second.shape:
+        sizes = [f"{pixels.shape[1]}x{pixels.shape[0]}" for pixels in (first, second)]
+        raise Unscorable(f"the images are of {' and '.join(sizes)} pixels, which cannot be compared")
+    left, top, right, bottom = _find_difference(first, second, threshold)
+    offset_x, offset_y = geometry.resize_map(response, sample).offset
+    expected = (left + offset_x, top + offset_y, right + offset_x, bottom + offset_y)
+    answer = geometry.answer_to_pixels(response, sample, answer_value(response))
+    value = geometry.iou(answer, expected)
+    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
+    return RewardValue(value, f"IoU {value:.2f}: {boxes} px_original, where the images differ")
+
+
+def _find_difference(first: Pixels, second: Pixels, threshold: int) -> tuple[int, int, int, int]:
+    """Return the smallest box, left, top, right, bottom, around the pixels that differ; raise Unscorable if none do."""
+    distances = np.maximum(first, second) - np.minimum(first, second)
+    # Three channels at once: numpy is many times slower at the maximum over an axis of length 3.
+    differs = np.maximum(np.maximum(distances[..., 0], distances[..., 1]), distances[..., 2]) >= threshold
+    columns, rows = np.flatnonzero(differs.any(axis=0)), np.flatnonzero(differs.any(axis=1))
+    if not len(columns):
+        raise Unscorable(f"no pixel of the two images differs by {threshold} grey levels")
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def _resize(pixels: Pixels) -> Pixels:
+    return np.asarray(Image.fromarray(pixels).resize((_SIDE_PX, _SIDE_PX), Image.Resampling.BICUBIC))
