@@ -123,8 +123,6 @@ def _score_fields(score: Score) -> dict[str, Any]:
     for name, reward in score.terms.items():
         failure = score.failures.get(name)
         fields = {"value": reward.value, "reason": reward.reason, "failure": failure and failure.error_kind}
-        if reward.segments:
-            fields["segments"] = [segment._asdict() for segment in reward.segments]
         if name in score.decided_by:
             fields["decided_by"] = score.decided_by[name]
         if name in score.contributions:

@@ -101,7 +101,7 @@ def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
         return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + "..."
-    return RewardValue(number, reason, result.segments if isinstance(result, RewardValue) else ())
+    return RewardValue(number, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

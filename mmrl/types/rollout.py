@@ -200,19 +200,11 @@ class RolloutBatch:
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the rollout steps, by their full names
 
 
-class SegmentValue(NamedTuple):
-    """Value of one segment of a response, such as a sentence."""
-
-    text: str  # as it occurs in the response
-    value: float
-
-
 class RewardValue(NamedTuple):
     """Result of one reward function for one response."""
 
     value: float  # within the range that the reward declares
     reason: str  # one line for a person who reads the rollout
-    segments: tuple[SegmentValue, ...] = ()  # of a reward that judges segments, in order; recorded, not learned from
 
 
 class RewardErrorKind(StrEnum):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mmrl.types import Response, RewardValue, Sample, SegmentValue, Unscorable
+from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import BadAnswer, Of, part_text, reward
 from mmrl_rewards.services.endpoint import RequestRejected
@@ -38,7 +38,7 @@ def scored(
     """Return the mean of sigmoid(s) over the segments of a response, where s is a reward model's score of each.
 
     Each sentence, or clause, is sent by itself with the question, and with the pictures as in `judge:pointwise`. The
-    value of each is recorded with the rollout. Use one term for each reward model: the paper has one for objects that
+    reason lists the value of each. Use one term for each reward model: the paper has one for objects that
     do not exist, one for false attributes and one for false relations.
 
     Source: FGAIF (arXiv:2404.05046), which rewards sub-sentences. Departures: the paper adds each value at the last
@@ -59,10 +59,9 @@ def scored(
         except RequestRejected as error:
             raise Unscorable(f"{scorer.url} refuses to score: {error}") from error
         # The sigmoid, in a form that cannot overflow.
-        values.append(SegmentValue(segment, (1.0 + tanh(score / 2.0)) / 2.0))
-    lowest = min(values, key=lambda segment: segment.value)
-    reason = f"mean of {len(values)} segments, {lowest.value:.2f} for {strings.excerpt(lowest.text)}"
-    return RewardValue(fmean(segment.value for segment in values), reason, tuple(values))
+        values.append((1.0 + tanh(score / 2.0)) / 2.0)
+    listed = " ".join(f"{value:.2f}" for value in values)
+    return RewardValue(fmean(values), f"{listed}; lowest: {strings.excerpt(segments[values.index(min(values))])}")
 
 
 def split_segments(text: str, split: Literal["sentence", "clause"]) -> list[str]:

@@ -90,7 +90,7 @@ def test_what_the_encoder_would_not_read_is_not_paid(encoder, picture):
     fits, too_long = ("a " * count for count in (LONGEST - 2, LONGEST - 1))
     assert "cosine" in scored(picture, f"<answer>{fits}</answer>", encoder=encoder).reason
     got = scored(picture, f"<answer>{too_long}</answer>", encoder=encoder)
-    assert got == (0.0, "a text of 9 tokens, and the encoder reads 8", ())
+    assert got == (0.0, "a text of 9 tokens, and the encoder reads 8")
 
 
 def test_a_folder_without_such_a_model_is_unscorable(picture, tmp_path):
