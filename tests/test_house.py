@@ -30,7 +30,12 @@ ONLY_IN = {
         "rewards/mmrl_rewards/services/encoder.py",
     ),
     "torch.distributed": ("mmrl/distributed/torch_ranks.py",),
-    "transformers": ("mmrl/policy/", "mmrl/plan/", "mmrl/rollout/engines/hf.py"),
+    "transformers": (
+        "mmrl/policy/",
+        "mmrl/plan/",
+        "mmrl/rollout/engines/hf.py",
+        "rewards/mmrl_rewards/services/encoder.py",
+    ),
     "tokenizers": ("mmrl/policy/",),
     "peft": ("mmrl/policy/lora.py",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint/", "mmrl/rollout/engines/vllm_weight_transfer.py"),

@@ -35,6 +35,7 @@ from mmrl.answer.values import (
     AnswerValue,
     convert_coordinates,
     is_nested_deeper,
+    is_number,
     list_coordinates,
     validate_value,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "check_opening",
     "convert_coordinates",
     "is_nested_deeper",
+    "is_number",
     "list_coordinates",
     "parse_answer_value",
     "validate_value",

@@ -1,4 +1,4 @@
-"""A reward for tables, written in HTML or Markdown."""
+"""A reward for tables, written in HTML, Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rapidfuzz.process import cdist
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.latex_table import parse_latex_table
 
 CostMatrix = Sequence[Sequence[float]]
 
@@ -57,9 +58,10 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
     Deleting or inserting a node costs 1. Replacing a cell costs 1 if the spans differ, and else the normalised
     Levenshtein distance of the texts, or nothing with `structure_only`, which is TEDS-Struct.
 
-    Source: TEDS of PubTabNet (arXiv:1911.10683, eq. 1).
-    Departures: thead, tbody and markup inside cells are not nodes, and th equals td, so that Markdown can be compared
-    with HTML. An answer with more than twice the target's nodes earns 0.
+    Source: TEDS of PubTabNet (arXiv:1911.10683, eq. 1); on LaTeX as in Table2LaTeX-RL (arXiv:2509.17589), which rewards
+    TEDS-Struct above 0.9.
+    Departures: thead, tbody and markup inside cells are not nodes, and th equals td, so that Markdown and LaTeX can be
+    compared with HTML. An answer with more than twice the target's nodes earns 0.
     Unscorable: the target is not one table of 1 to 1000 nodes.
     """
     target = _target_table(sample)
@@ -78,14 +80,19 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
 
 
 def parse_table(source: str) -> ParsedTable:
-    """Return the table in an HTML or Markdown text, with or without a code fence. Rows without cells are left out.
+    """Return the table in an HTML, Markdown or LaTeX text, in a code fence or not. Rows without cells are left out.
 
     Raises:
         ValueError: there is no table, more than one, or text beside it.
     """
     fenced = _FENCE.fullmatch(source.strip())
     source = (fenced[1] if fenced else source).strip()
-    rows = _parse_html(source) if source.startswith("<") else _parse_markdown(source)
+    if source.startswith("<"):
+        rows = _parse_html(source)
+    elif source.startswith(("\\", "%")):
+        rows = [tuple(TableCell(*cell) for cell in row) for row in parse_latex_table(source)]
+    else:
+        rows = _parse_markdown(source)
     table = ParsedTable(tuple(row for row in rows if row))
     if not table.rows:
         raise ValueError("an empty table")

@@ -1,4 +1,4 @@
-"""Embeds images by a timm backbone from a local folder; nothing is downloaded."""
+"""Embeds images by a timm backbone, or images and texts by a CLIP, from a local folder; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -53,3 +53,60 @@ def _load_backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[
     config = timm.data.resolve_model_data_config(model)
     mean, std = (np.array(config[name], dtype=np.float32) for name in ("mean", "std"))
     return model, config["input_size"][-1], mean, std
+
+
+def embed_caption(folder: str, text: str) -> NDArray[np.float64]:
+    """Return the embedding of a text as a float64 unit vector `[embedding_size]`.
+
+    Args:
+        folder: holds a model with an image and a text tower as transformers saves it, such as CLIP or SigLIP, with its
+            tokenizer and image processor.
+        text: what the image may show.
+
+    Raises:
+        ValueError: the text has more tokens than the model reads.
+        Unscorable: there is no such model in the folder.
+    """
+    import torch
+
+    model, processor = _load_image_text_model(folder)
+    longest = model.config.text_config.max_position_embeddings
+    # SigLIP was trained on padded texts alone; CLIP does not see what follows the end of a text.
+    inputs = processor.tokenizer(
+        [text], padding="max_length", truncation=False, max_length=longest, return_tensors="pt"
+    )
+    if inputs["input_ids"].shape[1] > longest:
+        raise ValueError(f"a text of {inputs['input_ids'].shape[1]} tokens, and the encoder reads {longest}")
+    with torch.inference_mode():
+        features = model.get_text_features(**inputs).pooler_output[0].double().numpy()
+    return np.asarray(features / np.linalg.norm(features))
+
+
+def embed_captioned_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
+    """Return the embedding of an image, uint8 `[height, width, 3]`, beside those of `embed_caption`.
+
+    Raises:
+        Unscorable: there is no such model in the folder.
+    """
+    import torch
+
+    model, processor = _load_image_text_model(folder)
+    inputs = processor.image_processor(images=[Image.fromarray(image)], return_tensors="pt")
+    with torch.inference_mode():
+        features = model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output[0].double().numpy()
+    return np.asarray(features / np.linalg.norm(features))
+
+
+@lru_cache(maxsize=2)
+def _load_image_text_model(folder: str) -> tuple[Any, Any]:
+    if not (Path(folder) / "config.json").is_file():
+        raise Unscorable(f"there is no model in {folder!r}: a folder as transformers saves a CLIP or SigLIP")
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
+
+    tolerate_cuda_builds()
+    from transformers import AutoModel, AutoProcessor
+
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval().float()
+    if not hasattr(model, "get_text_features"):
+        raise Unscorable(f"the model in {folder!r} has no text tower: it is a {model.config.model_type}")
+    return model, AutoProcessor.from_pretrained(folder, local_files_only=True)

@@ -225,3 +225,60 @@ def test_a_backbone_from_a_folder_compares_images(backbone):
     assert same == pytest.approx(1.0, abs=1e-6)
     assert same > near > far
     assert value(PAGE.format("")) == 0.0
+
+
+def slow_band(grey, scale, index):
+    """One band of Portilla and Simoncelli's pyramid, with their low passes level by level, subsampled by slicing."""
+    height, width = grey.shape
+    frequency_y, frequency_x = np.meshgrid(np.fft.fftfreq(height) * 2, np.fft.fftfreq(width) * 2, indexing="ij")
+    radius, angle = np.hypot(frequency_y, frequency_x), np.arctan2(frequency_y, frequency_x)
+    octave = np.log2(np.where(radius == 0, 1e-9, radius))
+
+    def low_pass(level):
+        return np.cos(np.pi / 2 * np.clip(octave + level + 1, 0, 1))
+
+    spectrum = np.fft.fft2(grey) * low_pass(0)
+    for level in range(1, scale):
+        spectrum = spectrum * low_pass(level)
+    high_pass = np.sqrt(1 - low_pass(scale) ** 2)
+    facing = np.cos(angle - np.pi * index / 8)
+    one_sided = np.where(facing > 0, 2 * facing**7, 0.0)
+    return np.fft.ifft2(spectrum * high_pass * one_sided)[:: 2 ** (scale - 1), :: 2 ** (scale - 1)]
+
+
+def test_cw_ssim_equals_the_published_formula():
+    rng = np.random.default_rng(4)
+    a = rng.integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    b = np.roll(a, 1, axis=1)
+    grey = [image @ np.array([0.299, 0.587, 0.114]) for image in (a, b)]
+    values = []
+    for scale in range(1, 5):
+        for index in range(8):
+            x, y = (slow_band(image, scale, index) for image in grey)
+            windows = []
+            for row in range(x.shape[0] - 6):
+                for column in range(x.shape[1] - 6):
+                    p, q = (band[row : row + 7, column : column + 7] for band in (x, y))
+                    above = 2 * abs((p * q.conj()).sum())
+                    windows.append(above / ((abs(p) ** 2).sum() + (abs(q) ** 2).sum()))
+            values.append(np.mean(windows))
+    # The constant in the fraction, and the scale of a band, change it by less than 1e-6.
+    assert render.cw_ssim(b, a) == pytest.approx(np.mean(values), abs=1e-5)
+    assert render.cw_ssim(a, a) == pytest.approx(1.0)
+
+
+def test_cw_ssim_tolerates_a_shift_that_ssim_does_not():
+    formula = draw("latex", r"\frac{x+1}{2}", side=0, limits=DrawingLimits())
+    target = np.pad(formula, ((10, 10), (20, 20), (0, 0)), constant_values=255)
+    shifted, far = np.roll(target, 3, axis=1), np.roll(target, 30, axis=1)
+    assert render.similarity_beyond_blank(shifted, target, render.ssim) < 0.4
+    assert render.similarity_beyond_blank(shifted, target, render.cw_ssim) > 0.8
+    assert render.similarity_beyond_blank(far, target, render.cw_ssim) < 0.6
+    assert render.similarity_beyond_blank(np.full_like(target, 255), target, render.cw_ssim) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(11, 11), (11, 300), (31, 57), (1100, 40)])
+def test_cw_ssim_takes_images_of_any_size(shape):
+    image = np.random.default_rng(5).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    assert render.cw_ssim(image, image) == pytest.approx(1.0)
+    assert render.cw_ssim(np.full_like(image, 255), image) < 0.3

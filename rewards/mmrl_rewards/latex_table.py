@@ -1,0 +1,210 @@
+r"""Reads the cells of a LaTeX table: an environment such as tabular, with what usually stands around it.
+
+Rules, colours and fonts are left out, as are the dollar signs of maths, which is compared as it is written. An empty
+cell under a \multirow belongs to it, as a cell under a rowspan does in HTML, where it is not written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from mmrl_rewards import strings
+
+Cell = tuple[str, int, int]
+"""The text of a cell, normalised, and the columns and rows that it spans."""
+
+_COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)%.*\n?[ \t]*")
+_BEGIN = re.compile(r"\\begin\s*\{(tabular[*xy]?|array|longtable)\}")
+_SPEC_ARGUMENTS: Final = {"tabular*": 2, "tabularx": 2, "tabulary": 2}  # others have one
+# One step of reading: a command, an escaped character, or a single character.
+_TOKEN = re.compile(r"\\[A-Za-z@]+\*?|\\.|[^\\]", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
+_INNER_ENVIRONMENT = re.compile(
+    r"\\begin\s*\{(?:tabular|array)\}(?:\[\w\])?\{[^{}]*\}|\\(?:begin|end)\s*\{[A-Za-z*]+\}"
+)
+_GROUP_START = re.compile(r"\s*([\[{])")
+_RULE = re.compile(
+    r"\s*\\(?:(?:hline|hdashline|thickhline|endhead|endfirsthead|endfoot|endlastfoot|morecmidrules)(?![A-Za-z])"
+    r"|(?:toprule|midrule|bottomrule|addlinespace)(?![A-Za-z])(?:\s*\[[^\]]*\])?"
+    r"|(?:cline|hhline|cdashline|Xhline|noalign)\s*\{[^{}]*\}"
+    r"|cmidrule\s*(?:\[[^\]]*\])?\s*(?:\([^)]*\))?\s*\{[^{}]*\}|specialrule\s*(?:\{[^{}]*\}\s*){3})"
+)
+# Commands whose arguments, so many of them, are not text. The argument after them is, if there is one.
+_LAYOUT: Final = {
+    **dict.fromkeys(["cellcolor", "rowcolor", "columncolor", "color", "textcolor", "label", "hspace", "vspace"], 1),
+    **dict.fromkeys(["rotatebox", "scalebox", "parbox", "arrayrulecolor", "fontsize", "multirowcell"], 1),
+    "resizebox": 2,
+    "rule": 2,
+}
+# Commands that change only how text looks, or its place.
+_FONT = re.compile(
+    r"(?:text|math)?(?:bf|it|sc|tt|rm|sf|md|up|sl|normal)|text|emph|underline|uline|mbox|makecell|thead|shortstack|em|bm"
+    r"|boldsymbol|(?:bf|it|sc|tt|rm|sf|md|up)(?:series|shape|family)|normalfont|tiny|scriptsize|footnotesize|small"
+    r"|normalsize|[lL]arge|LARGE|[hH]uge|centering|raggedright|raggedleft|arraybackslash|noindent|q?quad|hfill|strut"
+)
+_SPACES: Final = {"~", "\\ ", "\\,", "\\;", "\\:", "\\\\", "\\newline", "\\linebreak"}
+
+
+def parse_latex_table(source: str) -> list[tuple[Cell, ...]]:
+    """Return the rows of the one table in a LaTeX text.
+
+    Raises:
+        ValueError: there is no table, more than one, text beside it, or braces that do not match.
+    """
+    source = _COMMENT.sub(r"\1", source)
+    begin = _BEGIN.search(source)
+    if begin is None:
+        raise ValueError("no table")
+    arguments, start = _read_arguments(source, begin.end(), _SPEC_ARGUMENTS.get(begin[1], 1))
+    if not arguments:
+        raise ValueError("a table without columns")
+    rows, end = _split_rows(source, start, begin[1])
+    _check_surroundings(source[: begin.start()] + source[end:])
+    table: list[tuple[Cell, ...]] = []
+    rows_below: dict[int, int] = {}  # by column, the rows that a cell above still covers
+    for row in rows:
+        cells: list[Cell] = []
+        columns = range(0)
+        for content in row:
+            text, colspan, rowspan = cell = _parse_cell(content)
+            columns = range(columns.stop, columns.stop + colspan)
+            is_covered = not text and all(rows_below.get(index, 0) > 0 for index in columns)
+            if not is_covered:
+                cells.append(cell)
+            for index in columns:
+                rows_below[index] = rows_below.get(index, 0) - 1 if is_covered else rowspan - 1
+        table.append(tuple(cells))
+    return table
+
+
+def _split_rows(source: str, start: int, environment: str) -> tuple[list[list[str]], int]:
+    """Return the cells of each row as written, and the place after the end of the table whose body begins at `start`.
+
+    What is in braces or in another environment is part of its cell. Rules are left out.
+    """
+    rows: list[list[str]] = [[""]]
+    braces = environments = 0
+    place = start
+    while place < len(source):
+        token = _TOKEN.match(source, place)
+        text = token[0] if token else source[place]
+        named = _ENVIRONMENT.match(source, place)
+        if named and named[0].startswith("\\begin"):
+            environments += 1
+        elif named:
+            environments -= 1
+            if environments < 0:
+                if braces or not named[0].endswith(f"{{{environment}}}"):
+                    break
+                kept = [[_RULE.sub("", cell) for cell in row] for row in rows]
+                return [row for row in kept if len(row) > 1 or row[0].strip()], named.end()
+        braces += (text == "{") - (text == "}")
+        if braces < 0:
+            break
+        place += len(named[0] if named else text)
+        if braces or environments:
+            rows[-1][-1] += named[0] if named else text
+        elif text == "&":
+            rows[-1].append("")
+        elif text in ("\\\\", "\\tabularnewline", "\\cr"):
+            place = _skip_row_space(source, place)
+            rows.append([""])
+        elif not named:
+            rows[-1][-1] += text
+    raise ValueError("a table that does not end, or braces that do not match")
+
+
+def _skip_row_space(source: str, place: int) -> int:
+    r"""Return the place after the star and the length that may follow \\, as in \\*[2pt]."""
+    match = re.compile(r"\*?(?:[ \t]*\[[^\[\]]*\])?").match(source, place)
+    return match.end() if match else place
+
+
+def _check_surroundings(source: str) -> None:
+    """Raise a ValueError if there is text, or a table, outside the arguments of commands."""
+    if _BEGIN.search(source):
+        raise ValueError("more than one table")
+    place = 0
+    while token := _TOKEN.match(source, place):
+        place = token.end()
+        if token[0].isalnum():
+            raise ValueError("text beside the table")
+        while token[0][0] == "\\" and (group := _GROUP_START.match(source, place)):
+            place = _find_closing(source, group.end() - 1, {"{": "}", "[": "]"}[group[1]]) + 1
+
+
+def _parse_cell(content: str) -> Cell:
+    r"""Return a cell, whose \multicolumn and \multirow may be in either order."""
+    colspan = rowspan = 1
+    for _ in range(2):
+        content = content.strip()
+        if content.startswith("\\multicolumn"):
+            arguments, _ = _read_arguments(content, len("\\multicolumn"), 3)
+            colspan = _parse_span(arguments[:1])
+        elif content.startswith("\\multirow") and not content.startswith("\\multirowcell"):
+            arguments, _ = _read_arguments(content, len("\\multirow"), 3)
+            rowspan = _parse_span(arguments[:1])
+        else:
+            break
+        content = arguments[2] if len(arguments) == 3 else ""
+    return strings.normalize(_plain_text(_INNER_ENVIRONMENT.sub(" ", content))), colspan, rowspan
+
+
+def _parse_span(arguments: list[str]) -> int:
+    """Return the number in the first argument; as in HTML, anything but a positive number counts as 1."""
+    text = arguments[0].strip() if arguments else ""
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 2 else 1
+
+
+def _read_arguments(source: str, place: int, count: int) -> tuple[list[str], int]:
+    """Return up to `count` arguments of a command and the place after them. Those in brackets are left out."""
+    found: list[str] = []
+    while len(found) < count:
+        while place < len(source) and source[place].isspace():
+            place += 1
+        if place == len(source):
+            break
+        closing = {"{": "}", "[": "]"}.get(source[place])
+        end = _find_closing(source, place, closing) if closing else place
+        if source[place] != "[":
+            found.append(source[place + 1 : end] if closing else source[place])
+        place = end + 1
+    return found, place
+
+
+def _find_closing(source: str, place: int, closing: str) -> int:
+    """Return the place of the bracket that closes the one at `place`."""
+    depth = 0
+    for token in _TOKEN.finditer(source, place):
+        if depth <= 1 and token[0] == closing:
+            return token.start()
+        depth += (token[0] == "{" or token.start() == place) - (token[0] == "}")
+    raise ValueError("braces that do not match")
+
+
+def _plain_text(source: str) -> str:
+    """Return the text of a cell without fonts, colours, braces and dollar signs; maths keeps its braces."""
+    parts: list[str] = []
+    in_maths = False
+    place = 0
+    while place < len(source):
+        token = _TOKEN.match(source, place)
+        text = token[0] if token else source[place]
+        place += len(text)
+        name = text[1:].rstrip("*")
+        if text in ("$", "\\(", "\\)"):
+            in_maths = not in_maths
+        elif text in _SPACES:
+            parts.append(" ")
+        elif text[0] == "\\" and name in _LAYOUT:
+            place = _read_arguments(source, place, _LAYOUT[name])[1]
+        elif text[0] == "\\" and _FONT.fullmatch(name):
+            bracket = re.compile(r"\s*\[[^\[\]]*\]").match(source, place)
+            place = bracket.end() if bracket and name in ("makecell", "thead", "shortstack") else place
+            parts.append("" if source.startswith("{", place) else " ")
+        elif text[0] == "\\" and not name.isalpha():
+            parts.append(text if in_maths and name in "{}" else name)
+        elif text not in "{}" or in_maths:
+            parts.append(text)
+    return "".join(parts)

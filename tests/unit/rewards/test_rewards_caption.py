@@ -1,0 +1,106 @@
+"""The likeness of a caption and an image, against transformers' own similarity of a small CLIP from scratch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import make_response, make_sample
+from PIL import Image
+
+from mmrl.answer import ResponseFormat
+from mmrl.media.pixel_reader import PixelReader
+from mmrl.types import AnswerType, ImageRef, MediaPolicy, Unscorable, use_media_opener
+from mmrl.utils.digests import file_digest
+from mmrl_rewards import caption
+
+WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a", "red", "blue", "square", "on", "white"]
+LONGEST = 8
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A CLIP with random weights, a tokenizer of whole words and an image processor, as transformers saves them."""
+    import torch
+
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
+
+    tolerate_cuda_builds()
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("clip")
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text = {**layers, **ids, "vocab_size": len(WORDS), "max_position_embeddings": LONGEST}
+    vision = {**layers, "image_size": 32, "patch_size": 8}
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    CLIPProcessor(CLIPImageProcessor(**sizes), tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    pixels = np.full((40, 60, 3), 255, dtype=np.uint8)
+    pixels[10:30, 20:40] = (220, 10, 10)
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))):
+        yield ImageRef(path=str(tmp_path / "p.png"), sha256=file_digest(tmp_path / "p.png"))
+
+
+def scored(picture, text, **args):
+    response = make_response(text, ResponseFormat(thinking="optional").parse(text, AnswerType.TEXT))
+    return caption.image_text(
+        response, make_sample("a red square", AnswerType.TEXT, parts=(picture, "What is it?")), **args
+    )
+
+
+@pytest.mark.parametrize("text", ["a red square", "blue", "a red square on white a"])
+def test_the_cosine_is_that_of_the_model_itself(encoder, picture, text):
+    import torch
+    from transformers import AutoModel, AutoProcessor
+
+    model, processor = AutoModel.from_pretrained(encoder).eval(), AutoProcessor.from_pretrained(encoder)
+    inputs = processor(text=[text], images=[Image.open(picture.path).convert("RGB")], return_tensors="pt")
+    with torch.inference_mode():
+        cosine = float(model(**inputs).logits_per_image / model.logit_scale.exp())
+    got = scored(picture, f"<answer>{text}</answer>", encoder=encoder, scale=0.5)
+    assert got.value == pytest.approx(0.5 * max(0.0, cosine), abs=1e-6)
+    assert (
+        scored(picture, f"<think>{text}</think><answer>blue</answer>", encoder=encoder, scale=0.5, of="thought") == got
+    )
+
+
+def test_values_are_clipped_and_differ_between_texts(encoder, picture):
+    values = {scored(picture, f"<answer>{word}</answer>", encoder=encoder, scale=0.1).value for word in WORDS[4:]}
+    assert len(values) > 1
+    assert scored(picture, "<answer>a red square</answer>", encoder=encoder, scale=1e9).value in (0.0, 1.0)
+
+
+def test_what_the_encoder_would_not_read_is_not_paid(encoder, picture):
+    fits, too_long = ("a " * count for count in (LONGEST - 2, LONGEST - 1))
+    assert "cosine" in scored(picture, f"<answer>{fits}</answer>", encoder=encoder).reason
+    got = scored(picture, f"<answer>{too_long}</answer>", encoder=encoder)
+    assert got == (0.0, "a text of 9 tokens, and the encoder reads 8")
+
+
+def test_a_folder_without_such_a_model_is_unscorable(picture, tmp_path):
+    with pytest.raises(Unscorable, match="no model in"):
+        scored(picture, "<answer>a</answer>", encoder=str(tmp_path))
+    with pytest.raises(Unscorable, match="no encoder is configured"):
+        scored(picture, "<answer>a</answer>")
+
+
+def test_a_picture_that_is_gone_is_unscorable_whatever_the_text(encoder, picture):
+    Path(picture.path).unlink()
+    with pytest.raises(Unscorable, match="p.png"):
+        scored(picture, "", encoder=encoder)
