@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -186,6 +187,7 @@ class ResponseFormat:
         contents = {}
         for section in reversed((*parts.sections, *earlier_sections)):
             contents[section.name] = section.content
+        counts = Counter("thought" if section.name == self.think_tag else section.name for section in parts.sections)
         section_problems = self._find_section_problems(parts.sections, earlier_sections)
         problems = [problem, *parts.problems, *section_problems, parts.outside_text_problem]
         return Answer(
@@ -194,6 +196,7 @@ class ResponseFormat:
             value=value,
             problems=tuple(dict.fromkeys(filter(None, problems))),
             sections=contents,
+            repeated=tuple(name for name, count in counts.items() if count > 1),
         )
 
     def parse_trial(self, text: str, answer_type: AnswerType) -> Answer:

@@ -135,6 +135,7 @@ class Answer:
     value: Any  # the answer as the Python value of its `AnswerType`; None if the text cannot be parsed as one
     problems: tuple[str, ...] = ()  # departures from the response format, one sentence each
     sections: Mapping[str, str] = field(default_factory=dict)  # text of the format's other sections, by tag
+    repeated: tuple[str, ...] = ()  # parts that occur more than once: tags of sections, or "thought"
 
 
 class FinishReason(StrEnum):

@@ -22,14 +22,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias
 
-from mmrl.answer import COORDINATE_TYPES, AnswerValue, validate_value
+from pydantic import Field
+
+from mmrl.answer import COORDINATE_TYPES, AnswerValue, parse_answer_value, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.plugin_args import PluginOption, check_positional_parameters, read_plugin_options, validate_args
 
 RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
+Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+"""Part of a response that a reward reads: `answer`, `thought`, `response` for its whole text, or a section's tag."""
+
+_MAX_EXCERPT_CHARS = 40
 
 
 class BadAnswer(Exception):
@@ -178,6 +184,48 @@ def answer_value(response: Response) -> AnswerValue:
     if response.answer.value is None:
         raise BadAnswer(response.answer.problems[0])
     return response.answer.value
+
+
+def part_text(response: Response, of: Of = "answer") -> str:
+    """Return the text of the part of a response that `of` names.
+
+    Raises:
+        BadAnswer: the part is absent or empty, or occurs more than once.
+    """
+    answer = response.answer
+    match of:
+        case "answer":
+            text = answer.text
+        case "thought":
+            text = answer.thinking
+        case "response":
+            text = response.text
+        case _:
+            text = answer.sections.get(of)
+    if of in answer.repeated:
+        raise BadAnswer(f"more than one {of}")
+    if text is None:
+        raise BadAnswer(answer.problems[0] if of == "answer" else f"no {of}")
+    if not text.strip():
+        raise BadAnswer(f"empty {of}")
+    return text
+
+
+def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -> AnswerValue:
+    """Return the parsed value of the part that `of` names, in the form that `AnswerType` states for `answer_type`.
+
+    For the answer, which is parsed to the target's type, it is `answer_value`.
+
+    Raises:
+        BadAnswer: the part is absent, empty, repeated, or not of this type.
+    """
+    if of == "answer":
+        return answer_value(response)
+    text = part_text(response, of).strip()
+    try:
+        return parse_answer_value(answer_type, text)
+    except ValueError as error:
+        raise BadAnswer(f"{of} is {error}: {text[:_MAX_EXCERPT_CHARS]!r}") from error
 
 
 def column_value(sample: Sample, column: str) -> object:
