@@ -16,6 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal, TypeGuard
 
+from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import (
     Contribution,
@@ -30,7 +31,7 @@ from mmrl.types import (
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
-from mmrl_rewards.contract import BoundReward
+from mmrl_rewards.contract import BoundReward, Of
 
 _MAX_REASON_CHARS = 2000
 
@@ -185,6 +186,23 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
             required = terms_by_name[required].options.requires
         if name in chain:
             raise UserError(f"term {name!r}: its requirements lead in a circle: {' -> '.join([name, *chain])}")
+
+
+def check_parts(terms: Sequence[BoundTerm], response_format: ResponseFormat) -> None:
+    """Check that a response can have the parts that the terms read, by their options of the type `Of`.
+
+    Raises:
+        UserError: the response format has no such part.
+    """
+    known = response_format.part_names
+    for term in terms:
+        for name, option in term.reward.reward.options.items():
+            part = term.reward.args.get(name, option.default)
+            if option.type_hint == Of and part not in known:
+                raise UserError(
+                    f"term {term.name!r}, option {name!r}: the response format has no {part!r}; its parts are "
+                    f"{', '.join(known)}"
+                )
 
 
 def combine_terms(

@@ -128,6 +128,7 @@ class Case(_CaseModel):
     args: dict[str, Any] = {}  # options of the reward
     sample: CaseSample
     response: str  # text of the model
+    opening: str = ""  # text of the response that the chat template writes, such as "<think>\n"
     repeat: int = Field(default=1, ge=0)  # times that the text is repeated, for long responses
     coordinates: CoordinateSystem = CoordinateSystem.PX_ORIGINAL  # of the response
     thinking: Literal["none", "optional", "required"] = "optional"
@@ -150,7 +151,7 @@ class Case(_CaseModel):
 
     def build(self) -> tuple[Response, Sample]:
         """Return the response and the sample that the reward is called with."""
-        text = self.response * self.repeat
+        text = self.opening + self.response * self.repeat
         response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
         resize_maps = []
         for medium in self.sample.all_media():
