@@ -49,11 +49,15 @@ _LETTER_IN_TEXT: Final = re.compile(
     r"|should|may|might|does|has|rather|instead|so)\b)[a-z])"
 )
 # "(A) {A}" is one name, and "(A) {B}" a contradiction. "(A). {B} is wrong" is two clauses.
-_LETTER_AND_TEXT: Final = re.compile(
-    r"\(([A-Z])\)[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?\{([A-Z])\}\)?(?=[ \"']*(?:[.,;!)]|$| because| since))",
+_BETWEEN: Final = "[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?"
+_SAME_NAME: Final = re.compile(
+    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \(\2\))"
+    r"(?=[ \"']*(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
     re.IGNORECASE,
 )
-_TEXT_AND_LETTER: Final = re.compile(r"\{([A-Z])\} \(([A-Z])\)")
+_OTHER_NAME: Final = re.compile(
+    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?=[ \"']*(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)", re.IGNORECASE
+)
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 _LABEL_AT_START: Final = re.compile(r"\([A-Z]\)[.:]? ")
 _COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "is", "answer", "option", "choice"
@@ -204,12 +208,9 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
 
 def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     """Return the letter of the only option that a marked answer names; None if it names none, or several."""
-    if _ALL_BUT.search(marked):
+    marked = _SAME_NAME.sub(lambda match: f"({match[1] or match[2]})", marked)
+    if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked):
         return None
-    for first, second in (*_LETTER_AND_TEXT.findall(marked), *_TEXT_AND_LETTER.findall(marked)):
-        if first != second:
-            return None
-    marked = _TEXT_AND_LETTER.sub(r"(\1)", _LETTER_AND_TEXT.sub(r"(\1)", marked))
     stated: set[str] = set()
     denied: set[str] = set()
     others: list[str] = []  # clauses that name options and are neither statement nor denial
