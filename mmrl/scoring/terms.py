@@ -199,10 +199,8 @@ def check_parts(terms: Sequence[BoundTerm], response_format: ResponseFormat) -> 
         for name, option in term.reward.reward.options.items():
             part = term.reward.args.get(name, option.default)
             if option.type_hint == Of and part not in known:
-                raise UserError(
-                    f"term {term.name!r}, option {name!r}: the response format has no {part!r}; its parts are "
-                    f"{', '.join(known)}"
-                )
+                there_are = f"the response format has no {part!r}; its parts are {', '.join(known)}"
+                raise UserError(f"term {term.name!r}, option {name!r}: {there_are}")
 
 
 def combine_terms(

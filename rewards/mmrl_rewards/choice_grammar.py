@@ -19,7 +19,7 @@ name options only after "because" and its like, or beside a statement of the fir
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none.
 
 Letters stand alone, in ASCII. Lower-case letters and I are letters where a name has to be, and "A dog" begins with an
-article. Every reading takes time linear in the answer for a question's options.
+article. The rewards read no answer of more than 1000 characters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
-from typing import Final, NamedTuple
+from typing import Final
 
 _MIN_SENTENCE_WORDS: Final = 4  # fewer, after a letter, are taken for the text of an option
 _LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
@@ -128,13 +128,6 @@ _RETRACTION: Final = re.compile(
 _ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({][A-Z][)}],", re.IGNORECASE)
 
 
-class _Clause(NamedTuple):
-    """A clause of a marked answer."""
-
-    text: str
-    is_reason: bool  # it is in a sentence after "because" or the like
-
-
 def read_choice(answer: str, question: str) -> Sequence[str]:
     """Return the letters of the option that an answer names, none if it does not name one option.
 
@@ -216,22 +209,23 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     others: list[str] = []  # clauses that name options and are neither statement nor denial
     is_firm = False
     begins_with_label = _LABEL_AT_START.match(marked)
-    for index, clause in enumerate(_split_clauses(marked)):
-        denial = next(filter(None, (pattern.fullmatch(clause.text) for pattern in _DENIALS)), None)
+    for index, (clause, is_reason) in enumerate(_split_clauses(marked)):
+        denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
             continue
-        statement = next(filter(None, (pattern.fullmatch(clause.text) for pattern in _STATEMENTS)), None)
+        statement = next(filter(None, (pattern.fullmatch(clause) for pattern in _STATEMENTS)), None)
+        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
         if statement and not (statement["thinks"] and "{" in statement["name"]):
             stated.update(_MARKED.findall(statement["name"]))
             is_firm = is_firm or bool(statement.groupdict().get("firm"))
-        elif clause.is_reason:
+        elif is_reason:
             continue
-        elif _MARKED.search(clause.text):
-            others.append(clause.text)
-        elif _RETRACTION.match(clause.text):
+        elif _MARKED.search(clause):
+            others.append(clause)
+        elif _RETRACTION.match(clause):
             return None
-        elif index == 1 and begins_with_label and has_options and len(clause.text.split()) < _MIN_SENTENCE_WORDS:
+        elif index == 1 and begins_with_label and has_options and len(clause.split()) < _MIN_SENTENCE_WORDS:
             return None  # "B. purple", where purple is not the text of B
     rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
@@ -239,13 +233,13 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     return stated.pop() if len(stated) == 1 and not stated & denied else None
 
 
-def _split_clauses(marked: str) -> Iterator[_Clause]:
-    """Yield the clauses of a marked answer that are not empty."""
+def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
+    """Yield the clauses of a marked answer, each with True if it is in a sentence after "because" or the like."""
     start, is_reason = 0, False
     for end in (*_CLAUSE_END.finditer(marked), None):
         text = marked[start : end.start() if end else len(marked)].strip(" .,:;!\"'")
         if text:
-            yield _Clause(text, is_reason)
+            yield text, is_reason
         if end:
             start = end.end()
             is_reason = bool(end["reason"]) or (is_reason and not end["sentence"])
