@@ -36,12 +36,15 @@ _MARKUP: Final = re.compile(
     r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
     r"|\*([^*]+)\*|`([^`]*)`|\$([^$]*)\$"
 )
+_QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
+_UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
 _ARTICLE: Final = re.compile(r"^(?:an?|the) ")
 
 _LETTER_IN_TEXT: Final = re.compile(
     r"[(\[]([A-Za-z])[)\]]|(?<![\w'{])([A-Za-z])\)|(?<![\w'{])([B-HJ-Z])(?![\w'])"
     # Lower-case letters, and I, where a name has to be.
+    r"|^([a-z])(?=[.:] )"
     r"|(?:(?<= is )|(?<= be )|(?<=: )|(?<= or )|(?<= nor ))([a-zI])(?=[ .,;!]*(?:$|[.,;] | (?:and|or|nor) ))"
     r"|(?<=\b(?:option|choice|answer|letter|choose|select) )([a-zI])(?![\w'])"
     # An A before a word is an article, unless the word belongs to a statement.
@@ -52,11 +55,11 @@ _LETTER_IN_TEXT: Final = re.compile(
 _BETWEEN: Final = "[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?"
 _SAME_NAME: Final = re.compile(
     rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \(\2\))"
-    r"(?=[ \"']*(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
+    r"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
     re.IGNORECASE,
 )
 _OTHER_NAME: Final = re.compile(
-    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?=[ \"']*(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)", re.IGNORECASE
+    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)", re.IGNORECASE
 )
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 _LABEL_AT_START: Final = re.compile(r"\([A-Z]\)[.:]? ")
@@ -79,7 +82,7 @@ _BE: Final = r"(?:is|was|would be|should be|must be|has to be|will be)"
 _ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obviously|therefore|thus|simply|surely|then) )"
 _CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|go with|went with|say|answer|take|opt for|vote for)"
 _LEAD: Final = (
-    rf"(?:{_ADVERB}|so |and |hence |yes |finally |this means (?:that )?"
+    rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
     r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
@@ -134,7 +137,9 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     More than one letter is returned only if their options have equal texts.
     """
     options = parse_options(question)
-    plain = strip_markup(answer.replace("\n", " ; ")).strip("; \"'")
+    plain = strip_markup(answer.replace("\n", " ; ")).strip("; ")
+    if not options:
+        plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
     letter = _LETTER.fullmatch(plain)
     if letter and letter[1].upper() in (options or ascii_uppercase):
         return (letter[1].upper(),)
@@ -166,12 +171,12 @@ def parse_options(question: str) -> Mapping[str, str]:
 
 
 def strip_markup(text: str) -> str:
-    """Return a text without Markdown and LaTeX around its words, with straight apostrophes and single spaces."""
-    plain = text.replace("\u2019", "'")
+    """Return a text without Markdown, LaTeX and quotes, with straight apostrophes and single spaces."""
+    plain = text.replace("\u2018", "'").replace("\u2019", "'")
     # Twice, for a letter in bold within a box.
     for _ in range(2):
         plain = _MARKUP.sub(lambda match: match[match.lastindex or 0], plain)
-    return " ".join(plain.split())
+    return " ".join(_QUOTE.sub("", plain).split())
 
 
 def _options_with_text(text: str, options: Mapping[str, str]) -> Sequence[str]:
@@ -237,7 +242,7 @@ def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
     """Yield the clauses of a marked answer, each with True if it is in a sentence after "because" or the like."""
     start, is_reason = 0, False
     for end in (*_CLAUSE_END.finditer(marked), None):
-        text = marked[start : end.start() if end else len(marked)].strip(" .,:;!\"'")
+        text = marked[start : end.start() if end else len(marked)].strip(" .,:;!")
         if text:
             yield text, is_reason
         if end:
@@ -246,8 +251,8 @@ def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
 
 
 def _normalize(text: str) -> str:
-    """Return the text with case folded, white space collapsed, and quotes and final full stops removed."""
-    return " ".join(text.casefold().split()).strip("\"'").rstrip(".!")
+    """Return the text with case folded, white space collapsed, and final full stops removed."""
+    return " ".join(text.casefold().split()).rstrip(".!")
 
 
 def _drop_article(text: str) -> str:
