@@ -68,6 +68,7 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
 
 @lru_cache(maxsize=4096)  # siblings share their question, and often their answers
 def _score_option(text: str, question: str, target: str) -> RewardValue:
+    """Return the value of an answer to a question, by the letter of its correct option."""
     letters = read_choice(text, question)
     if not letters:
         return RewardValue(0.0, f"names no option: {text[:40]!r}")

@@ -40,9 +40,7 @@ _TENS_HYPHEN: Final = re.compile(rf"\b({'|'.join(_TENS)})-(?={'|'.join(_ONES[1:1
 _REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
 _NOT_ANY: Final = re.compile(r"^(?:there (?:are|is)(?:n't| not)|(?:i|we) (?:don't|do not) see) any\b")
 _NONE_OF: Final = re.compile(r"none(?: of (?:them|these|those|the [a-z]+))?")
-_NOT_COUNTED: Final = frozenset(
-    {"idea", "clue", "answer", "way", "doubt", "wonder", "comment", "problem", "information"}
-)
+_NOT_COUNTED: Final = frozenset({"idea", "clue", "answer", "way", "doubt", "wonder", "comment", "problem"})
 _DOUBT_WORDS: Final = frozenset(
     {
         *_ONES,
@@ -53,24 +51,7 @@ _DOUBT_WORDS: Final = frozenset(
     }
 )
 _MEASURES: Final = frozenset(
-    {
-        "mm",
-        "cm",
-        "m",
-        "km",
-        "inch",
-        "inches",
-        "feet",
-        "foot",
-        "g",
-        "kg",
-        "lb",
-        "lbs",
-        "ml",
-        "l",
-        "degrees",
-        "percentage",
-    }
+    {*("mm", "cm", "m", "km", "inch", "inches", "feet", "foot", "g", "kg", "lb", "lbs"), *("ml", "l", "degrees")}
 )
 _MAX_CHARS, _MAX_NUMBER_WORDS, _MAX_THINGS = 120, 6, 8  # characters of a phrase; words of its number, and after it
 
