@@ -6,8 +6,8 @@ depends on its type:
 
     NUMBER       3, -2.5, 1,234 (groups of exactly three), 6e23     ASCII digits only; no unit, no second number
     CHOICE       B, (B), B., B)                                     one letter, read as upper case
-    BOX          [x1, y1, x2, y2], (..) or {"bbox_2d": [..]}        x1 < x2, y1 < y2, ASCII digits only
-    POINT        [x, y], (x, y) or {"point_2d": [x, y]}
+    BOX          [x1, y1, x2, y2], (..) or {"bbox_2d": [..]}        x1 < x2, y1 < y2, ASCII digits; or a list of one
+    POINT        [x, y], (x, y) or {"point_2d": [x, y]}             or a list of one
     SPAN         [start, end] or (start, end)                       seconds, 0 <= start < end
     TEXT         anything but the tags themselves                   stripped; not empty
     LATEX        one formula, with or without $..$, \boxed{..}       braces balanced

@@ -99,6 +99,12 @@ class ResponseFormat:
         closing_tag = (f"</{self.answer_tag}>",) if self.stop_at_answer else ()
         return (*closing_tag, *self.stop_strings)
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names by which a reward's option `of` may ask for a part of a response."""
+        thought = () if self.thinking == "none" else ("thought",)
+        return ("answer", "response", *thought, *(section.tag for section in self.sections))
+
     def instruction(self, answer_type: AnswerType, coordinate_system: CoordinateSystem | None = None) -> str:
         """Return the sentence that asks for this format; coordinates are asked for in the model's own system."""
         placeholder, units = ANSWER_PLACEHOLDERS[answer_type], ""

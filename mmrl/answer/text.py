@@ -42,6 +42,7 @@ _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
 _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
 _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}
 _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
+_JSON_REGION = re.compile(r"```|\{|\[\s*[\[{]")
 _JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 _XML_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
@@ -164,9 +165,14 @@ def _parse_xml_call(name: str, body: str) -> object:
 
 def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tuple[float, ...]:
     """Return the numbers of "[x, y, ..]" or "(x, y, ..)", `count` of them."""
-    # The JSON object that Qwen-VL models are trained to write, such as {"bbox_2d": [1, 2, 3, 4]}.
-    if key and text.startswith(("{", "```")):
-        return validate_region(parse_json(text), key).coordinates
+    # The JSON that Qwen-VL models are trained to write: {"bbox_2d": [1, 2, 3, 4]}, or a list of one such object or box.
+    if key and _JSON_REGION.match(text):
+        region = parse_json(text)
+        if isinstance(region, list) and region and isinstance(region[0], list | dict):
+            if len(region) > 1:
+                raise ValueError(f"{len(region)} regions where one is asked for")
+            region = region[0]
+        return validate_region(region, key).coordinates
     match = _TUPLES[count].fullmatch(text) if len(text) <= _MAX_TUPLE_CHARS else None
     if not match:
         raise ValueError(problem)

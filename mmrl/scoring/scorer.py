@@ -21,6 +21,7 @@ from mmrl.scoring.terms import (
     RewardOutcome,
     RewardProcessError,
     call_reward,
+    check_parts,
     check_terms,
     combine_terms,
     find_counted_terms,
@@ -162,8 +163,10 @@ class RewardFunctionScorer:
         Raises:
             RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
             RewardError: a reward failed, whatever `on_error` and `on_missing_score` say.
-            UserError: no term applies to a sample, or its target cannot be written in the response format.
+            UserError: no term applies to a sample, its target cannot be written in the response format, or a term reads
+                a part that this format does not have.
         """
+        check_parts(self.terms, response_format)
         remaining, batch_size = iter(samples), max(1, self._options.workers)
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         while batch := list(islice(remaining, batch_size)):

@@ -16,6 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal, TypeGuard
 
+from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import (
     Contribution,
@@ -30,7 +31,7 @@ from mmrl.types import (
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
-from mmrl_rewards.contract import BoundReward
+from mmrl_rewards.contract import BoundReward, Of
 
 _MAX_REASON_CHARS = 2000
 _VERBS = {"requires": "requires", "fallback": "falls back on"}
@@ -244,6 +245,21 @@ def _error_about(key: str, message: str) -> UserError:
     error = UserError(message)
     error.key = key
     return error
+
+
+def check_parts(terms: Sequence[BoundTerm], response_format: ResponseFormat) -> None:
+    """Check that a response can have the parts that the terms read, by their options of the type `Of`.
+
+    Raises:
+        UserError: the response format has no such part.
+    """
+    known = response_format.part_names
+    for term in terms:
+        for name, option in term.reward.reward.options.items():
+            part = term.reward.args.get(name, option.default)
+            if option.type_hint == Of and part not in known:
+                there_are = f"the response format has no {part!r}; its parts are {', '.join(known)}"
+                raise UserError(f"term {term.name!r}, option {name!r}: {there_are}")
 
 
 def combine_terms(

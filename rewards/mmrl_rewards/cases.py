@@ -158,6 +158,7 @@ class Case(_CaseModel):
     args: dict[str, Any] = {}  # options of the reward
     sample: CaseSample
     response: str  # text of the model
+    opening: str = ""  # text of the response that the chat template writes, such as "<think>\n"
     repeat: int = Field(default=1, ge=0)  # times that the text is repeated, for long responses
     coordinates: CoordinateSystem = CoordinateSystem.PX_ORIGINAL  # of the response
     thinking: Literal["none", "optional", "required"] = "optional"
@@ -184,7 +185,7 @@ class Case(_CaseModel):
         Raises:
             Unscorable: the row leaves the size of a medium to its file, which cannot be opened.
         """
-        text = self.response * self.repeat
+        text = self.opening + self.response * self.repeat
         response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
         sample = self.sample.build()
         resize_maps = []

@@ -1,29 +1,36 @@
-"""Rewards for multiple choice and for yes or no."""
+"""Rewards for multiple choice and for yes or no. `of` names the part of the response that is read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from string import ascii_uppercase
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
+from mmrl_rewards.choice_grammar import parse_options, read_choice, strip_markup
+from mmrl_rewards.contract import Of, part_text, part_value, reward, target_value
 
-_MAX_CHARS: Final = 1000  # a longer answer names no choice
-_LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
-_MARKUP: Final = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*")
-_LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
-_LETTER_AND_TEXT: Final = re.compile(r"[(\[]?([A-Z])(?:[)\]][.:]?|[.:])\s+(\S.*)", re.DOTALL)
-_STATED_ANSWER: Final = re.compile(
-    r"(?i:\b(?:answer|option|choice))(?:\s+is)?\s*:?\s*[(\[]?[A-Z](?=[)\].,:;!]|\s+is\b|\s*$)"
+_MAX_CHARS: Final = 1000  # a longer answer names no option, and says neither yes nor no
+_WORDS: Final = MappingProxyType(
+    {**dict.fromkeys(("yes", "yeah", "yep", "yup"), "yes"), **dict.fromkeys(("no", "nope", "nah"), "no")}
 )
-_LONE_LETTER: Final = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
-_YES_OR_NO: Final = re.compile(r"\b(?:yes|no)\b")
+_NEITHER: Final = "neither yes nor no: {!r}"
+# The grammar of `yes_no`, after markup and quotes: a word of `_WORDS`, alone or before anything that has no word of the
+# other side or of doubt, is not a short answer of the other side ("Yes, it isn't"), and makes no idiom ("no doubt").
+_SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
+_IDIOM: Final = re.compile(r"no (?:doubt|wonder|idea|clue|one|comment|problem|longer|matter)\b")
+_DOUBT: Final = re.compile(
+    r"\?|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or|don't know|cannot tell|can't tell)\b"
+)
+_SHORT_ANSWER: Final = re.compile(
+    r"\w+[,.;:]? (?:it|there|he|she|they|that|this|i|we) "
+    r"(?:is|are|was|were|does|do|did|has|have|can|ca|will|wo)(?P<negated> not|n't|not)?"
+)
 
 
 @reward(name="choice", answer_types=(AnswerType.CHOICE,))
-def exact(response: Response, sample: Sample) -> RewardValue:
+def exact(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer's letter is the target's, ignoring case, else 0.
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
@@ -31,16 +38,17 @@ def exact(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not one letter from A to Z.
     """
     target = target_value(sample, AnswerType.CHOICE)
-    value = answer_value(response)
+    value = part_value(response, AnswerType.CHOICE, of)
     return RewardValue(float(value == target), f"{value}, expected {target}")
 
 
 @reward(name="option", answer_types=(AnswerType.CHOICE,))
-def option(response: Response, sample: Sample) -> RewardValue:
+def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer names the correct option by its letter, its text or both, else 0.
 
-    If the question lists "B. red" on a line of its own, these name B: B, (B), [B], **B**, B. red, red, and "The answer
-    is B." These name no option: two letters, a letter with another option's text, and a sentence without a letter.
+    If the question lists "B. red" on a line of its own, these name B: B, (b), **B**, B. red, red, "The answer is B.",
+    "B is correct", "I choose B" and "not A but B". These name no option: two letters, a letter with another option's
+    text, "It cannot be B", and an option that is only thought probable. `choice_grammar` has the whole grammar.
 
     Source: the answer matching of MathVista (arXiv:2310.02255).
     Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have
@@ -48,19 +56,30 @@ def option(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not one letter from A to Z, or the question lists options without it.
     """
     target = target_value(sample, AnswerType.CHOICE)
-    options = _parse_options(sample)
+    question = "\n".join([part for part in sample.parts if isinstance(part, str)])
+    options = parse_options(question)
     if options and target not in options:
         raise Unscorable(f"the target {target} is none of the options {', '.join(options)}")
-    content = _answer_text(response)
-    letters = _named_options(content, options) if len(content) <= _MAX_CHARS else ()
+    text = part_text(response, of)
+    if len(text) > _MAX_CHARS:
+        return RewardValue(0.0, f"names no option: {text[:40]!r}")
+    return _score_option(text, question, target)
+
+
+@lru_cache(maxsize=4096)  # siblings share their question, and often their answers
+def _score_option(text: str, question: str, target: str) -> RewardValue:
+    """Return the value of an answer to a question, by the letter of its correct option."""
+    letters = read_choice(text, question)
     if not letters:
-        return RewardValue(0.0, f"names no option: {content[:40]!r}")
+        return RewardValue(0.0, f"names no option: {text[:40]!r}")
     return RewardValue(float(target in letters), f"{' or '.join(letters)}, expected {target}")
 
 
 @reward(name="yes_no", answer_types=(AnswerType.TEXT,))
-def yes_no(response: Response, sample: Sample) -> RewardValue:
-    """Return 1 if the answer begins with the target's "yes" or "no" and does not contain the other word, else 0.
+def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
+    """Return 1 if the answer begins with the target's "yes" or "no" and contains nothing against it, else 0.
+
+    "Yeah" is yes, and "nope" no. The other word, a word of doubt and "Yes, it isn't" are against it.
 
     Source: the yes/no questions of POPE (arXiv:2305.10355).
     Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more
@@ -70,70 +89,21 @@ def yes_no(response: Response, sample: Sample) -> RewardValue:
     target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):
         raise Unscorable(f"the target {sample.target.value!r:.80} is neither yes nor no")
-    content = _answer_text(response)
-    answer = content[:_MAX_CHARS].strip().casefold()
-    words = set(_YES_OR_NO.findall(answer))
-    if len(content) > _MAX_CHARS or len(words) != 1 or not _YES_OR_NO.match(answer):
-        return RewardValue(0.0, f"neither yes nor no: {answer[:40]!r}")
-    return RewardValue(float(words == {target}), f"{words.pop()}, expected {target}")
+    text = part_text(response, of)
+    said = _read_yes_or_no(text) if len(text) <= _MAX_CHARS else _NEITHER.format(text[:40])
+    return RewardValue(float(said == target), f"{said}, expected {target}")
 
 
-def _answer_text(response: Response) -> str:
-    """Return the answer as written."""
-    if response.answer.text is None:
-        raise BadAnswer(response.answer.problems[0])
-    return response.answer.text
-
-
-def _parse_options(sample: Sample) -> Mapping[str, str]:
-    """Return the text of each option by its letter, from the last list of options in the question.
-
-    The list ends where the letters A, B, C, ... break off. The result is empty if it has fewer than two options.
-    """
-    question = "\n".join(part for part in sample.parts if isinstance(part, str))
-    lines = _LISTED_OPTION.findall(question)
-    # Examples of other questions may come first, so the last list is the question's own.
-    starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
-    last_list = lines[starts[-1] :] if starts else []
-    options: dict[str, str] = {}
-    for (letter, text), expected_letter in zip(last_list, ascii_uppercase, strict=False):
-        if letter != expected_letter:
-            break
-        options[letter] = text
-    return options if len(options) > 1 else {}
-
-
-def _named_options(content: str, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the letters of the option that an answer names.
-
-    More than one letter is returned only if their options have equal texts.
-    """
-    answer = _MARKUP.sub(r"\1\2", content).strip()
-    same_text = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
-    if same_text:
-        return same_text
-    letters = set(_candidate_letters(answer, options))
-    # An answer that may mean two options names none.
-    return tuple(letters) if len(letters) == 1 and letters <= set(options or ascii_uppercase) else ()
-
-
-def _candidate_letters(answer: str, options: Mapping[str, str]) -> Sequence[str]:
-    """Return every letter that an answer may mean, in the order of the text."""
-    alone = _LETTER.fullmatch(answer)
-    if alone:
-        return [alone[1].upper()]
-    letter_and_text = _LETTER_AND_TEXT.fullmatch(answer)
-    if letter_and_text:
-        # "B. red" names B only if red is the text of B; without listed options there is no text to compare with.
-        letter, text = letter_and_text.groups()
-        if _normalize(options.get(letter, text)) == _normalize(text):
-            return [letter]
-    if not _STATED_ANSWER.search(answer):
-        return []
-    known_letters = options or ascii_uppercase
-    return [letter for letter in _LONE_LETTER.findall(answer) if letter in known_letters]
-
-
-def _normalize(text: str) -> str:
-    """Return the text with case folded, white space collapsed and final full stops removed."""
-    return " ".join(text.casefold().split()).rstrip(".")
+@lru_cache(maxsize=4096)  # siblings often give the same answer
+def _read_yes_or_no(text: str) -> str:
+    """Return "yes", "no", or that a text says neither, with its start."""
+    neither = _NEITHER.format(text[:40])
+    answer = strip_markup(text).casefold().strip(" \"'([.!)]")
+    words = {_WORDS[word] for word in _SAID.findall(answer)}
+    if len(words) != 1 or not _SAID.match(answer) or _IDIOM.match(answer) or _DOUBT.search(answer):
+        return neither
+    said = words.pop()
+    short_answer = _SHORT_ANSWER.fullmatch(answer)
+    if short_answer and bool(short_answer["negated"]) != (said == "no"):
+        return neither
+    return said

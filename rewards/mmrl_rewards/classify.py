@@ -1,4 +1,7 @@
-"""Rewards for classification. The target is the name of one class or a set of names."""
+"""Rewards for classification. The target is the name of one class or a set of names.
+
+`of` names the part of the response that is compared.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pydantic import Field
 from rapidfuzz import fuzz, process
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import Of, part_value, reward, target_value
 from mmrl_rewards.strings import excerpt
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -20,7 +23,12 @@ _SEPARATORS_TO_SPACES: Final = str.maketrans("_-", "  ")
 
 @reward(name="label", answer_types=(AnswerType.TEXT,))
 def label(
-    response: Response, sample: Sample, *, verbatim: bool = False, aliases: Mapping[str, str] = _NO_ALIASES
+    response: Response,
+    sample: Sample,
+    *,
+    verbatim: bool = False,
+    aliases: Mapping[str, str] = _NO_ALIASES,
+    of: Of = "answer",
 ) -> RewardValue:
     """Return 1 if the answer is the target's class, else 0.
 
@@ -33,7 +41,7 @@ def label(
     Unscorable: the target is not text.
     """
     target = target_value(sample, AnswerType.TEXT)
-    content: str = answer_value(response)
+    content: str = part_value(response, AnswerType.TEXT, of)
     # Aliases are normalised as answers are, while the class they stand for stays as written, for `verbatim`.
     other_names = {_normalize(name): stands_for for name, stands_for in aliases.items()}
     named = other_names.get(_normalize(content), content)
@@ -48,6 +56,7 @@ def fuzzy(
     *,
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9,
     column: str | None = None,
+    of: Of = "answer",
 ) -> RewardValue:
     """Return 1 if the spelling of the answer is close to the target's, else 0.
 
@@ -68,7 +77,7 @@ def fuzzy(
         classes = [_normalize(name) for name in names]
         if target not in classes:
             raise Unscorable(f"the target {excerpt(target)} is none of the {len(classes)} classes in {column!r}")
-    answer = _normalize(answer_value(response))
+    answer = _normalize(part_value(response, AnswerType.TEXT, of))
     # rapidfuzz counts in per cent.
     nearest = process.extractOne(answer, classes, scorer=fuzz.ratio, score_cutoff=100 * threshold)
     if nearest is None:
@@ -79,7 +88,7 @@ def fuzzy(
 
 
 @reward(name="labels", answer_types=(AnswerType.LIST,))
-def labels(response: Response, sample: Sample) -> RewardValue:
+def labels(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return |A & B| / |A | B|, in [0, 1], of the set of answered classes and the set of expected classes.
 
     Names are normalised as in `label`.
@@ -89,7 +98,7 @@ def labels(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not a list of texts.
     """
     expected = {_normalize(name) for name in target_value(sample, AnswerType.LIST)}
-    given = {_normalize(name) for name in answer_value(response)}
+    given = {_normalize(name) for name in part_value(response, AnswerType.LIST, of)}
     shared, union = len(given & expected), len(given | expected)
     return RewardValue(shared / union if union else 1.0, f"{shared} shared of {len(given)}, expected {len(expected)}")
 

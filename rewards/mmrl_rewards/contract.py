@@ -36,8 +36,6 @@ RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], flo
 Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 """Part of a response that a reward reads: `answer`, `thought`, `response` for its whole text, or a section's tag."""
 
-_MAX_EXCERPT_CHARS = 40
-
 
 class BadAnswer(Exception):
     """The answer gets the low end of the reward's range, for the reason that the message states."""
@@ -222,15 +220,8 @@ def part_text(response: Response, of: Of = "answer") -> str:
         BadAnswer: the part is absent or empty, or occurs more than once.
     """
     answer = response.answer
-    match of:
-        case "answer":
-            text = answer.text
-        case "thought":
-            text = answer.thinking
-        case "response":
-            text = response.text
-        case _:
-            text = answer.sections.get(of)
+    texts = {**answer.sections, "answer": answer.text, "thought": answer.thinking, "response": response.text}
+    text = texts.get(of)
     if of in answer.repeated:
         raise BadAnswer(f"more than one {of}")
     if text is None:
@@ -254,7 +245,7 @@ def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -
     try:
         return parse_answer_value(answer_type, text)
     except ValueError as error:
-        raise BadAnswer(f"{of} is {error}: {text[:_MAX_EXCERPT_CHARS]!r}") from error
+        raise BadAnswer(f"{of} is {error}: {text[:40]!r}") from error
 
 
 def column_value(sample: Sample, column: str) -> object:

@@ -3,48 +3,77 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
+from mmrl_rewards.choice_grammar import strip_markup
+from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, reward, target_value
 
-_NUMBER_WORDS: Final = (
+# The grammar of a count in words, in any case and after markup is removed:
+#
+#   answer = [lead] number [things] ["."] | [lead] none
+#   lead   = "there are" | "I see" | ["the"] ("answer" | "number of" words | ..) ("is" | ":") | "exactly" | ..
+#   number = digits | number words, such as "one hundred and five" | ("a" | number) ("dozen" | "thousand")
+#          | "half a dozen" | "a pair" | "a couple" | "a single" | number "(" the same number ")"
+#   things = up to eight words without a further number or a word of doubt; they begin with no unit of measure
+#   none   = "none" | "none of them" | "no" things | "there are not any" things
+#
+# So these are no count: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
+# "several", "dozens", "3 cats and a dog", "3rd".
+_ONES: Final = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
-_NUMBER_BY_WORD: Final[Mapping[str, int]] = MappingProxyType(
-    {word: number for number, word in enumerate(_NUMBER_WORDS)}
+_TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_DIGITS: Final = re.compile(r"(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})(?:\.0+)?", re.ASCII)
+_THING: Final = re.compile(r"[a-z][a-z'-]*", re.ASCII)
+_LEAD: Final = re.compile(
+    r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|a total of"
+    r"|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?(?:is|are|=)"
+    r"|(?:answer|count|total|number):) ?)*",
+    re.ASCII,
 )
-# A number or a word, then up to three words for the things counted, such as "3 red apples".
-_COUNT_PHRASE: Final = re.compile(r"([0-9]{1,9}|[a-z]+)((?: [a-z]+){0,3})\.?", re.ASCII)
-# A phrase with one of these after its number states more than one, such as "3 or four".
-_HEDGE_WORDS: Final = frozenset({*_NUMBER_WORDS, "or", "and", "to"})
-_MAX_CHARS: Final = 80  # a longer answer is not a count phrase
+_TENS_HYPHEN: Final = re.compile(rf"\b({'|'.join(_TENS)})-(?={'|'.join(_ONES[1:10])})")
+_REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
+_NOT_ANY: Final = re.compile(r"^(?:there (?:are|is)(?:n't| not)|(?:i|we) (?:don't|do not) see) any\b")
+_NONE_OF: Final = re.compile(r"none(?: of (?:them|these|those|the [a-z]+))?")
+_NOT_COUNTED: Final = frozenset({"idea", "clue", "answer", "way", "doubt", "wonder", "comment", "problem"})
+_DOUBT_WORDS: Final = frozenset(
+    {
+        *_ONES,
+        *_TENS,
+        *("dozen", "dozens", "pair", "couple", "single", "hundred", "thousand", "million"),
+        *("or", "to", "than", "percent", "half", "maybe", "perhaps", "probably", "about", "around", "approximately"),
+        *("roughly", "least", "most", "more", "less", "fewer", "not", "point", "minus", "out", "per", "possibly", "if"),
+    }
+)
+_MEASURES: Final = frozenset(
+    {*("mm", "cm", "m", "km", "inch", "inches", "feet", "foot", "g", "kg", "lb", "lbs"), *("ml", "l", "degrees")}
+)
+_MAX_CHARS, _MAX_NUMBER_WORDS, _MAX_THINGS = 120, 6, 8  # characters of a phrase; words of its number, and after it
 
 
 @reward(name="count", answer_types=(AnswerType.NUMBER,))
-def exact(response: Response, sample: Sample, *, words: bool = False) -> RewardValue:
+def exact(response: Response, sample: Sample, *, words: bool = False, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer is the target's count, else 0. With `words`, "three" and "3 apples" count as 3.
 
+    "A dozen" is 12, and "no apples" is 0. A range, an approximation, a negation and a percentage are not counts.
+
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
-    Departures: only the answer is read, never the thinking, and it must hold exactly one number. Number words go up to
-    twenty.
+    Departures: only the answer is read, never the thinking unless `of` says so, and it must hold exactly one number.
     Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
-    value = response.answer.value
-    if value is None and words:
-        value = _parse_count_phrase(response.answer.text or "")
-    if value is None:
-        raise BadAnswer(response.answer.problems[0])
+    value = _read_count(response, words=words, of=of)
     return RewardValue(float(value == target), f"{value}, expected {target}")
 
 
 @reward(name="count_graded", answer_types=(AnswerType.NUMBER,))
-def graded(response: Response, sample: Sample) -> RewardValue:
-    """Return max(0, 1 - |answer - target| / max(1, target)).
+def graded(response: Response, sample: Sample, *, words: bool = False, of: Of = "answer") -> RewardValue:
+    """Return max(0, 1 - |answer - target| / max(1, target)). With `words`, counts are read as in `exact`.
 
     Add it to `count:exact` instead of using it alone, because always answering a medium number earns something.
 
@@ -53,7 +82,7 @@ def graded(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
-    value = answer_value(response)
+    value = _read_count(response, words=words, of=of)
     return RewardValue(max(0.0, 1.0 - abs(value - target) / max(1, target)), f"{value}, expected {target}")
 
 
@@ -65,9 +94,78 @@ def _target_count(sample: Sample) -> int:
     return int(target)
 
 
+def _read_count(response: Response, *, words: bool, of: Of) -> float:
+    """Return the number of a part of the response, with `words` one that is written as a phrase, too.
+
+    Raises:
+        BadAnswer: it holds no number, or more than one.
+    """
+    try:
+        number: float = part_value(response, AnswerType.NUMBER, of)
+    except BadAnswer:
+        phrase = part_text(response, of) if words else ""
+        count = _parse_count_phrase(phrase) if len(phrase) <= _MAX_CHARS else None
+        if count is None:
+            raise
+        return count
+    return number
+
+
+@lru_cache(maxsize=4096)  # siblings often give the same answer
 def _parse_count_phrase(text: str) -> int | None:
-    """Return the number in "three" or "3 apples", or None if there is no number or more than one."""
-    phrase = _COUNT_PHRASE.fullmatch(text.strip().lower()) if len(text) <= _MAX_CHARS else None
-    if not phrase or _HEDGE_WORDS & set(phrase[2].split()):
-        return None
-    return int(phrase[1]) if phrase[1].isdigit() else _NUMBER_BY_WORD.get(phrase[1])
+    """Return the count in "three" or "3 apples", or None if the text is not in the grammar above."""
+    phrase = strip_markup(text).lower().strip("\"' ").rstrip(".!")
+    phrase = _NOT_ANY.sub("no", phrase, count=1)
+    lead = _LEAD.match(phrase)
+    phrase = phrase[lead.end() :].strip() if lead else phrase
+    repeated = _REPEATED.fullmatch(phrase)
+    if repeated and _parse_count_phrase(repeated[1]) == _parse_count_phrase(repeated[2]):
+        phrase = repeated[1] + repeated[3]
+    if _NONE_OF.fullmatch(phrase):
+        return 0
+    words = _TENS_HYPHEN.sub(r"\1 ", phrase).replace("half-dozen", "half a dozen").split()
+    if words[:1] == ["no"]:
+        return 0 if len(words) > 1 and words[1] not in _NOT_COUNTED and _are_things(words[1:]) else None
+    # The longest number first: "one hundred and five", not "one".
+    for used in range(min(_MAX_NUMBER_WORDS, len(words)), 0, -1):
+        count = _read_number(" ".join(words[:used]))
+        if count is not None:
+            return count if _are_things(words[used:]) else None
+    return None
+
+
+def _read_number(text: str) -> int | None:
+    """Return the number that a text is, in digits or in words, or None."""
+    digits = _DIGITS.fullmatch(text)
+    return int(text.partition(".")[0].replace(",", "")) if digits else _spelled_numbers().get(text)
+
+
+@cache
+def _spelled_numbers() -> Mapping[str, int]:
+    """Return the numbers below 1000 by their words, without hyphens, and dozens, hundreds and thousands of them."""
+    below_100 = list(_ONES)
+    for tens in _TENS:
+        below_100 += [tens, *(f"{tens} {one}" for one in _ONES[1:10])]
+    numbers = {word: number for number, word in enumerate(below_100)}
+    for hundreds, digit in ((1, "a"), *enumerate(_ONES[1:10], 1)):
+        numbers[f"{digit} hundred"] = 100 * hundreds
+        for number, word in enumerate(below_100[1:], 1):
+            numbers[f"{digit} hundred {word}"] = numbers[f"{digit} hundred and {word}"] = 100 * hundreds + number
+    for word, number in list(numbers.items())[1:]:
+        numbers[f"{word} thousand"] = numbers[f"{number} thousand"] = 1000 * number
+        if number < 100:
+            numbers[f"{word} dozen"] = numbers[f"{number} dozen"] = 12 * number
+    return numbers | {"a dozen": 12, "half a dozen": 6, "a pair": 2, "a couple": 2, "a single": 1, "a thousand": 1000}
+
+
+def _are_things(words: Sequence[str]) -> bool:
+    """Return True if words may follow a count: they name things, and neither another number nor a doubt."""
+    if len(words) > _MAX_THINGS or not all(map(_THING.fullmatch, words)) or _DOUBT_WORDS & set(words):
+        return False
+    if words and (words[0] in _MEASURES or words[-1] == "and"):
+        return False
+    # "Three cats and a dog" are four.
+    for first, second in pairwise(words):
+        if first == "and" and second in ("a", "an", "another", "some", "no"):
+            return False
+    return True

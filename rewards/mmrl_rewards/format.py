@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mmrl.answer.response_format import split_tags
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import Of, part_value, reward, target_value
 
 # The form of these attacks is correct, and only their content is bad, so a format reward gives them the maximum.
 _CONTENT_ATTACKS: Final = (
@@ -64,21 +64,36 @@ def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answe
     return RewardValue((len(correct) + clean) / (len(tags) + 1), reason[:200])
 
 
+@reward(name="section_format", judges_answer=False, attack_tolerance=1.0)  # attacks write texts that have a form
+def section(response: Response, sample: Sample, *, of: Of, form: AnswerType = AnswerType.TEXT) -> RewardValue:
+    """Return 1 if the part that `of` names occurs once, is not empty and has the form of an answer type, else 0.
+
+    It scores one part of a response, such as the <class> of TimeMaster, where `tags` scores all of them together. The
+    answer has the form of the target, whatever `form` says.
+
+    Source: the format reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2), for one part.
+    Departures: the content of the part must also parse as `form`.
+    """
+    part_value(response, form, of)
+    return RewardValue(1.0, f"{of} has its form")
+
+
 @reward(name="fields", answer_types=(AnswerType.JSON,))
-def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = ()) -> RewardValue:
+def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = (), of: Of = "answer") -> RewardValue:
     """Return |given & wanted| / |given | wanted| of the fields of a JSON object, or its mean over a list of objects.
 
-    `names` are the wanted fields. If it is empty, the target's own fields are wanted.
+    `names` are the wanted fields. If it is empty, the target's own fields are wanted. `of` names the part of the
+    response that is read; with `names`, a part that is not the answer does without a target.
 
     Source: the format reward of Affordance-R1 (arXiv:2508.06206), which counts the fields that are present.
     Departures: unknown fields lower the value, so listing every conceivable name does not pay.
     Unscorable: `names` is empty and the target is not a JSON object with fields.
     """
-    target = target_value(sample, AnswerType.JSON)
+    target = target_value(sample, AnswerType.JSON) if of == "answer" or not names else None
     wanted = set(names) or (set(target) if isinstance(target, Mapping) else set())
     if not wanted:
         raise Unscorable(f"the target {target!r:.80} has no fields: it is not a JSON object, and `names` is empty")
-    value = answer_value(response)
+    value = part_value(response, AnswerType.JSON, of)
     entries: Sequence[Any] = value if isinstance(value, list) else [value]
     shares = []
     for entry in entries:

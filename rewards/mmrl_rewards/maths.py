@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mmrl.answer import parse_answer_value, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import answer_value, reward
+from mmrl_rewards.contract import Of, part_value, reward
 from mmrl_rewards.strings import excerpt
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
@@ -22,7 +22,9 @@ _EXCERPT_CHARS: Final = 60
 
 
 @reward(name="maths", answer_types=_ANSWER_TYPES, timeout_s=5.0)
-def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(ge=0, le=12)] = 6) -> RewardValue:
+def equal(
+    response: Response, sample: Sample, *, decimals: Annotated[int, Field(ge=0, le=12)] = 6, of: Of = "answer"
+) -> RewardValue:
     r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
     Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
@@ -46,7 +48,7 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
     except ValueError as error:
         raise Unscorable(f"the target {sample.target.value!r:.80} is {error}") from error
     try:
-        answer = _normalize_formula(answer_value(response))
+        answer = _normalize_formula(part_value(response, sample.target.answer_type, of))
     except ValueError as error:
         return RewardValue(0.0, f"the answer is {error}")
     reason = f"{excerpt(answer, _EXCERPT_CHARS)}, expected {excerpt(target, _EXCERPT_CHARS)}"

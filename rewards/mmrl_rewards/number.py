@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mmrl.answer import parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import Of, part_value, reward, target_value
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
@@ -71,7 +71,7 @@ UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
 
 
 @reward(name="number", answer_types=(AnswerType.NUMBER,))
-def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> RewardValue:
+def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0, of: Of = "answer") -> RewardValue:
     """Return 1 if |answer - target| <= tolerance, else 0. 3 and 3.0 are equal.
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
@@ -79,14 +79,14 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> 
     Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
-    value = answer_value(response)
+    value = part_value(response, AnswerType.NUMBER, of)
     within = abs(value - target) <= tolerance
     margin = f" within {tolerance:g}" if tolerance else ""
     return RewardValue(float(within), f"{value}, expected {target}{margin}")
 
 
 @reward(name="relaxed", answer_types=(AnswerType.NUMBER,))
-def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -> RewardValue:
+def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05, of: Of = "answer") -> RewardValue:
     """Return 1 if |answer - target| <= relative * |target|, else 0. It is the relaxed accuracy of chart questions.
 
     Five per cent of a year is a century, so use `number:exact` for questions about years.
@@ -95,13 +95,15 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -
     Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
-    value = answer_value(response)
+    value = part_value(response, AnswerType.NUMBER, of)
     within = abs(value - target) <= relative * abs(target)
     return RewardValue(float(within), f"{value}, expected {target} within {relative:g}")
 
 
 @reward(name="rounded", answer_types=(AnswerType.NUMBER,))
-def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None) -> RewardValue:
+def rounded(
+    response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return 1 if answer and target are equal after both are rounded to `decimals` places, else 0.
 
     With `column`, the number of places of each sample is in `sample.meta[column]`.
@@ -117,14 +119,14 @@ def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, colum
         if isinstance(given, bool) or not isinstance(given, int | float) or given not in range(13):
             raise Unscorable(f"the column {column!r} says {given!r:.40}, not how many decimals from 0 to 12 there are")
         places = int(given)
-    value = answer_value(response)
+    value = part_value(response, AnswerType.NUMBER, of)
     equal = round(float(value), places) == round(float(target), places)
     return RewardValue(float(equal), f"{value}, expected {target} to {places} decimals")
 
 
 @reward(name="quantity", answer_types=(AnswerType.TEXT,))
 def quantity(
-    response: Response, sample: Sample, *, relative: Tolerance = 0.0, unit_required: bool = True
+    response: Response, sample: Sample, *, relative: Tolerance = 0.0, unit_required: bool = True, of: Of = "answer"
 ) -> RewardValue:
     """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
@@ -140,7 +142,7 @@ def quantity(
     except ValueError as error:
         raise Unscorable(f"the target is {error}") from error
     try:
-        given, given_unit = _parse_quantity(answer_value(response))
+        given, given_unit = _parse_quantity(part_value(response, AnswerType.TEXT, of))
     except ValueError as error:
         return RewardValue(0.0, f"the answer is {error}")
     if not unit_required:

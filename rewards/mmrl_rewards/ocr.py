@@ -1,7 +1,8 @@
 """Rewards for reading text in an image: transcriptions, short readings, the fields of a form.
 
-If `column` names a column of `sample.meta`, it lists further correct answers, and the best match counts. A rambling
-answer earns nothing: error rates reach 1 at twice the target's length.
+If `column` names a column of `sample.meta`, it lists further correct answers, or with `of`, which names the part that
+is compared, all correct texts of that part. The best match counts. A rambling answer earns nothing: error rates reach 1
+at twice the target's length.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from rapidfuzz.distance import Levenshtein
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import Of, part_value, reward, target_value
 
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @reward(name="ocr_exact", answer_types=(AnswerType.TEXT,))
-def exact(response: Response, sample: Sample, *, column: str | None = None) -> RewardValue:
+def exact(response: Response, sample: Sample, *, column: str | None = None, of: Of = "answer") -> RewardValue:
     """Return 1 if answer and target have the same letters and digits in the same order, ignoring case, else 0.
 
     Source: word accuracy of scene text recognition, case-insensitive and alphanumeric (arXiv:1904.01906, 4.1).
     Departures: letters and digits of all scripts count, after NFKC.
     Unscorable: a target is not text, or has no letter and no digit.
     """
-    targets = strings.normalized_targets(sample, column)
+    targets = strings.normalized_targets(sample, column, of)
     for target in targets:
         if not _keep_alphanumeric(target):
             raise Unscorable(f"the target {target!r:.80} has no letter and no digit")
-    text = strings.normalize(answer_value(response))
+    text = strings.normalize(part_value(response, AnswerType.TEXT, of))
     equal = [target for target in targets if _keep_alphanumeric(target) == _keep_alphanumeric(text)]
     target = equal[0] if equal else targets[0]
     value = float(bool(equal))
@@ -41,19 +42,24 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
 
 
 @reward(name="cer", answer_types=(AnswerType.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
-def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> RewardValue:
+def cer(
+    response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points.
 
     Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995.
     Departures: the value is clipped at 0. NFKC, stripping and collapsing white space come first.
     Unscorable: a target is not text, or is empty once normalised.
     """
-    targets = strings.normalized_targets(sample, column)
-    return _best_over_targets("1 - CER", response, targets, _one_minus_error_rate, ignore_case)
+    targets = strings.normalized_targets(sample, column, of)
+    text = part_value(response, AnswerType.TEXT, of)
+    return _best_over_targets("1 - CER", text, targets, _one_minus_error_rate, ignore_case)
 
 
 @reward(name="wer", answer_types=(AnswerType.TEXT,))
-def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> RewardValue:
+def wer(
+    response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return max(0, 1 - WER), WER = Levenshtein(answer, target) / len(target), in words between white space.
 
     Source: the word error rate of speech recognition, as reward 1 - WER for OCR in Video-R1 (arXiv:2503.21776).
@@ -64,12 +70,15 @@ def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column
     def measure(text: str, target: str) -> float:
         return _one_minus_error_rate(text.split(), target.split())
 
-    targets = strings.normalized_targets(sample, column)
-    return _best_over_targets("1 - WER", response, targets, measure, ignore_case)
+    targets = strings.normalized_targets(sample, column, of)
+    text = part_value(response, AnswerType.TEXT, of)
+    return _best_over_targets("1 - WER", text, targets, measure, ignore_case)
 
 
 @reward(name="anls", answer_types=(AnswerType.TEXT,))
-def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, column: str | None = None) -> RewardValue:
+def anls(
+    response: Response, sample: Sample, *, threshold: Threshold = 0.5, column: str | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return 1 - NL if NL < `threshold`, else 0, where NL = Levenshtein(answer, target) / length of the longer text.
 
     Case is ignored.
@@ -83,12 +92,13 @@ def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, colu
         distance = Levenshtein.normalized_distance(text, target, score_cutoff=threshold)
         return 1.0 - distance if distance < threshold else 0.0
 
-    targets = strings.normalized_targets(sample, column)
-    return _best_over_targets("ANLS", response, targets, measure, ignore_case=True)
+    targets = strings.normalized_targets(sample, column, of)
+    text = part_value(response, AnswerType.TEXT, of)
+    return _best_over_targets("ANLS", text, targets, measure, ignore_case=True)
 
 
 @reward(name="fields", answer_types=(AnswerType.JSON,))
-def fields(response: Response, sample: Sample) -> RewardValue:
+def fields(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return the F1 of the fields of a form: 2 * correct / (fields in the answer + fields in the target).
 
     A field is a value with its path of keys, such as `menu.price` in {"menu": [{"price": ..}]}. Positions in a list do
@@ -102,17 +112,17 @@ def fields(response: Response, sample: Sample) -> RewardValue:
     targets = Counter(_iter_leaves(target_value(sample, AnswerType.JSON)))
     if not targets:
         raise Unscorable(f"the target {sample.target.value!r:.80} has no field")
-    answers = Counter(_iter_leaves(answer_value(response)))
+    answers = Counter(_iter_leaves(part_value(response, AnswerType.JSON, of)))
     correct, num_answers, num_targets = (answers & targets).total(), answers.total(), targets.total()
     reason = f"{correct} right of {num_answers} fields, expected {num_targets}"
     return RewardValue(2.0 * correct / (num_answers + num_targets), reason)
 
 
 def _best_over_targets(
-    name: str, response: Response, targets: Sequence[str], measure: Callable[[str, str], float], ignore_case: bool
+    name: str, text: str, targets: Sequence[str], measure: Callable[[str, str], float], ignore_case: bool
 ) -> RewardValue:
-    """Return the highest `measure` of the answer and a target. Among equal ones, the reason shows the first target."""
-    text = strings.normalize(answer_value(response))
+    """Return the highest `measure` of a text and a target. Among equal ones, the reason shows the first target."""
+    text = strings.normalize(text)
     if ignore_case:
         text, targets = text.casefold(), [target.casefold() for target in targets]
     values = [measure(text, target) for target in targets]

@@ -1,4 +1,4 @@
-"""Rewards for spans of time, in seconds."""
+"""Rewards for spans of time, in seconds. `of` names the part of the response that is compared."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import Of, part_value, reward, target_value
 
 TimeSpan = tuple[float, float]
 
 
 @reward(name="span_iou", answer_types=(AnswerType.SPAN,))
-def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
+def iou(
+    response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return the temporal intersection over union, |A & B| / |A | B|, in [0, 1].
 
     With `threshold`, in (0, 1], the value is 1 if tIoU reaches it and else 0.
@@ -25,14 +27,14 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     Unscorable: the target is not two finite numbers with 0 <= start < end.
     """
     target = target_value(sample, AnswerType.SPAN)
-    answer = answer_value(response)
+    answer = part_value(response, AnswerType.SPAN, of)
     value = _temporal_iou(answer, target)
     reason = f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}"
     return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 @reward(name="span_aligned", answer_types=(AnswerType.SPAN,))
-def aligned(response: Response, sample: Sample, *, column: str = "duration") -> RewardValue:
+def aligned(response: Response, sample: Sample, *, column: str = "duration", of: Of = "answer") -> RewardValue:
     """Return tIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), in [0, 1].
 
     T is the length of the video in seconds, in `sample.meta[column]`.
@@ -48,7 +50,7 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
         raise Unscorable(
             f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_format_span(target)} lies"
         )
-    answer = answer_value(response)
+    answer = part_value(response, AnswerType.SPAN, of)
     start = max(0.0, 1.0 - abs(answer[0] - target[0]) / seconds)
     end = max(0.0, 1.0 - abs(answer[1] - target[1]) / seconds)
     overlap = _temporal_iou(answer, target)
@@ -57,7 +59,9 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
 
 
 @reward(name="spans_iou", answer_types=(AnswerType.SPANS,))
-def union_iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
+def union_iou(
+    response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return |A & B| / |A | B| in seconds, in [0, 1].
 
     A is the time that the answer's spans cover and B the time that the target's spans cover. The division of that time
@@ -70,7 +74,7 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     targets = target_value(sample, AnswerType.SPANS)
     if not targets:
         raise Unscorable("the target has no spans")
-    answers = answer_value(response)
+    answers = part_value(response, AnswerType.SPANS, of)
     # |A & B| = |A| + |B| - |A | B|
     union = _covered_seconds([*answers, *targets])
     value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
@@ -79,7 +83,9 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
 
 
 @reward(name="spans_f1", answer_types=(AnswerType.SPANS,))
-def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
+def f1(
+    response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None, of: Of = "answer"
+) -> RewardValue:
     """Return 2 sum(tIoU of matched spans) / (answers + targets), in [0, 1], over the best one-to-one matching.
 
     With `threshold`, in (0, 1], it is the usual F1: a pair counts 1 if tIoU >= threshold and else 0.
@@ -91,7 +97,7 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     targets = target_value(sample, AnswerType.SPANS)
     if not targets:
         raise Unscorable("the target has no spans")
-    answers = answer_value(response)
+    answers = part_value(response, AnswerType.SPANS, of)
     rows = []
     for answer in answers:
         rows.append([_temporal_iou(answer, target) for target in targets])

@@ -10,7 +10,7 @@ import unicodedata
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Sample, Unscorable
-from mmrl_rewards.contract import column_value, target_value
+from mmrl_rewards.contract import Of, column_value, target_value
 
 # Normalising a run of combining marks takes CPython time that grows with its square, so long runs that are not ASCII
 # are cut. Nothing composes with an ASCII character that follows it: every other seam is exact.
@@ -31,19 +31,26 @@ def words(text: str) -> list[str]:
     return _WORD.findall(normalize(text).casefold())
 
 
-def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
+def normalized_targets(sample: Sample, column: str | None, of: Of = "answer") -> tuple[str, ...]:
     """Return the correct texts, normalised: the target, and those in `sample.meta[column]` if a column is named.
+
+    The target is that of the answer. Where another part is compared with a column, the column, one text or a list, has
+    all its correct texts, and the target may be of any type.
 
     Raises:
         Unscorable: one is not text, or is empty once normalised; there is no such column, or it is not a list.
     """
-    targets = [target_value(sample, AnswerType.TEXT)]
+    targets = [] if column is not None and of != "answer" else [target_value(sample, AnswerType.TEXT)]
     if column is not None:
         listed = column_value(sample, column)
+        if of != "answer" and isinstance(listed, str):
+            listed = [listed]
         try:
             targets.extend(validate_value(AnswerType.LIST, listed))
         except ValueError as error:
             raise Unscorable(f"column {column!r} is {error}: {listed!r:.80}") from error
+    if not targets:
+        raise Unscorable(f"column {column!r} holds no text")
     normalized = tuple(map(normalize, targets))
     if "" in normalized:
         raise Unscorable(f"the target {targets[normalized.index('')]!r:.80} is empty once normalised")

@@ -10,9 +10,12 @@ import pytest
 from processors import make_prompt_processor
 
 from mmrl.answer import ResponseFormat
+from mmrl.scoring.scorer import make_response
 from mmrl.types import Author, Segment, UserError
+from mmrl_rewards.format import tags
 
-# The end of the templates of Qwen3.5-4B and larger, and of Qwen3.5-0.8B and 2B, which have the opposite default.
+# The end of the templates of Qwen3.5-4B and larger, and of Qwen3.5-0.8B and 2B, which have the opposite default. The
+# template of Qwen3-VL-Thinking ends with OPEN, without an option.
 THINKS = "{% if enable_thinking is defined and enable_thinking is false %}CLOSED{% else %}OPEN{% endif %}"
 ANSWERS = "{% if enable_thinking is defined and enable_thinking is true %}OPEN{% else %}CLOSED{% endif %}"
 GENERATION = "<|im_start|>assistant\n"
@@ -45,6 +48,7 @@ def chat(make_tiny):
         (THINKS, {"enable_thinking": False}, ""),
         (ANSWERS, {}, ""),
         (ANSWERS, {"enable_thinking": True}, OPEN),
+        ("OPEN", {}, OPEN),
         ("", {}, ""),
     ],
 )
@@ -96,6 +100,22 @@ def test_an_opened_thought_that_the_response_format_does_not_ask_for_is_refused(
     with pytest.raises(UserError, match=rf"{reason}; set model.chat: \{{enable_thinking: false\}}"):
         chat.processor(THINKS, **response_format)
     assert not chat.processor(THINKS, chat={"enable_thinking": False}, **response_format).encoder.response_opening
+
+
+def test_the_format_of_a_response_counts_from_the_opened_thought(chat):
+    """Qwen3-VL-Thinking never writes the opening tag itself; an engine's tokens begin inside the thought."""
+    processor = chat.processor("OPEN", thinking="required")
+    prompt = processor.build(chat.sample)
+    demonstration = processor.build_demonstration(prompt, "<think>two</think><answer>2</answer>")
+    values = {}
+    for written in ("two</think><answer>2</answer>", "two<answer>2</answer>", "<think>two</think><answer>2</answer>"):
+        ids = processor.tokenize(written)
+        segment = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.POLICY)
+        rollout = processor.parse_rollout(replace(demonstration, segments=(segment,)))
+        values[written] = tags(make_response(rollout), chat.sample).value
+    assert list(values.values()) == [1.0, 0.0, 0.0]
+    with pytest.raises(UserError, match="the chat template does not read `enable_thinking`"):
+        chat.processor("OPEN", chat={"enable_thinking": False}, thinking="required")
 
 
 def test_a_demonstration_without_the_opened_thought_is_refused(chat):

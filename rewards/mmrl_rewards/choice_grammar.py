@@ -1,0 +1,260 @@
+r"""The grammar of an answer that names one option of a multiple-choice question, in words or by its letter.
+
+Names are marked first: (B) is the letter B, however it is written, and {B} the text of option B. What may then be
+written, in any case, is:
+
+    answer    = clause {("." | ";" | "!" | "," | "but" | "so" | "because" | "rather than" | ..) clause}
+    name      = ["option"] (B) | [article] {B} | ["option"] (B) {B} | {B} (B)
+    subject   = ["the" | "my" | ..] {"correct" | "final" | ..} ("answer" | "option" | "choice" | ..)
+    statement = name
+              | subject ["is" | ":" | ..] name
+              | name ("is" | "must be" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
+              | ("I" | "we") ("choose" | "pick" | ..) name
+              | ("it" | "that" | "this") ("is" | "must be" | ..) name
+    denial    = ["it" | subject] ("is not" | "cannot be" | "neither" | "rather than" | ..) name {("or" | "nor") name}
+              | name {("and" | "or" | ..) name} words with "not", "wrong", "ruled out" ..
+
+The answer names the option of its statements, if this is one option that no denial names. A clause that is neither may
+name options only after "because" and its like, or beside a statement of the first kinds and without a word of doubt.
+So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none.
+
+Letters stand alone, in ASCII. Lower-case letters and I are letters where a name has to be, and "A dog" begins with an
+article. The rewards read no answer of more than 1000 characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from string import ascii_uppercase
+from typing import Final
+
+_MIN_SENTENCE_WORDS: Final = 4  # fewer, after a letter, are taken for the text of an option
+_LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
+_MARKUP: Final = re.compile(
+    r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
+    r"|\*([^*]+)\*|`([^`]*)`|\$([^$]*)\$"
+)
+_QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
+_LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
+_UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
+_ARTICLE: Final = re.compile(r"^(?:an?|the) ")
+
+_LETTER_IN_TEXT: Final = re.compile(
+    r"[(\[]([A-Za-z])[)\]]|(?<![\w'{])([A-Za-z])\)|(?<![\w'{])([B-HJ-Z])(?![\w'])"
+    # Lower-case letters, and I, where a name has to be.
+    r"|^([a-z])(?=[.:] )"
+    r"|(?:(?<= is )|(?<= be )|(?<=: )|(?<= or )|(?<= nor ))([a-zI])(?=[ .,;!]*(?:$|[.,;] | (?:and|or|nor) ))"
+    r"|(?<=\b(?:option|choice|answer|letter|choose|select) )([a-zI])(?![\w'])"
+    # An A before a word is an article, unless the word belongs to a statement.
+    r"|(?<![\w'{])(A)(?![\w'])(?! (?!(?:is|was|are|and|or|nor|but|not|because|since|as|must|can|cannot|could|would"
+    r"|should|may|might|does|has|rather|instead|so)\b)[a-z])"
+)
+# "(A) {A}" is one name, and "(A) {B}" a contradiction. "(A). {B} is wrong" is two clauses.
+_BETWEEN: Final = "[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?"
+_SAME_NAME: Final = re.compile(
+    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \(\2\))"
+    r"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
+    re.IGNORECASE,
+)
+_OTHER_NAME: Final = re.compile(
+    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)", re.IGNORECASE
+)
+_ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
+_LABEL_AT_START: Final = re.compile(r"\([A-Z]\)[.:]? ")
+_COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "is", "answer", "option", "choice"
+_MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
+
+_LABEL: Final = r"\([A-Z]\)"
+_TEXT: Final = r"(?:(?:an?|the) )?\{[A-Z]\}"
+_NAME: Final = rf"(?:(?:the )?(?:option|choice|answer|letter)s? )?(?:{_LABEL}|{_TEXT})"
+_NAMES: Final = rf"(?:both |either |all of )?{_NAME}(?:(?: ?[/&,] ?| and | or | nor |, (?:and|or|nor) ){_NAME})*"
+_ADJECTIVE: Final = (
+    r"(?:only|single|final|correct|right|best|true|proper|valid|appropriate"
+    r"|most (?:likely|appropriate|accurate|suitable))"
+)
+_SUBJECT: Final = (
+    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:answer|ans|option|choice|solution|letter|response|one)"
+    r"(?: (?:to|for|of) (?:the|this) (?:question|image|picture))?"
+)
+_BE: Final = r"(?:is|was|would be|should be|must be|has to be|will be)"
+_ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obviously|therefore|thus|simply|surely|then) )"
+_CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|go with|went with|say|answer|take|opt for|vote for)"
+_LEAD: Final = (
+    rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
+    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)) (?:that )?"
+    r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
+)
+_STATEMENTS: Final = tuple(
+    re.compile(_LEAD + pattern, re.IGNORECASE)
+    for pattern in (
+        rf"(?P<firm>{_SUBJECT})(?: ?(?:{_BE}|[:=]|-+>?))* ?{_ADVERB}*(?P<name>{_NAME})",
+        rf"(?P<name>{_NAME}) (?P<firm>{_BE}) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
+        r"(?:answer|option|choice|one)?",
+        rf"(?P<firm>(?:(?:i|we)(?:'d| would|'ll| will| must)? )?{_CHOOSE}) (?P<name>{_NAME})",
+        rf"(?:it|that|this)(?:'s| {_BE}) {_ADVERB}*(?P<name>{_NAME})",
+        rf"(?P<name>{_NAME})",
+    )
+)
+_NOT: Final = r"(?:not|n't|never|cannot)"
+_DENIALS: Final = tuple(
+    re.compile(_LEAD + pattern, re.IGNORECASE)
+    for pattern in (
+        rf"(?:(?:{_SUBJECT}|it|that|this|i|we) ?)?"
+        rf"(?:(?:is|was|ca|can|could|must|should|would|will|wo|do|does|did)? ?{_NOT}"
+        r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*|rather than|instead of)"
+        rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
+        rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
+        rf"neither (?P<names>{_NAMES})[^(){{}}]*",
+        rf"(?P<names>{_NAMES}) [^(){{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
+        r"|eliminated|excluded|rejected|ruled out))\b[^(){}]*",
+    )
+)
+_CLAUSE_END: Final = re.compile(
+    r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ |:(?= )"
+    r"|\b(?P<reason>because|since|as|given|due to|which|while|whereas)\b|\b(?:but|so|therefore|thus|hence)\b"
+    r"| and (?=not )| (?=(?:rather than|instead of|not) [({])",
+    re.IGNORECASE,
+)
+_DOUBT: Final = re.compile(
+    r"\b(?:or|maybe|perhaps|possibl[ey]|probably|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
+    r"|except|other than)\b",
+    re.IGNORECASE,
+)
+_RETRACTION: Final = re.compile(
+    r"(?:no|or|maybe|perhaps|possibly|probably)$|(?:no )?wait\b|hmm|(?:if|unless)\b"
+    r"|.*\b(?:guess\w*|unsure|uncertain|not sure|don't know|cannot tell|can't tell)\b"
+    r"|(?:it|this|that)(?:'s| is) (?:not (?:right|correct|true)|wrong|false|incorrect)\b",
+    re.IGNORECASE,
+)
+_ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({][A-Z][)}],", re.IGNORECASE)
+
+
+def read_choice(answer: str, question: str) -> Sequence[str]:
+    """Return the letters of the option that an answer names, none if it does not name one option.
+
+    More than one letter is returned only if their options have equal texts.
+    """
+    options = parse_options(question)
+    plain = strip_markup(answer.replace("\n", " ; ")).strip("; ")
+    if not options:
+        plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
+    letter = _LETTER.fullmatch(plain)
+    if letter and letter[1].upper() in (options or ascii_uppercase):
+        return (letter[1].upper(),)
+    same_text = _options_with_text(plain, options)
+    if same_text:
+        return same_text
+    named = _stated_letter(_mark_names(plain, options), has_options=bool(options))
+    if named is None or named not in (options or ascii_uppercase):
+        return ()
+    return _options_with_text(options[named], options) if options else (named,)
+
+
+@lru_cache(maxsize=4096)
+def parse_options(question: str) -> Mapping[str, str]:
+    """Return the text of each option by its letter, from the last list of options in the question.
+
+    The list ends where the letters A, B, C, ... break off. The result is empty if it has fewer than two options.
+    """
+    lines = _LISTED_OPTION.findall(question)
+    # Examples of other questions may come first, so the last list is the question's own.
+    starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
+    last_list = lines[starts[-1] :] if starts else []
+    options: dict[str, str] = {}
+    for (letter, text), expected_letter in zip(last_list, ascii_uppercase, strict=False):
+        if letter != expected_letter:
+            break
+        options[letter] = strip_markup(text)
+    return options if len(options) > 1 else {}
+
+
+def strip_markup(text: str) -> str:
+    """Return a text without Markdown, LaTeX and quotes, with straight apostrophes and single spaces."""
+    plain = text.replace("\u2018", "'").replace("\u2019", "'")
+    # Twice, for a letter in bold within a box.
+    for _ in range(2):
+        plain = _MARKUP.sub(lambda match: match[match.lastindex or 0], plain)
+    return " ".join(_QUOTE.sub("", plain).split())
+
+
+def _options_with_text(text: str, options: Mapping[str, str]) -> Sequence[str]:
+    """Return the letters of the options that have this text, without its article if only one option then has it."""
+    exact = tuple(letter for letter, option in options.items() if _normalize(option) == _normalize(text))
+    loose = tuple(letter for letter, option in options.items() if _drop_article(option) == _drop_article(text))
+    return exact or (loose if len(loose) == 1 else ())
+
+
+def _mark_names(answer: str, options: Mapping[str, str]) -> str:
+    """Return the answer with every letter as (B) and every text of an option as {B}."""
+    answer = answer.replace("{", " ").replace("}", " ")
+    letters: dict[str, str] = {}
+    for letter, text in options.items():
+        # A single letter is always read as a letter.
+        if len(_drop_article(text)) > 1:
+            letters.setdefault(_drop_article(text), letter)
+    if letters:
+        # The longest text first, since it may contain another.
+        alternatives = "|".join(re.escape(text) for text in sorted(letters, key=len, reverse=True))
+        pattern = re.compile(rf"(?<!\w)(?:{alternatives})(?!\w)", re.IGNORECASE)
+        answer = pattern.sub(lambda match: f"{{{letters.get(match[0].casefold(), '?')}}}", answer)
+        answer = _ARTICLE_AT_START.sub("", answer)
+    answer = _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", answer)
+    return _COLON.sub("", answer)
+
+
+def _stated_letter(marked: str, *, has_options: bool) -> str | None:
+    """Return the letter of the only option that a marked answer names; None if it names none, or several."""
+    marked = _SAME_NAME.sub(lambda match: f"({match[1] or match[2]})", marked)
+    if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked):
+        return None
+    stated: set[str] = set()
+    denied: set[str] = set()
+    others: list[str] = []  # clauses that name options and are neither statement nor denial
+    is_firm = False
+    begins_with_label = _LABEL_AT_START.match(marked)
+    for index, (clause, is_reason) in enumerate(_split_clauses(marked)):
+        denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
+        if denial:
+            denied.update(_MARKED.findall(denial["names"]))
+            continue
+        statement = next(filter(None, (pattern.fullmatch(clause) for pattern in _STATEMENTS)), None)
+        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
+        if statement and not (statement["thinks"] and "{" in statement["name"]):
+            stated.update(_MARKED.findall(statement["name"]))
+            is_firm = is_firm or bool(statement.groupdict().get("firm"))
+        elif is_reason:
+            continue
+        elif _MARKED.search(clause):
+            others.append(clause)
+        elif _RETRACTION.match(clause):
+            return None
+        elif index == 1 and begins_with_label and has_options and len(clause.split()) < _MIN_SENTENCE_WORDS:
+            return None  # "B. purple", where purple is not the text of B
+    rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
+    if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
+        return None
+    return stated.pop() if len(stated) == 1 and not stated & denied else None
+
+
+def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
+    """Yield the clauses of a marked answer, each with True if it is in a sentence after "because" or the like."""
+    start, is_reason = 0, False
+    for end in (*_CLAUSE_END.finditer(marked), None):
+        text = marked[start : end.start() if end else len(marked)].strip(" .,:;!")
+        if text:
+            yield text, is_reason
+        if end:
+            start = end.end()
+            is_reason = bool(end["reason"]) or (is_reason and not end["sentence"])
+
+
+def _normalize(text: str) -> str:
+    """Return the text with case folded, white space collapsed, and final full stops removed."""
+    return " ".join(text.casefold().split()).rstrip(".!")
+
+
+def _drop_article(text: str) -> str:
+    """Return the normalised text without the article that it begins with."""
+    return _ARTICLE.sub("", _normalize(text))
