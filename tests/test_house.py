@@ -28,6 +28,7 @@ ONLY_IN = {
         "mmrl/training/build.py",
         "mmrl/plan/",
         "rewards/mmrl_rewards/services/encoder.py",
+        "rewards/mmrl_rewards/adapters.py",  # the tensors that OpenRLHF takes
     ),
     "torch.distributed": ("mmrl/distributed/torch_ranks.py",),
     "transformers": (
