@@ -271,8 +271,9 @@ class OpenRlhfReward(TextReward):
         scores = []
         for query, prompt, label in zip(queries, prompts, labels, strict=True):
             # Decoding may have changed the prompt: an image's placeholder is repeated.
-            _, found, text = query.partition(prompt[-_PROMPT_END_CHARS:])
-            if not found:
+            prompt_end = prompt[-_PROMPT_END_CHARS:]
+            text = query.partition(prompt_end)[2]
+            if prompt_end not in query:
                 raise UserError(f"the query {query!r:.80} does not contain the end of its prompt")
             scores.append(self._score_or_fall_back(_END_TOKENS.sub("", text), label, {}))
         rewards, unscorable = torch.tensor(scores).unbind(-1)

@@ -61,13 +61,13 @@ def boxes_and_points(
     answer = np.reshape(geometry.answer_to_pixels(response, sample, answers.coordinates.ravel().tolist()), (-1, 6))
     diagonal = hypot(*geometry.resize_map(response, sample).original)
     boxes, points = answer[:, :4], answer[:, 4:]
-    inside = ((boxes[:, :2] <= points) & (points <= boxes[:, 2:])).all(axis=1)
+    inside = np.all((boxes[:, :2] <= points) & (points <= boxes[:, 2:]), axis=1, keepdims=True)
     # [answers, targets, 6]
     offsets = np.abs(answer[:, None] - target[None])
     passed = [
         matching.pairwise_box_iou(boxes, target[:, :4]) >= threshold,
         offsets[..., :4].mean(axis=-1) <= corners * diagonal,
-        (np.hypot(offsets[..., 4], offsets[..., 5]) <= radius * diagonal) & inside[:, None],
+        (np.hypot(offsets[..., 4], offsets[..., 5]) <= radius * diagonal) & inside,
     ]
     gains = np.mean(passed, axis=0) * matching.match_labels(answers.labels, targets.labels)
     matched = matching.match_one_to_one(gains)
