@@ -313,8 +313,8 @@ def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tm
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.terms.STARTUP_TIMEOUT_S", 2.0)
-    named = "hung while calling reward 'wary' on sample 'h', response '<answer>hang</answer>': more than 2 s"
+    monkeypatch.setattr("mmrl.scoring.terms.STARTUP_TIMEOUT_S", 5.0)
+    named = "hung while calling reward 'wary' on sample 'h', response '<answer>hang</answer>': more than 5 s"
     with pytest.raises(RewardError, match=named):
         make_scorer("wary").check_samples([text_sample("hang")], GRAMMAR)
 
