@@ -12,7 +12,7 @@ from factories import make_sample
 from mmrl.scoring.registry import builtin_rewards, case_media
 from mmrl.types import AnswerType, RewardValue, Unscorable, UserError, use_media_opener
 from mmrl.utils.plugins import load_object
-from mmrl_rewards import box, choice, jigsaw, number, text
+from mmrl_rewards import box, gui, number, text
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import bind, reward, target_value
 
@@ -154,7 +154,7 @@ def test_a_case_may_have_several_media_and_any_response_format():
     ("fn", "args", "words"),
     [
         (box.iou, {"thresold": 0.5}, "reward 'iou' has no option 'thresold'; did you mean 'threshold'"),
-        (jigsaw.exact, {"x": 1}, "no option 'x'; it has none"),
+        (gui.action, {"x": 1}, "no option 'x'; it has none"),
         (box.iou, {"threshold": 1.5}, "option 'threshold' = 1.5: .* less than or equal to 1"),
         (len, {}, "is not a reward: decorate"),
     ],
