@@ -6,18 +6,21 @@ import logging
 import re
 from decimal import Decimal
 from functools import lru_cache
+from math import isclose
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer import parse_answer_value, validate_value
+from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import Of, part_value, reward
+from mmrl_rewards.contract import BadAnswer, Of, part_value, reward
+from mmrl_rewards.formulas import Formula, read_formula
 from mmrl_rewards.strings import excerpt
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
-_MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
-_PROSE: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [A-Za-z]{2,} [A-Za-z]{2,}")  # parsed as a product of letters
+_CONNECTIVE: Final = re.compile(r" or | and |, *")
+_INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -28,34 +31,35 @@ def equal(
     r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
     Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
-    not in 1, 2 and \{1, 2\}. x = 3 equals 3, and 50% equals both 50 and 0.5. Units are not compared.
+    not in 1, 2 and \{1, 2\}. x = 3 equals 3, 50% equals both 50 and 0.5, 1 < x < 2 equals the interval (1, 2), and
+    12\,500 equals 12,500. Units are not compared. Words, such as yes or \text{none}, are compared as text, case aside.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.
 
-    Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer)`. It is not symmetric: (1, 2) is a
-    correct answer to 1 < x < 2, but not the reverse.
-    Departures: the whole answer must be one formula, and no number is extracted from it. More than 300 characters, or
-    three words in a row, are not a formula. An answer identical to the target is correct even if neither is
-    mathematics. Plain numbers are compared as numbers.
-    Unscorable: the target has another type, is empty, or is not one formula.
+    Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer, allow_set_relation_comp=True)`.
+    Departures: the whole answer must be one formula, and no number is extracted from it. Formulas are rewritten first
+    where math-verify misreads them, as `mmrl_rewards/formulas.py` lists. More than 300 characters are not a formula.
+    Plain numbers are compared as numbers.
+    Unscorable: the target has another type, is empty, is not one formula, is not defined, as 3/0, or math-verify cannot
+    read it, so that no answer would equal it.
     """
     if sample.target.answer_type not in _ANSWER_TYPES:
         written = sample.target.answer_type
         raise Unscorable(f"the target is a {written}, this reward compares {', '.join(_ANSWER_TYPES)}")
     try:
-        target = _normalize_formula(validate_value(sample.target.answer_type, sample.target.value))
+        target = _read_target(_formula_text(validate_value(sample.target.answer_type, sample.target.value)))
     except ValueError as error:
         raise Unscorable(f"the target {sample.target.value!r:.80} is {error}") from error
     try:
-        answer = _normalize_formula(part_value(response, sample.target.answer_type, of))
+        answer = read_formula(_formula_text(part_value(response, sample.target.answer_type, of)))
     except ValueError as error:
-        return RewardValue(0.0, f"the answer is {error}")
-    reason = f"{excerpt(answer, _EXCERPT_CHARS)}, expected {excerpt(target, _EXCERPT_CHARS)}"
+        raise BadAnswer(f"the answer is {error}") from error
+    reason = f"{excerpt(answer.text, _EXCERPT_CHARS)}, expected {excerpt(target.text, _EXCERPT_CHARS)}"
     return RewardValue(float(_formulas_equal(target, answer, decimals)), reason)
 
 
-def _normalize_formula(value: str | float) -> str:
+def _formula_text(value: str | float) -> str:
     """Return a formula on one line and without delimiters, from an answer of any type.
 
     Raises:
@@ -67,33 +71,83 @@ def _normalize_formula(value: str | float) -> str:
     return formula
 
 
-def _formulas_equal(target: str, answer: str, decimals: int) -> bool:
-    """Return True if the texts are equal, or equal as numbers rounded to `decimals` places, or equal to math-verify."""
-    if answer == target:
-        return True
-    if len(answer) > _MAX_CHARS or _PROSE.search(answer):
-        return False
-    try:
-        return bool(
-            round(parse_answer_value(AnswerType.NUMBER, target), decimals)
-            == round(parse_answer_value(AnswerType.NUMBER, answer), decimals)
-        )
-    except ValueError:  # not both are plain numbers
-        return _verify(target, answer, decimals)
+@lru_cache(maxsize=4096)  # siblings share their target
+def _read_target(text: str) -> Formula:
+    """Return a target's formula.
+
+    Raises:
+        ValueError: nothing would equal the target: it is not one formula, not defined, or not equal to itself.
+    """
+    formula = read_formula(text)
+    if formula.is_words or formula.number is not None:
+        return formula
+    if not _parse_formula(formula.text):
+        raise ValueError("not a formula that math-verify can read")
+    if not _verify(formula.text, formula.text, 6):
+        raise ValueError("not equal to itself, as 0/0 is not")
+    return formula
 
 
-@lru_cache(maxsize=4096)  # siblings share their target, and often their answers
+def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
+    """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
+    if target.is_words or answer.is_words:
+        return target == answer
+    number, written = (target, answer) if answer.number is None else (answer, target)
+    if number.number is None or written.number is None:
+        # A comma before the decimals, but not for a whole number: 3,0 names 3 and 0.
+        if _DECIMAL_COMMA.fullmatch(written.text) and number.number is not None and number.number % 1:
+            return round(float(written.text.replace(",", ".")), decimals) == round(number.number, decimals)
+        return _verify(target.text, answer.text, decimals)
+    expected, given = round(target.number, decimals), round(answer.number, decimals)
+    # A target below the last place would equal 0, so it is compared in its leading digits.
+    if expected == 0 and target.number != 0:
+        return isclose(target.number, answer.number, rel_tol=10.0**-decimals)
+    return expected == given
+
+
+@lru_cache(maxsize=4096)  # siblings often share their answers
 def _verify(target: str, answer: str, decimals: int) -> bool:
-    """Return math-verify's verdict. It is False if math-verify cannot read the target."""
+    """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
     from math_verify import verify  # takes a second
+    from sympy import Interval, Tuple
 
-    gold = _parse_formula(target)
-    return bool(gold) and verify(gold, _parse_formula(answer), float_rounding=decimals, timeout_seconds=None)
+    gold, given = _parse_formula(target), _parse_formula(answer)
+    # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
+    braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
+    if braced.startswith("\\{") and other and isinstance(other[0], Interval | Tuple):
+        return False
+    return verify(
+        gold,
+        given,
+        float_rounding=decimals,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
 
 
 @lru_cache(maxsize=256)
 def _parse_formula(formula: str) -> list[Any]:
-    """Return math-verify's readings of a formula, empty if it cannot read it."""
+    """Return math-verify's readings of a formula, empty if it cannot read it or its value is not defined.
+
+    Relations that are joined by "or", "and" or a comma become the set of their solutions.
+    """
+    from sympy import And, Or, nan, zoo
+
+    parts = _CONNECTIVE.split(formula)
+    if len(parts) == 1 or not all(map(_INEQUALITY.search, parts)):
+        found = _parse(formula)
+        return [] if any(value.has(nan, zoo) for value in found) else found
+    relations = [reading[0] for reading in map(_parse, parts) if reading]
+    if len(relations) < len(parts):
+        return []
+    joined = Or(*relations) if re.search(r" or ", formula) else And(*relations)
+    try:
+        return [joined.as_set()]
+    except (NotImplementedError, ValueError, AttributeError):
+        return [joined]  # of several variables
+
+
+def _parse(formula: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
     # It warns at every call that its own time limit is switched off.

@@ -1,0 +1,248 @@
+r"""Rewrites a formula, as people and models write it, into LaTeX that math-verify reads rightly.
+
+math-verify 0.9 reads `12\,500` as 12 + 500, `1 000` as 1 x 000, "cat" as c x a x t and 101_2 as 101, and it cannot read
+0.\overline{3} or √2. What it would misread is rewritten here, or refused.
+"""
+
+# ruff: noqa: RUF001  (it names the characters that people write)
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from mmrl.answer import parse_answer_value
+from mmrl.types import AnswerType
+
+_SYMBOLS: Final = str.maketrans(
+    {
+        **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∖": r"\setminus "},
+        **{"π": r"\pi ", "∞": r"\infty ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "ℝ": r"\mathbb{R}"},
+        **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "≈": r"\approx ", "…": r"\ldots ", "°": r"^\circ "},
+        **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "²": "^{2}", "³": "^{3}"},
+        **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"},
+        **{"⟨": "(", "⟩": ")", ";": ",", "€": "", "£": "", "¥": ""},
+    }
+)
+_SPACES: Final = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad|~|\s+")
+_TEXT: Final = r"\\(?:text|mathrm|textbf|textit|mathbf|mbox|textrm)\s*\{([^{}]*)\}"
+_TEXT_COMMAND: Final = re.compile(_TEXT)
+_FUNCTIONS: Final = "|".join(
+    [
+        *("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "sec", "csc", "cot", "log", "ln"),
+        *("exp", "min", "max", "gcd", "det", "lim", "sqrt", "pi", "theta", "alpha", "beta"),
+    ]
+)
+_ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
+_GREATER: Final = r">|\\geq?(?![a-z])"
+_POWERS_OF_TEN: Final = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+def _repeating_decimal(match: re.Match[str]) -> str:
+    """Return a decimal fraction as a common one; the groups are the whole, the fixed and the repeated digits."""
+    whole, fixed, repeated = match[1], match[2], "".join(filter(None, match.groups()[2:]))
+    shift, cycle = 10 ** len(fixed), 10 ** len(repeated) - 1
+    value = Fraction(int((whole + fixed) or "0"), shift) + Fraction(int(repeated), shift * cycle)
+    return str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _without_spaces(match: re.Match[str]) -> str:
+    return match[0].replace(" ", "").replace("{,}", "")
+
+
+def _interval(match: re.Match[str]) -> str:
+    """Return ]1, 2[ as (1, 2)."""
+    return ("(" if match[1] == "]" else "[") + match[2] + (")" if match[3] == "[" else "]")
+
+
+def _ascending(match: re.Match[str]) -> str:
+    """Return 2 > x > 1 as 1 < x < 2."""
+    high, first, middle, second, low = match.groups()
+    return low + ("<" if second == ">" else r"\le ") + middle + ("<" if first == ">" else r"\le ") + high
+
+
+_REWRITES: Final = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^\*\*(.*)\*\*$", r"\1"),
+        # \boxed{1}, \boxed{2} and \boxed{3} are a list; \boxed{1}\boxed{3} is no formula.
+        (r"\}\s*\\boxed", "?"),
+        (r"\\boxed(?=\{)", ""),
+        (r"\*\*", "^"),
+        (r"(?<=[^.])\.$", ""),
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\\\$|\\limits", ""),
+        (r"\\varnothing", r"\\emptyset"),
+        (r"\\langle", "("),
+        (r"\\rangle", ")"),
+        (r"\\(?:left|right|[bB]ig+[lr]?)(?=\s*(?:[()\[\]|.]|\\[{}]))", ""),
+        (r"\\text\s*\{\s*,?\s*(or|and)\s*\}", r" \1 "),
+        (r"(?<=[0-9)}])(or|and)(?=[0-9A-Za-z(\\-])", r" \1 "),
+        (r"\\(?:lor|vee)(?![a-z])", " or "),
+        (r"\\(?:land|wedge)(?![a-z])", " and "),
+        # 12 500 and 3.141 592
+        (r"(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", _without_spaces),
+        (r"\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9])", _without_spaces),
+        (r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\{,\}[0-9]{3})+(?![0-9])", _without_spaces),
+        (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
+        (r"(?<=[0-9])'(?=[0-9]{3})", ""),
+        # 0.\overline{3}, 0.(3), 0.\dot{1}4285\dot{7}, 0.333... and, cut off, 3.14...
+        (r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{?([0-9]+)\}?", _repeating_decimal),
+        (r"([0-9]*)\.([0-9]*)\(([0-9]+)\)", _repeating_decimal),
+        (r"([0-9]*)\.([0-9]*)\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?", _repeating_decimal),
+        (r"([0-9]*)\.([0-9]*?)([0-9]{1,9}?)\3+" + _ELLIPSIS, _repeating_decimal),
+        (rf"([0-9]*\.[0-9]+){_ELLIPSIS}", r"\1"),
+        # 101_2 and 6e23
+        (r"(?<![\w.}])([0-9]+)_\{?([0-9]+)\}?", lambda match: str(int(match[1], int(match[2])))),
+        (r"(?<=[0-9])[eE]([+-]?[0-9]+)(?![0-9A-Za-z])", r"\\times 10^{\1}"),
+        # 1 1/2
+        (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
+        (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
+        (r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\sqrt\s+([0-9]+|[a-z])", r"\\sqrt{\1}"),
+        (r"\^\(([^()]*)\)", r"^{\1}"),
+        (r"\^(-[0-9a-z]+)", r"^{\1}"),
+        (r"\\(sin|cos|tan)\s*\(?([0-9]+)\s*\^\s*\{?\s*\\circ\s*\}?\)?", r"\\\1(\\frac{\2\\pi}{180})"),
+        # Degrees, 20^\circ C, 3 million, 50 percent
+        (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm)\s*\{\s*[CF]\s*\}|[CF])?$", ""),
+        (
+            r"(?<=[0-9])\s*(?:\\text\{)?\s*(thousand|million|billion|trillion)\b\s*\}?",
+            lambda match: rf"\times 10^{{{_POWERS_OF_TEN[match[1]]}}} ",
+        ),
+        (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
+        # x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
+        (r"^[a-zA-Z]\s*\\in(?![a-z])\s*", ""),
+        (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid)(.*)\\\}$", r"\2"),
+        (r"^([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])$", _interval),
+        # 2 > x > 1, which math-verify does not compare with 1 < x < 2
+        (rf"^([^<>=]+)({_GREATER})([^<>=]+)({_GREATER})([^<>=]+)$", _ascending),
+        # Answer: 5, Area = 5, 5 = x, x \approx 5
+        (rf"^(?:(?:[Ff]inal )?[Aa]nswer\s*[:=]|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=)\s*(?=\S)", ""),
+        (r"^([^A-Za-z=<>]+)=\s*([A-Za-z])$", r"\2=\1"),
+        (r"^(?:[a-z]\s*)?\\approx\s*", ""),
+        (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
+        (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
+    )
+)
+_COMMAS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
+_TRAILING_UNIT: Final = re.compile(
+    rf"(?P<value>.*[a-z](?=\s*\\text)|.*[0-9}}%!)]|.*\\pi)(?P<space>\s*)"
+    rf"(?P<unit>(?:[A-Za-z]+\.?|{_TEXT})(?:\^\{{?-?[1-3]\}}?|\s|/|\\cdot|[A-Za-z]+|{_TEXT})*)"
+)
+_UNITS: Final = frozenset(
+    [
+        *("nm", "mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "mg", "g", "kg", "lb", "lbs", "oz"),
+        *("ms", "s", "sec", "min", "h", "hr", "hrs", "ml", "mL", "L", "N", "kN", "J", "kJ", "W", "kW", "V"),
+        *("kV", "Hz", "kHz", "Pa", "kPa", "mph", "ha", "USD", "EUR", "sq", "cu"),
+    ]
+)
+# They change the number before them.
+_VALUE_WORDS: Final = frozenset(
+    [
+        *("or", "and", "not", "to", "plus", "minus", "times", "over", "squared", "cubed", "dozen", "dozens"),
+        *("hundred", "hundreds", "thousands", "millions", "billions", "half", "halves", "third", "thirds"),
+        *("quarter", "quarters", "each", "less", "more"),
+    ]
+)
+_COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
+_LETTERS: Final = re.compile(r"[A-Za-z]+")
+_TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?: ?[apAP]\.?[mM]\.?)?")
+_UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
+_MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
+
+
+class Formula(NamedTuple):
+    """Holds a formula as math-verify reads it, or a text that is not mathematics."""
+
+    text: str  # LaTeX without delimiters; words in lower case
+    is_words: bool  # to be compared as text
+    number: float | None = None  # value of a plain number
+
+
+def read_formula(text: str) -> Formula:
+    """Return a formula without units, grouped digits and other forms that math-verify misreads.
+
+    A formula with a word in it is words: "cat", "no", "x is odd", "about 3"; so is a time, as 3:45. The runs of letters
+    xyz, abc and mgh are products: they have no vowel, or are typical names of variables.
+
+    Raises:
+        ValueError: the text is longer than 300 characters, has digits of another script, two numbers side by side, as
+            3 4 has, or an ellipsis that is not of a decimal fraction.
+    """
+    if len(text) > _MAX_CHARS:
+        raise ValueError(f"longer than {_MAX_CHARS} characters")
+    number = _plain_number(text)
+    if number is not None and "e" not in text.lower():
+        return Formula(text, False, number)
+    formula = _SPACES.sub(" ", text.replace(r"\!", "").translate(_SYMBOLS)).strip()
+    if any(character.isdigit() and not character.isascii() for character in formula):
+        raise ValueError("in digits of another script")
+    for pattern, replacement in _REWRITES:
+        formula = pattern.sub(replacement, formula)
+    formula = _drop_unit(_join_thousands(formula.strip()))
+    if _has_words(formula) or _TIME.fullmatch(formula):
+        return Formula(_plain_words(text), True)
+    if _UNREADABLE.search(formula) or not formula:
+        raise ValueError("not one formula")
+    return Formula(formula, False, number if number is not None else _plain_number(formula))
+
+
+def _plain_number(text: str) -> float | None:
+    try:
+        return parse_answer_value(AnswerType.NUMBER, text)
+    except ValueError:
+        return None
+
+
+def _join_thousands(formula: str) -> str:
+    """Return a formula with 12,500 as 12500; within brackets only if items are separated by a comma and a space."""
+    joined, end = "", 0
+    for match in _COMMAS.finditer(formula):
+        before = formula[: match.start()]
+        depth = sum(map(before.count, ("(", "[", r"\{"))) - sum(map(before.count, (")", "]", r"\}")))
+        is_grouped = depth <= 0 or ", " in formula
+        joined += formula[end : match.start()] + (match[0].replace(",", "") if is_grouped else match[0])
+        end = match.end()
+    return joined + formula[end:]
+
+
+def _drop_unit(formula: str) -> str:
+    r"""Return 5 for "5 cm", 5\text{ cm}^2, "5 m/s" and "5 apples", but not for 5m and 5 ab, which are products."""
+    match = _TRAILING_UNIT.fullmatch(formula)
+    if not match:
+        return formula
+    value, space, unit = match["value"], match["space"], match["unit"]
+    is_text = unit.startswith("\\")
+    names = _LETTERS.findall(_TEXT_COMMAND.sub(r" \1 ", unit).replace(r"\cdot", " "))
+    for name in names:
+        is_name = name in _UNITS or is_text or _is_word(name)
+        if not is_name or name.lower() in _VALUE_WORDS:
+            return formula
+    has_variables = _LETTERS.search(_COMMAND.sub("", value.rpartition("=")[2])) is not None
+    if not names or (not is_text and (has_variables or (not space and len(names[0]) == 1))):
+        return formula
+    return value.strip()
+
+
+def _has_words(formula: str) -> bool:
+    for match in _TEXT_COMMAND.finditer(formula):
+        if any(len(run) > 1 for run in _LETTERS.findall(match[1])):
+            return True
+    return any(map(_is_word, _LETTERS.findall(_COMMAND.sub(" ", formula))))
+
+
+def _is_word(run: str) -> bool:
+    """Return True if letters are a word rather than a product of variables."""
+    if run in ("or", "and"):
+        return False
+    lower = run.lower()
+    if len(run) == 2:
+        return run == lower and "o" in run
+    is_consecutive = "".join(sorted(lower)) in "abcdefghijklmnopqrstuvwxyz"
+    return len(run) > 2 and bool(set(lower) & set("aeiou")) and not is_consecutive and not set(lower) <= set("abcdxyz")
+
+
+def _plain_words(text: str) -> str:
+    words = _TEXT_COMMAND.sub(r" \1 ", _SPACES.sub(" ", text)).replace("\\", "").replace("*", "")
+    return " ".join(words.casefold().split()).rstrip(".!")
