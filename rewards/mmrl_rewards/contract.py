@@ -220,8 +220,9 @@ def part_text(response: Response, of: Of = "answer") -> str:
         BadAnswer: the part is absent or empty, or occurs more than once.
     """
     answer = response.answer
-    texts = {**answer.sections, "answer": answer.text, "thought": answer.thinking, "response": response.text}
-    text = texts.get(of)
+    text = answer.text
+    if of != "answer":
+        text = {**answer.sections, "thought": answer.thinking, "response": response.text}.get(of)
     if of in answer.repeated:
         raise BadAnswer(f"more than one {of}")
     if text is None:
