@@ -190,9 +190,10 @@ def read_formula(text: str) -> Formula:
 
 def _plain_number(text: str) -> float | None:
     try:
-        return parse_answer_value(AnswerType.NUMBER, text)
+        number: float = parse_answer_value(AnswerType.NUMBER, text)
     except ValueError:
         return None
+    return number
 
 
 def _join_thousands(formula: str) -> str:

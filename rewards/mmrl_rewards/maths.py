@@ -92,17 +92,21 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
     if target.is_words or answer.is_words:
         return target == answer
-    number, written = (target, answer) if answer.number is None else (answer, target)
-    if number.number is None or written.number is None:
-        # A comma before the decimals, but not for a whole number: 3,0 names 3 and 0.
-        if _DECIMAL_COMMA.fullmatch(written.text) and number.number is not None and number.number % 1:
-            return round(float(written.text.replace(",", ".")), decimals) == round(number.number, decimals)
+    expected, given = _read_number(target, answer), _read_number(answer, target)
+    if expected is None or given is None:
         return _verify(target.text, answer.text, decimals)
-    expected, given = round(target.number, decimals), round(answer.number, decimals)
     # A target below the last place would equal 0, so it is compared in its leading digits.
-    if expected == 0 and target.number != 0:
-        return isclose(target.number, answer.number, rel_tol=10.0**-decimals)
-    return expected == given
+    if round(expected, decimals) == 0 and expected != 0:
+        return isclose(expected, given, rel_tol=10.0**-decimals)
+    return round(expected, decimals) == round(given, decimals)
+
+
+def _read_number(formula: Formula, other: Formula) -> float | None:
+    """Return the value of a plain number, or of one with a decimal comma beside a number with decimals."""
+    # 3,0 beside a whole number names 3 and 0.
+    if other.number is not None and other.number % 1 and _DECIMAL_COMMA.fullmatch(formula.text):
+        return float(formula.text.replace(",", "."))
+    return formula.number
 
 
 @lru_cache(maxsize=4096)  # siblings often share their answers
@@ -116,13 +120,8 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and other and isinstance(other[0], Interval | Tuple):
         return False
-    return verify(
-        gold,
-        given,
-        float_rounding=decimals,
-        allow_set_relation_comp=True,
-        timeout_seconds=None,
-    )
+    verdict: bool = verify(gold, given, float_rounding=decimals, allow_set_relation_comp=True, timeout_seconds=None)
+    return verdict
 
 
 @lru_cache(maxsize=256)

@@ -23,8 +23,8 @@ from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Size, UserError
 from mmrl_rewards import choice, classify, format, gui, jigsaw, maths, number, schema
 from mmrl_rewards.cases import load_case_table
-from mmrl_rewards.formulas import read_formula
 from mmrl_rewards.contract import bind
+from mmrl_rewards.formulas import read_formula
 
 CASES = Path(__file__).parents[3] / "rewards" / "cases"
 SCREEN = Size(400, 800)
@@ -167,7 +167,11 @@ def test_option_follows_its_text_when_options_are_shuffled():
             assert got == expected, answer
 
 
-PLAIN_NUMBERS = {("3", "3.0000001"), ("1000", "1e3")}  # which ours compares as such, unlike math-verify
+PLAIN_NUMBERS = {
+    ("3", "3.0000001"),
+    ("1000", "1e3"),
+    ("1,22", "1.22"),
+}  # which ours compares as such, unlike math-verify
 
 
 def test_maths_equals_math_verify():
@@ -183,6 +187,8 @@ def test_maths_equals_math_verify():
         formulas = sample.target.value, answer
         read = list(map(read_formula, formulas)) if row.expected else []
         if not read or any(formula.is_words for formula in read) or [formula.text for formula in read] != [*formulas]:
+            continue
+        if any(" or " in formula for formula in formulas):  # math-verify reads its letters as variables
             continue
         readings = (math_verify.parse(f"${formula}$") for formula in formulas)
         theirs = math_verify.verify(*readings, allow_set_relation_comp=True)
