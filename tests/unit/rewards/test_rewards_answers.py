@@ -194,7 +194,7 @@ def test_maths_equals_math_verify():
         theirs = math_verify.verify(*readings, allow_set_relation_comp=True)
         assert (maths.equal(response, sample).value == float(theirs)) != (formulas in PLAIN_NUMBERS), formulas
         compared += 1
-    assert compared > 40
+    assert compared > 25
 
 
 def test_maths_works_in_a_thread_and_logs_nothing(caplog):
