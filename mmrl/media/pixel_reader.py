@@ -1,23 +1,26 @@
-"""Opens the media of samples for rewards, each once, in whatever process the rewards run. Imports without torch."""
+"""Opens the media of samples for rewards, each once, in whatever process the rewards run.
+
+Every worker process receives a `PixelReader`. Libraries are imported when a reward first looks: workers whose rewards
+never do start without them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, Final
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING, Any, Final
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.media.image import open_shown_image
 from mmrl.types import ImageRef, MediaPolicy, MediaRangeError, Size, VideoRef
 from mmrl.utils.byte_cache import ByteCache
 
-_CACHE_BYTES: Final = 2**27
+if TYPE_CHECKING:
+    import numpy as np
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+    Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+_CACHE_BYTES: Final = 2**27
 
 
 class PixelReader:
@@ -45,7 +48,7 @@ class PixelReader:
         ref = replace(ref, corruption=None) if ref.corruption else ref
         pixels = self._pixels.get((ref, 0.0, size))
         if pixels is None:
-            pixels = np.asarray(self._open_image(ref)) if size is None else _resize(self.read_image(ref, None), size)
+            pixels = self._open_image(ref) if size is None else _resize(self.read_image(ref, None), size)
             self._keep((ref, 0.0, size), pixels)
         return pixels
 
@@ -56,6 +59,8 @@ class PixelReader:
             MediaError: the file cannot be used, or a frame does not decode.
             MediaRangeError: the video, or the part of it that the reference names, has no such second.
         """
+        import numpy as np
+
         ref = replace(ref, corruption=None) if ref.corruption else ref
         missing = [second for second in seconds if self._pixels.get((ref, second, size)) is None]
         # Kept here as well, since frames of a long list may leave the cache again.
@@ -71,15 +76,21 @@ class PixelReader:
         stacked.flags.writeable = False
         return stacked
 
-    def _open_image(self, ref: ImageRef) -> Image.Image:
+    def _open_image(self, ref: ImageRef) -> Pixels:
+        import numpy as np
+
         if ref.timestamp is None:
-            return open_shown_image(ref, self._media_policy.roots, self._limits)
+            from mmrl.media.image import open_shown_image
+
+            return np.asarray(open_shown_image(ref, self._media_policy.roots, self._limits))
         # It loads torch, which takes seconds: a process that reads no video does not wait for it.
         from mmrl.media.cache import MediaCache
 
-        return MediaCache(self._media_policy, self._limits, max_bytes=0).get_image(ref)
+        return np.asarray(MediaCache(self._media_policy, self._limits, max_bytes=0).get_image(ref))
 
     def _open_frames(self, ref: VideoRef, seconds: Sequence[float]) -> dict[float, Pixels]:
+        import numpy as np
+
         # As in `_open_image`.
         from mmrl.media.video import find_frame, open_reader
 
@@ -100,4 +111,7 @@ class PixelReader:
 
 
 def _resize(pixels: Pixels, size: Size) -> Pixels:
+    import numpy as np
+    from PIL import Image
+
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from videos import picture, write_video
 
-from mmrl.media import pixel_reader
+from mmrl.media import image, pixel_reader
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.types import (
     AnswerType,
@@ -66,8 +66,8 @@ def test_each_file_is_opened_once(tmp_path: Path, reader: PixelReader, monkeypat
         opened.append(ref)
         return original(ref, *args)
 
-    original = pixel_reader.open_shown_image
-    monkeypatch.setattr(pixel_reader, "open_shown_image", count)
+    original = image.open_shown_image
+    monkeypatch.setattr(image, "open_shown_image", count)
     sample = make_sample(write_image(tmp_path / "a.png"))
     hidden = make_sample(replace(sample.images[0], corruption=Corruption.GREY))
     first = sample.image()
