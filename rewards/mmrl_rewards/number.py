@@ -100,6 +100,20 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05, o
     return RewardValue(float(within), f"{value}, expected {target} within {relative:g}")
 
 
+@reward(name="graded", answer_types=(AnswerType.NUMBER,))
+def graded(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
+    """Return max(0, 1 - |answer - target| / |target|), one minus the relative error. For a target of 0, only 0 earns 1.
+
+    Source: the reward of the task `regression` of Video-R1 (arXiv:2503.21776; its code, grpo.py).
+    Departures: 1e-9 is not added to error and target, with which no answer to a target of 0 earned anything.
+    Unscorable: the target is not a finite number.
+    """
+    target = target_value(sample, AnswerType.NUMBER)
+    value = part_value(response, AnswerType.NUMBER, of)
+    error = abs(value - target) / abs(target) if target else float(value != 0)
+    return RewardValue(max(0.0, 1.0 - error), f"{value}, expected {target}: a relative error of {error:.3g}")
+
+
 @reward(name="rounded", answer_types=(AnswerType.NUMBER,))
 def rounded(
     response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None, of: Of = "answer"

@@ -73,6 +73,7 @@ CORRECT = {
     "mmrl_rewards.choice:yes_no": (AnswerType.TEXT, "yes", "Yes, it is."),
     "mmrl_rewards.number:exact": (AnswerType.NUMBER, 4, "4"),
     "mmrl_rewards.number:relaxed": (AnswerType.NUMBER, 4, "4.1"),
+    "mmrl_rewards.number:graded": (AnswerType.NUMBER, 4, "4"),
     "mmrl_rewards.number:rounded": (AnswerType.NUMBER, 4, "4.001"),
     "mmrl_rewards.number:quantity": (AnswerType.TEXT, "4 cm", "40 mm"),
     "mmrl_rewards.count:exact": (AnswerType.NUMBER, 4, "4"),

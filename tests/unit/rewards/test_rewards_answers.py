@@ -167,6 +167,16 @@ def test_option_follows_its_text_when_options_are_shuffled():
             assert got == expected, answer
 
 
+def test_graded_numbers_are_those_of_video_r1():
+    """Within the 1e-9 that its code adds to error and target."""
+    numbers = random.Random(0)
+    for _ in range(500):
+        target = round(numbers.choice((-1, 1)) * 10 ** numbers.uniform(-3, 5), 6)
+        given = round(target * numbers.uniform(-0.5, 2.5), 6)
+        published = 1.0 - min(1.0, max(0.0, (abs(given - target) + 1e-9) / (abs(target) + 1e-9)))
+        assert value(number.graded, AnswerType.NUMBER, target, repr(given)) == pytest.approx(published, abs=2e-6)
+
+
 PLAIN_NUMBERS = {
     ("3", "3.0000001"),
     ("1000", "1e3"),
