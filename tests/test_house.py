@@ -55,6 +55,7 @@ ONLY_IN = {
     "simplejpeg": ("mmrl/media/",),
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
+    "pint": ("rewards/mmrl_rewards/units.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "tensorboard": ("mmrl/trackers/backends.py",),
     "wandb": ("mmrl/trackers/backends.py",),
@@ -92,12 +93,12 @@ LIGHT = (
 )
 HEAVY = (
     *("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets"),
-    *("sympy", "math_verify", "timm"),
+    *("sympy", "math_verify", "pint", "timm"),
 )
 # Each takes time to import, and nothing needs it before a model is built or an image, a video or a dataset is read.
 LOADED_WHEN_USED = (
     *("transformers", "peft", "accelerate", "torchvision", "qwen_vl_utils", "torch._dynamo", "torch._inductor"),
-    *("sklearn", "scipy", "pandas", "pyarrow", "datasets", "skimage", "sympy", "timm", "math_verify", "vllm"),
+    *("sklearn", "scipy", "pandas", "pyarrow", "datasets", "skimage", "sympy", "timm", "math_verify", "pint", "vllm"),
     "deepspeed",
 )
 

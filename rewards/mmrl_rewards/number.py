@@ -3,71 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from mmrl.answer import parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import Of, part_value, reward, target_value
+from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
-_QUANTITY: Final = re.compile(r"([$€£]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
+_QUANTITY: Final = re.compile(r"([$€£¥]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 
 
-class Unit(NamedTuple):
-    """Describes a unit of measurement."""
-
-    dimension: str  # quantity that it measures, such as "length"
-    factor: float  # size in base units of that quantity, such as 0.01 for cm
-
-
-_PLAIN_NUMBER: Final = Unit("number", 1.0)
-_UNITS_BY_DIMENSION: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
-    {
-        "length": {
-            **{"nm": 1e-9, "um": 1e-6, "µm": 1e-6, "mm": 1e-3, "cm": 0.01, "dm": 0.1, "m": 1.0, "km": 1000.0},
-            **{"millimeter": 1e-3, "centimeter": 0.01, "meter": 1.0, "metre": 1.0, "kilometer": 1000.0},
-            **{"in": 0.0254, "inch": 0.0254, "inches": 0.0254, "ft": 0.3048, "foot": 0.3048, "feet": 0.3048},
-            **{"yd": 0.9144, "yard": 0.9144, "mi": 1609.344, "mile": 1609.344},
-        },
-        "area": {
-            **{"mm^2": 1e-6, "cm^2": 1e-4, "m^2": 1.0, "km^2": 1e6, "ha": 1e4},
-            **{"in^2": 0.0254**2, "ft^2": 0.3048**2},
-        },
-        "volume": {
-            **{"mm^3": 1e-9, "cm^3": 1e-6, "m^3": 1.0, "in^3": 0.0254**3, "ft^3": 0.3048**3, "ml": 1e-6, "mL": 1e-6},
-            **{"l": 1e-3, "L": 1e-3, "liter": 1e-3, "litre": 1e-3, "milliliter": 1e-6},
-        },
-        "mass": {
-            **{"mg": 1e-6, "g": 1e-3, "gram": 1e-3, "kg": 1.0, "kilogram": 1.0, "t": 1000.0, "tonne": 1000.0},
-            **{"oz": 0.028349523125, "ounce": 0.028349523125, "lb": 0.45359237, "pound": 0.45359237},
-        },
-        "time": {
-            **{"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0},
-            **{"hr": 3600.0, "hour": 3600.0, "day": 86400.0, "week": 604800.0},
-        },
-        "years": {"year": 1.0, "yr": 1.0},
-        "speed": {"m/s": 1.0, "km/h": 1 / 3.6, "mph": 0.44704},
-        "angle": {"°": 1.0, "deg": 1.0, "degree": 1.0, "rad": 57.29577951308232, "radian": 57.29577951308232},
-        "Celsius": {"°C": 1.0},
-        "Fahrenheit": {"°F": 1.0},
-        "Kelvin": {"K": 1.0},
-        "dollars": {"$": 1.0, "USD": 1.0, "dollar": 1.0, "cent": 0.01},
-        "euros": {"€": 1.0, "EUR": 1.0, "euro": 1.0},
-        "pounds sterling": {"£": 1.0, "GBP": 1.0},
-        "number": {"%": 0.01, "percent": 0.01, "thousand": 1e3, "million": 1e6, "billion": 1e9},
-    }
-)
-UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
-    {name: Unit(measure, factor) for measure, names in _UNITS_BY_DIMENSION.items() for name, factor in names.items()}
-)
-"""All known units by name. Temperatures and currencies are not converted into each other."""
+_PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
 
 
 @reward(name="number", answer_types=(AnswerType.NUMBER,))
@@ -144,11 +96,12 @@ def quantity(
 ) -> RewardValue:
     """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
-    Answer and target are a number and one of `UNITS`, singular or plural. $, € and £ may come first, and 25% is 0.25.
-    Unless `unit_required`, a number without a unit is taken to be in the other's unit.
+    Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, € and £
+    may come first. Temperatures are converted, currencies are not. Unless `unit_required`, a number without a unit is
+    taken to be in the other's unit.
 
-    Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check.
-    Departures: the unit is checked, against a closed table.
+    Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
+    Departures: the unit is checked.
     Unscorable: the target is not a number with a known unit or with none.
     """
     try:
@@ -164,10 +117,12 @@ def quantity(
         unit, given_unit = unit or given_unit, given_unit or unit
     given_unit, unit = given_unit or _PLAIN_NUMBER, unit or _PLAIN_NUMBER
     if given_unit.dimension != unit.dimension:
-        return RewardValue(0.0, f"{given_unit.dimension}, expected {unit.dimension}")
-    value, target = given * given_unit.factor, expected * unit.factor
-    equal = abs(value - target) <= max(relative, _CONVERSION_TOLERANCE) * abs(target)
-    return RewardValue(float(equal), f"{value:g}, expected {target:g} ({unit.dimension})")
+        return RewardValue(0.0, f"in {given_unit.dimension}, expected {unit.dimension}")
+    value = (given * given_unit.factor + given_unit.offset - unit.offset) / unit.factor
+    # The offsets of temperatures round, too.
+    rounding = _CONVERSION_TOLERANCE * (abs(expected) + abs(unit.offset / unit.factor))
+    equal = abs(value - expected) <= max(relative * abs(expected), rounding)
+    return RewardValue(float(equal), f"{value:g}, expected {expected:g}, in the target's unit")
 
 
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
@@ -180,11 +135,10 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
-    name = match[1] or (match[3] or "").strip().rstrip(".").replace("²", "^2").replace("³", "^3")
+    name = match[1] or (match[3] or "").strip().rstrip(".")
     if not name:
         return number, None
-    # As written first, since names such as K and USD have capitals; then in lower case, and then without a plural s.
-    unit = UNITS.get(name) or UNITS.get(name.lower()) or UNITS.get(name.lower().removesuffix("s"))
+    unit = find_unit(name)
     if unit is None:
         raise ValueError(f"in an unknown unit: {name[:40]!r}")
     return number, unit

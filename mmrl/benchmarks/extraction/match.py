@@ -13,8 +13,8 @@ from mmrl.benchmarks.items import LETTERS, Item, ItemResponse
 from mmrl.benchmarks.reward_scores import formulas_equal, reward_score
 from mmrl.types import AnswerType, ResizeMap, Size
 from mmrl_rewards import box, detect
-from mmrl_rewards.number import UNITS, Unit
 from mmrl_rewards.strings import words
+from mmrl_rewards.units import Unit, find_unit
 
 LATEX_MARKUP: Final = re.compile(r"\\[a-z]|\^|√|π")  # signs that a text is a formula
 _UNIT_TEXT: Final = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*)?([A-Za-zµ°%]{1,12}(?:/[a-z]{1,2}|\^[23]|[²³])?)")
@@ -135,7 +135,7 @@ def _is_number_correct(item: Item, response: ItemResponse, extraction: Extractio
 
 def _unit_factor(item: Item, after_reference: str, after_extraction: str) -> float:
     """Return the response's unit in units of the item's; 1 unless both are known and measure the same quantity."""
-    reference_unit = _parse_unit(after_reference) or UNITS.get(item.unit or "")
+    reference_unit = _parse_unit(after_reference) or find_unit(item.unit or "")
     unit = _parse_unit(after_extraction)
     # Without two units of one quantity the numbers alone are compared.
     if unit is None or reference_unit is None or unit.dimension != reference_unit.dimension:
@@ -145,8 +145,7 @@ def _unit_factor(item: Item, after_reference: str, after_extraction: str) -> flo
 
 def _parse_unit(text: str) -> Unit | None:
     match = _UNIT_TEXT.match(text)
-    name = match[1].replace("²", "^2").replace("³", "^3") if match else ""
-    return UNITS.get(name) or UNITS.get(name.removesuffix("s"))
+    return find_unit(match[1]) if match else None
 
 
 def _is_text_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bool:

@@ -6,7 +6,6 @@ Values by hand, attacks and unusable targets are rows of the case tables.
 import itertools
 import json
 import logging
-import math
 import random
 import threading
 from collections import Counter
@@ -25,6 +24,7 @@ from mmrl_rewards import choice, classify, format, gui, jigsaw, maths, number, s
 from mmrl_rewards.cases import load_case_table
 from mmrl_rewards.contract import bind
 from mmrl_rewards.formulas import read_formula
+from mmrl_rewards.units import find_unit
 
 CASES = Path(__file__).parents[3] / "rewards" / "cases"
 SCREEN = Size(400, 800)
@@ -130,22 +130,55 @@ def test_fuzzy_equals_the_textbook_subsequence():
         assert value(classify.fuzzy, AnswerType.TEXT, target, answer, {"threshold": 0.6}) == float(ratio >= 0.6 - 1e-12)
 
 
+UNITS = {
+    "m": ("mm", "µm", "um", "dm", "km", "in", "ft", "feet", "yd", "mi", "mile", "inches", "metre", "centimeters"),
+    "m^2": ("mm^2", "cm²", "ha", "ft^2", "square feet"),
+    "L": ("ml", "mL", "l", "liter", "litres", "cm^3", "m^3"),
+    "kg": ("mg", "g", "t", "tonne", "oz", "lb", "pounds"),
+    "s": ("ms", "sec", "min", "h", "hr", "hours", "day", "weeks", "year", "yr"),
+    "m/s": ("km/h", "mph"),
+    "rad": ("°", "deg", "degrees", "radian"),
+    "N": ("kN", "kg m/s^2"),
+    "W": ("kW", "MW", "mW", "J/s"),
+    "V": ("mV", "kV"),
+    "Hz": ("kHz", "GHz"),
+    "ohm": ("kΩ", "ohms"),
+    "GB": ("MB", "bytes"),
+    "$": ("USD", "dollars", "cents"),
+    "€": ("EUR", "euros"),
+    "£": ("GBP",),
+}
+"""Units by another of the same dimension."""
+
+
 def test_units_equal_scipys_constants():
     known = {
-        **{"in": "inch", "ft": "foot", "yd": "yard", "mi": "mile", "min": "minute", "h": "hour", "day": "day"},
-        **{"week": "week", "oz": "oz", "lb": "pound", "mph": "mph", "km/h": "kmh", "ha": "hectare", "L": "liter"},
+        "m": {"in": "inch", "ft": "foot", "yd": "yard", "mi": "mile"},
+        "s": {"min": "minute", "h": "hour", "day": "day", "week": "week"},
+        "kg": {"oz": "oz", "lb": "pound"},
+        "m/s": {"mph": "mph", "km/h": "kmh"},
+        "m^2": {"ha": "hectare"},
+        "m^3": {"L": "liter"},
+        "rad": {"°": "degree"},
     }
-    for name, constant in known.items():
-        assert number.UNITS[name].factor == pytest.approx(getattr(scipy.constants, constant), rel=1e-12)
-    assert number.UNITS["rad"].factor == pytest.approx(math.degrees(1), rel=1e-15)
+    for si, constants in known.items():
+        for name, constant in constants.items():
+            size = find_unit(name).factor / find_unit(si).factor
+            assert size == pytest.approx(getattr(scipy.constants, constant), rel=1e-12), name
 
 
 def test_a_quantity_equals_itself_in_every_unit_of_its_dimension_and_in_no_other():
-    for (name, unit), (other_name, other) in itertools.product(number.UNITS.items(), repeat=2):
-        same_dimension = unit.dimension == other.dimension
-        for size, expected in ((7, float(same_dimension)), (7.1, 0.0)):
-            answer = f"{size * unit.factor / other.factor!r} {other_name}"
-            assert value(number.quantity, AnswerType.TEXT, f"7 {name}", answer) == expected
+    names = {name: dimension for dimension, others in UNITS.items() for name in (dimension, *others)}
+    for (name, dimension), (other_name, other_dimension) in itertools.product(names.items(), repeat=2):
+        ratio = find_unit(name).factor / find_unit(other_name).factor
+        for size, expected in ((7, float(dimension == other_dimension)), (7.1, 0.0)):
+            answer = f"{size * ratio!r} {other_name}"
+            assert value(number.quantity, AnswerType.TEXT, f"7 {name}", answer) == expected, answer
+
+
+def test_what_is_no_unit_is_none():
+    for name in ("", "zorks", "5", "cm 3", "m1000", "import os", "lambda: 1", "__class__", "()" * 20, "a" * 1000):
+        assert find_unit(name) is None, name
 
 
 OPTION_FORMS = (
