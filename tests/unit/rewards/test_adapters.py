@@ -3,6 +3,8 @@
 import inspect
 import logging
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -257,6 +259,25 @@ def test_settings_have_no_name_of_an_option_of_ours():
     settings = inspect.signature(TextReward.__init__).parameters.keys() - {"self", "args"}
     for name, found in builtin_rewards().items():
         assert not settings & found.options.keys(), name
+
+
+LIGHT_SCRIPT = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None  # importing it fails
+from mmrl_rewards.adapters import VerlReward
+box = VerlReward("box:iou", coordinates="norm_1000", image_size=(640, 480))
+assert box("<answer>[0, 0, 10, 10]</answer>", [0, 0, 10, 20]) == {"score": 0.5, "unscorable": 0.0}
+for name in ("number:exact", "count:exact", "choice:option", "span:iou", "jigsaw:exact", "point:in_box", "gui:action"):
+    VerlReward(name, coordinates="norm_1000", answer_type="point" if name == "point:in_box" else None)
+"""
+
+
+def test_pydantic_and_numpy_are_enough_for_most_rewards():
+    heavy = (
+        "torch,transformers,torchvision,datasets,scipy,sklearn,skimage,PIL,rapidfuzz,lxml,jsonschema,sympy,pint,yaml"
+    )
+    subprocess.run([sys.executable, "-c", LIGHT_SCRIPT, heavy], check=True)
 
 
 def test_adapters_can_be_sent_to_another_process():
