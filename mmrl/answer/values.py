@@ -272,26 +272,18 @@ def _validate_latex(value: object) -> str:
     formula = _validate_text(value).strip()
     for opening, closing in _DELIMITERS:
         if formula.startswith(opening) and formula.endswith(closing) and len(formula) >= len(opening + closing):
-            inner = formula[len(opening) : len(formula) - len(closing)].strip()
-            # \boxed{1}, \boxed{2} ends with a brace of another box.
-            if closing != "}" or _is_one_formula(inner):
-                formula = inner
-    if not formula or not _is_one_formula(formula):
-        raise ValueError("not one formula")
-    return formula
-
-
-def _is_one_formula(text: str) -> bool:
-    """Return True if braces match and no dollar sign ends the formula."""
+            formula = formula[len(opening) : len(formula) - len(closing)].strip()
     depth = 0
-    for match in _BRACES.finditer(text):
+    for match in _BRACES.finditer(formula):
         if match[0] == "{":
             depth += 1
         elif match[0] == "}":
             depth -= 1
         if depth < 0 or match[0] == "$":
-            return False
-    return depth == 0
+            raise ValueError("not one formula")
+    if depth or not formula:
+        raise ValueError("not one formula")
+    return formula
 
 
 def _validate_svg(value: object) -> str:

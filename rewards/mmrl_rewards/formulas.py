@@ -4,7 +4,7 @@ math-verify 0.9 reads `12\,500` as 12 + 500, `1 000` as 1 x 000, "cat" as c x a 
 0.\overline{3} or √2. What it would misread is rewritten here, or refused.
 """
 
-# ruff: noqa: RUF001  (it names the characters that people write)
+# ruff: noqa: RUF001  # characters that look like others are what this file rewrites
 from __future__ import annotations
 
 import re
@@ -24,15 +24,11 @@ _SYMBOLS: Final = str.maketrans(
         **{"⟨": "(", "⟩": ")", ";": ",", "€": "", "£": "", "¥": ""},
     }
 )
+# Not the \, of \\, which ends a row of a matrix.
 _SPACES: Final = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad|~|\s+")
 _TEXT: Final = r"\\(?:text|mathrm|textbf|textit|mathbf|mbox|textrm)\s*\{([^{}]*)\}"
 _TEXT_COMMAND: Final = re.compile(_TEXT)
-_FUNCTIONS: Final = "|".join(
-    [
-        *("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "sec", "csc", "cot", "log", "ln"),
-        *("exp", "min", "max", "gcd", "det", "lim", "sqrt", "pi", "theta", "alpha", "beta"),
-    ]
-)
+_FUNCTIONS: Final = "(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|min|max|gcd|det|lim|sqrt|pi|theta|alpha|beta"
 _ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _POWERS_OF_TEN: Final = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -65,14 +61,14 @@ _REWRITES: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"^\*\*(.*)\*\*$", r"\1"),
-        # \boxed{1}, \boxed{2} and \boxed{3} are a list; \boxed{1}\boxed{3} is no formula.
+        # \boxed{1}\boxed{3} would be a product.
         (r"\}\s*\\boxed", "?"),
         (r"\\boxed(?=\{)", ""),
         (r"\*\*", "^"),
         (r"(?<=[^.])\.$", ""),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\\$|\\limits", ""),
-        (r"\\varnothing", r"\\emptyset"),
+        (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
         (r"\\langle", "("),
         (r"\\rangle", ")"),
         (r"\\(?:left|right|[bB]ig+[lr]?)(?=\s*(?:[()\[\]|.]|\\[{}]))", ""),
@@ -104,7 +100,7 @@ _REWRITES: Final = tuple(
         (r"\^\(([^()]*)\)", r"^{\1}"),
         (r"\^(-[0-9a-z]+)", r"^{\1}"),
         (r"\\(sin|cos|tan)\s*\(?([0-9]+)\s*\^\s*\{?\s*\\circ\s*\}?\)?", r"\\\1(\\frac{\2\\pi}{180})"),
-        # Degrees, 20^\circ C, 3 million, 50 percent
+        # 90^\circ, 20^\circ C, 3 million, 50 percent
         (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm)\s*\{\s*[CF]\s*\}|[CF])?$", ""),
         (
             r"(?<=[0-9])\s*(?:\\text\{)?\s*(thousand|million|billion|trillion)\b\s*\}?",
@@ -115,8 +111,8 @@ _REWRITES: Final = tuple(
         (r"^[a-zA-Z]\s*\\in(?![a-z])\s*", ""),
         (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid)(.*)\\\}$", r"\2"),
         (r"^([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])$", _interval),
-        # 2 > x > 1, which math-verify does not compare with 1 < x < 2
-        (rf"^([^<>=]+)({_GREATER})([^<>=]+)({_GREATER})([^<>=]+)$", _ascending),
+        # math-verify does not compare 2 > x > 1 with 1 < x < 2.
+        (rf"^([^<>=]+?)({_GREATER})([^<>=]+?)({_GREATER})([^<>=]+)$", _ascending),
         # Answer: 5, Area = 5, 5 = x, x \approx 5
         (rf"^(?:(?:[Ff]inal )?[Aa]nswer\s*[:=]|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=)\s*(?=\S)", ""),
         (r"^([^A-Za-z=<>]+)=\s*([A-Za-z])$", r"\2=\1"),
@@ -130,20 +126,13 @@ _TRAILING_UNIT: Final = re.compile(
     rf"(?P<value>.*[a-z](?=\s*\\text)|.*[0-9}}%!)]|.*\\pi)(?P<space>\s*)"
     rf"(?P<unit>(?:[A-Za-z]+\.?|{_TEXT})(?:\^\{{?-?[1-3]\}}?|\s|/|\\cdot|[A-Za-z]+|{_TEXT})*)"
 )
-_UNITS: Final = frozenset(
-    [
-        *("nm", "mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "mg", "g", "kg", "lb", "lbs", "oz"),
-        *("ms", "s", "sec", "min", "h", "hr", "hrs", "ml", "mL", "L", "N", "kN", "J", "kJ", "W", "kW", "V"),
-        *("kV", "Hz", "kHz", "Pa", "kPa", "mph", "ha", "USD", "EUR", "sq", "cu"),
-    ]
+_UNIT: Final = re.compile(
+    r"[nmcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|m?s|sec|min|hrs?|h|m[lL]|L|k?[NJWV]|k?Hz|k?Pa|mph|ha|USD|EUR|sq|cu"
 )
-# They change the number before them.
-_VALUE_WORDS: Final = frozenset(
-    [
-        *("or", "and", "not", "to", "plus", "minus", "times", "over", "squared", "cubed", "dozen", "dozens"),
-        *("hundred", "hundreds", "thousands", "millions", "billions", "half", "halves", "third", "thirds"),
-        *("quarter", "quarters", "each", "less", "more"),
-    ]
+_CHANGES_VALUE: Final = re.compile(
+    "or|and|not|to|plus|minus|times|over|squared|cubed|dozens?|hundreds?|(?:thou|mill|bill)[a-z]+|hal(?:f|ves)"
+    "|thirds?|quarters?|each|less|more",
+    re.IGNORECASE,
 )
 _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
@@ -217,8 +206,8 @@ def _drop_unit(formula: str) -> str:
     is_text = unit.startswith("\\")
     names = _LETTERS.findall(_TEXT_COMMAND.sub(r" \1 ", unit).replace(r"\cdot", " "))
     for name in names:
-        is_name = name in _UNITS or is_text or _is_word(name)
-        if not is_name or name.lower() in _VALUE_WORDS:
+        is_name = is_text or _is_word(name) or _UNIT.fullmatch(name)
+        if not is_name or _CHANGES_VALUE.fullmatch(name):
             return formula
     has_variables = _LETTERS.search(_COMMAND.sub("", value.rpartition("=")[2])) is not None
     if not names or (not is_text and (has_variables or (not space and len(names[0]) == 1))):

@@ -21,6 +21,7 @@ _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
 _CONNECTIVE: Final = re.compile(r" or | and |, *")
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_LETTER: Final = re.compile(r"[A-Za-z]")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -76,15 +77,13 @@ def _read_target(text: str) -> Formula:
     """Return a target's formula.
 
     Raises:
-        ValueError: nothing would equal the target: it is not one formula, not defined, or not equal to itself.
+        ValueError: nothing would equal the target: it is not one formula, or not defined.
     """
     formula = read_formula(text)
     if formula.is_words or formula.number is not None:
         return formula
     if not _parse_formula(formula.text):
         raise ValueError("not a formula that math-verify can read")
-    if not _verify(formula.text, formula.text, 6):
-        raise ValueError("not equal to itself, as 0/0 is not")
     return formula
 
 
@@ -94,7 +93,10 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
         return target == answer
     expected, given = _read_number(target, answer), _read_number(answer, target)
     if expected is None or given is None:
-        return _verify(target.text, answer.text, decimals)
+        texts = [target.text, answer.text]
+        if any(text.startswith("(") for text in texts):
+            texts = list(map(_assignments_as_pair, texts))
+        return _verify(*texts, decimals)
     # A target below the last place would equal 0, so it is compared in its leading digits.
     if round(expected, decimals) == 0 and expected != 0:
         return isclose(expected, given, rel_tol=10.0**-decimals)
@@ -109,6 +111,20 @@ def _read_number(formula: Formula, other: Formula) -> float | None:
     return formula.number
 
 
+def _assignments_as_pair(formula: str) -> str:
+    """Return "y = 2, x = 1" as (1,2), in the order of the letters; any other formula as it is."""
+    values = {}
+    parts = formula.split(",")
+    for part in parts:
+        letter, _, value = part.partition("=")
+        if not _LETTER.fullmatch(letter.strip()) or not value or "=" in value:
+            return formula
+        values[letter.strip()] = value.strip()
+    if not 1 < len(values) == len(parts):
+        return formula
+    return f"({','.join(values[letter] for letter in sorted(values))})"
+
+
 @lru_cache(maxsize=4096)  # siblings often share their answers
 def _verify(target: str, answer: str, decimals: int) -> bool:
     """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
@@ -118,7 +134,7 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     gold, given = _parse_formula(target), _parse_formula(answer)
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
-    if braced.startswith("\\{") and other and isinstance(other[0], Interval | Tuple):
+    if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
         return False
     verdict: bool = verify(gold, given, float_rounding=decimals, allow_set_relation_comp=True, timeout_seconds=None)
     return verdict
@@ -139,11 +155,14 @@ def _parse_formula(formula: str) -> list[Any]:
     relations = [reading[0] for reading in map(_parse, parts) if reading]
     if len(relations) < len(parts):
         return []
-    joined = Or(*relations) if re.search(r" or ", formula) else And(*relations)
     try:
-        return [joined.as_set()]
-    except (NotImplementedError, ValueError, AttributeError):
-        return [joined]  # of several variables
+        solutions = And(*relations).as_set()
+        # No x satisfies all of x < 1, x > 3 with a comma, so it means one or the other.
+        if " or " in formula or (solutions.is_empty and " and " not in formula):
+            solutions = Or(*relations).as_set()
+    except (NotImplementedError, ValueError, AttributeError):  # of several variables
+        return [(Or if " or " in formula else And)(*relations)]
+    return [solutions]
 
 
 def _parse(formula: str) -> list[Any]:

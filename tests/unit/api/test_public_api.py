@@ -13,7 +13,7 @@ import pytest
 import mmrl
 
 ROOT = Path(__file__).parents[3]
-PUBLIC_PACKAGES = ("mmrl", "mmrl_rewards", "mmrl_datasets")
+PUBLIC_PACKAGES = ("mmrl", "mmrl_rewards", "mmrl_rewards.adapters", "mmrl_datasets")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Of the tools, only this one is what a user would write: the others measure and test internals.
 FOR_USERS = [*EXAMPLES, ROOT / "tools" / "bench" / "vowels_reward.py"]
