@@ -7,8 +7,8 @@
 A reward abstains by raising `Unscorable`. TRL and ms-swift have a value for that, None. The others have none: there the
 `fallback` counts, by default the low end of the reward's range, and the field `unscorable`, which they log, is 1.
 
-docs/other_trainers.md says where each goes; tests/unit/rewards/test_trainer_adapters.py names the file that each signature was
-read from.
+docs/other_trainers.md says where each goes, and tests/unit/rewards/test_trainer_adapters.py names the file that each
+signature was read from.
 """
 
 from __future__ import annotations

@@ -210,8 +210,11 @@ def test_graded_numbers_are_those_of_video_r1():
         assert value(number.graded, AnswerType.NUMBER, target, repr(given)) == pytest.approx(published, abs=2e-6)
 
 
-# Numbers that ours reads as such, and a pair.
-READ_OTHERWISE = {("3", "3.0000001"), ("1000", "1e3"), ("1,22", "1.22"), ("(1,2)", "y=2,x=1")}
+# Numbers that ours reads as such, a pair, and a set.
+READ_OTHERWISE = {
+    *(("3", "3.0000001"), ("1000", "1e3"), ("1,22", "1.22")),
+    *(("(1,2)", "y=2,x=1"), ("x<-1, x>3", r"(-\infty,-1)\cup(3,\infty)")),
+}
 
 
 def test_maths_equals_math_verify():
