@@ -89,7 +89,9 @@ def test_trl_rows_give_columns_tokens_and_the_question():
     assert call_trl(adapter, ["a", "b"], label=["x", "y"], length=[8, 0], other=[1, 2, 3]) == [0.5, None]
 
 
+@pytest.mark.slow
 def test_trl_uses_the_name_of_the_reward():
+    pytest.importorskip("trl")
     from trl.trainer.utils import get_callable_name
 
     assert get_callable_name(TrlReward("box:iou", coordinates="norm_1000")) == "iou"
