@@ -129,17 +129,12 @@ def parse_rollout_conditions(value: object) -> object:
 
 def matches_rollout(when: SampleConditions, response: Response) -> bool:
     """Return True if a response meets every `rollout.` condition."""
-    if not when:
-        return True
-    features = {
-        "rethought": response.rethought,
-        "used_tool": response.used_tool,
-        "turns": response.num_turns,
-        "finish_reason": response.finish_reason,
-    }
     for key, allowed in when.items():
-        if key.startswith(ROLLOUT_PREFIX) and str(features[key.removeprefix(ROLLOUT_PREFIX)]).lower() not in allowed:
-            return False
+        if key.startswith(ROLLOUT_PREFIX):
+            feature = key.removeprefix(ROLLOUT_PREFIX)
+            value = response.num_turns if feature == "turns" else getattr(response, feature)
+            if str(value).lower() not in allowed:
+                return False
     return True
 
 
