@@ -122,7 +122,8 @@ def chrf(
     return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
 
 
-@reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0)  # an empty response gets the maximum
+# An empty response gets the maximum.
+@reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0, judges_answer=False)
 def repetition(
     response: Response, sample: Sample, *, order: Annotated[int, Field(ge=1, le=50)] = 6, of: Of = "response"
 ) -> RewardValue:
