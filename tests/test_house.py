@@ -55,7 +55,7 @@ ONLY_IN = {
     "simplejpeg": ("mmrl/media/",),
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
-    "pint": ("rewards/mmrl_rewards/units.py",),
+    "pint": ("rewards/mmrl_rewards/services/unit_registry.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "tensorboard": ("mmrl/trackers/backends.py",),
     "wandb": ("mmrl/trackers/backends.py",),

@@ -59,7 +59,6 @@ _CLOCK_FUNCTIONS = frozenset(
 )
 # Parts of names of files. A library may be imported when it is first used, which reads files.
 _IMPORTING, _OPENING = "importlib._bootstrap", "pixel_reader.py"
-_LOADING_UNITS = "flexparser.py"  # reads pint's own definitions, once in a process, as an import would
 _OPENS_MEDIA = "media of the sample (declare @reward(..., looks=True))"
 _GLOBAL_RANDOM: object = random.random.__self__  # type: ignore[attr-defined]
 _CURRENT_TIME_METHODS = frozenset({"now", "utcnow", "today"})
@@ -364,7 +363,7 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
     found: dict[str, None] = {}
 
     def audit(event: str, _: object) -> None:
-        if event.startswith(_FORBIDDEN_EVENTS) and not _runs(sys._getframe(1), (_IMPORTING, _OPENING, _LOADING_UNITS)):
+        if event.startswith(_FORBIDDEN_EVENTS) and not _runs(sys._getframe(1), (_IMPORTING, _OPENING)):
             found[event] = None
 
     def profile(frame: FrameType, event: str, called: object) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mmrl_rewards
 from mmrl.config.schema import (
@@ -26,9 +26,6 @@ from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind, takes_group
-
-if TYPE_CHECKING:
-    pass
 
 AnyReward = Reward[...]
 _CASES_DIR = Path(mmrl_rewards.__path__[0]).parent / "cases"

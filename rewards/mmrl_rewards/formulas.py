@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from mmrl.answer import parse_answer_value
@@ -149,6 +150,7 @@ class Formula(NamedTuple):
     number: float | None = None  # value of a plain number
 
 
+@lru_cache(maxsize=4096)  # siblings often share their answers
 def read_formula(text: str) -> Formula:
     """Return a formula without units, grouped digits and other forms that math-verify misreads.
 

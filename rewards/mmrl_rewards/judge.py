@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from math import exp
 from statistics import fmean, median
 from typing import Annotated, Literal, TypeVar
 
@@ -18,9 +17,8 @@ from mmrl.answer import COORDINATE_TYPES
 from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import Of, part_text, reward, target_value
-from mmrl_rewards.services.endpoint import RequestRejected
 from mmrl_rewards.services.images import Images, show_question
-from mmrl_rewards.services.judge import JudgeService, RewardModelService
+from mmrl_rewards.services.judge import JudgeService, RewardModelService, sigmoid
 
 ServiceT = TypeVar("ServiceT")
 MaxGrade = Annotated[int, Field(ge=1, le=100)]  # highest grade; the lowest is 0
@@ -149,15 +147,9 @@ def scored(
     question, urls = show_question(sample, images)
 
     def ask(service: RewardModelService) -> tuple[float, str]:
-        try:
-            score = service.score(question, known, urls)
-            target_score = service.score(question, target, urls)
-        except RequestRejected as error:
-            raise Unscorable(f"{service.url} refuses to score: {error}") from error
-        gap = score - target_score
-        # 1 / (1 + e^-gap), written so that neither sign overflows.
-        value = 1.0 / (1.0 + exp(-gap)) if gap >= 0.0 else exp(gap) / (1.0 + exp(gap))
-        return value, f"scores {score:.3g}, the target {target_score:.3g}"
+        score = service.score(question, known, urls)
+        target_score = service.score(question, target, urls)
+        return sigmoid(score - target_score), f"scores {score:.3g}, the target {target_score:.3g}"
 
     return _ask_all(scorers, ask, ensemble)
 

@@ -23,6 +23,8 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
 _INNER_ENVIRONMENT = re.compile(
     r"\\begin\s*\{(?:tabular|array)\}(?:\[\w\])?\{[^{}]*\}|\\(?:begin|end)\s*\{[A-Za-z*]+\}"
 )
+_ROW_SPACE = re.compile(r"\*?(?:[ \t]*\[[^\[\]]*\])?")
+_BRACKET = re.compile(r"\s*\[[^\[\]]*\]")
 _GROUP_START = re.compile(r"\s*([\[{])")
 _RULE = re.compile(
     r"\s*\\(?:(?:hline|hdashline|thickhline|endhead|endfirsthead|endfoot|endlastfoot|morecmidrules)(?![A-Za-z])"
@@ -117,7 +119,7 @@ def _split_rows(source: str, start: int, environment: str) -> tuple[list[list[st
 
 def _skip_row_space(source: str, place: int) -> int:
     r"""Return the place after the star and the length that may follow \\, as in \\*[2pt]."""
-    match = re.compile(r"\*?(?:[ \t]*\[[^\[\]]*\])?").match(source, place)
+    match = _ROW_SPACE.match(source, place)
     return match.end() if match else place
 
 
@@ -200,7 +202,7 @@ def _plain_text(source: str) -> str:
         elif text[0] == "\\" and name in _LAYOUT:
             place = _read_arguments(source, place, _LAYOUT[name])[1]
         elif text[0] == "\\" and _FONT.fullmatch(name):
-            bracket = re.compile(r"\s*\[[^\[\]]*\]").match(source, place)
+            bracket = _BRACKET.match(source, place)
             place = bracket.end() if bracket and name in ("makecell", "thead", "shortstack") else place
             parts.append("" if source.startswith("{", place) else " ")
         elif text[0] == "\\" and not name.isalpha():

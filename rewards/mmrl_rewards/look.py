@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from PIL import Image
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
 from mmrl_rewards.contract import answer_value, reward
-from mmrl_rewards.pixels import Pixels, answer_crop, target_crop
+from mmrl_rewards.pixels import Pixels, answer_crop, resize, target_crop
 from mmrl_rewards.render import similarity_beyond_blank, ssim
 
 MediaIndex = Annotated[int, Field(ge=0)]
@@ -33,10 +32,10 @@ def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None
     Unscorable: the target is not a box within its image, an image cannot be opened, or the target's crop is plain.
     """
     target = target_crop(response, sample) if reference is None else sample.image(reference)
-    target = _resize(target)
+    target = resize(target, _SIDE_PX, _SIDE_PX)
     if (target == target[0, 0]).all():
         raise Unscorable("the target's crop has one colour, which any plain place resembles")
-    given = _resize(answer_crop(response, sample))
+    given = resize(answer_crop(response, sample), _SIDE_PX, _SIDE_PX)
     value = similarity_beyond_blank(given, target, ssim)
     return RewardValue(value, f"{value:.2f} of the way from a plain crop to the target's")
 
@@ -73,7 +72,3 @@ def _find_difference(first: Pixels, second: Pixels, threshold: int) -> tuple[int
     if not len(columns):
         raise Unscorable(f"no pixel of the two images differs by {threshold} grey levels")
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
-def _resize(pixels: Pixels) -> Pixels:
-    return np.asarray(Image.fromarray(pixels).resize((_SIDE_PX, _SIDE_PX), Image.Resampling.BICUBIC))

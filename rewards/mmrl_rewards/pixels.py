@@ -51,6 +51,11 @@ def answer_crop(response: Response, sample: Sample, index: int | None = None) ->
         raise BadAnswer(str(error)) from error
 
 
+def resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    """Return pixels resized bicubically: uint8 [height, width, 3]."""
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+
+
 def encode_image(pixels: Pixels, max_bytes: int) -> tuple[str, bytes]:
     """Return the media type and the bytes of an encoded image: a PNG, or if that has too many bytes, a JPEG.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from math import tanh
 from statistics import fmean
 from typing import Annotated, Literal
 
@@ -12,9 +11,8 @@ from pydantic import Field
 from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import BadAnswer, Of, part_text, reward
-from mmrl_rewards.services.endpoint import RequestRejected
 from mmrl_rewards.services.images import Images, show_question
-from mmrl_rewards.services.judge import RewardModelService
+from mmrl_rewards.services.judge import RewardModelService, sigmoid
 
 # A full stop ends a sentence only before white space, so that 3.5 is one number.
 _SENTENCE_END = r"[.!?]+[\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]+|\n+"
@@ -52,14 +50,7 @@ def scored(
     if not 1 <= len(segments) <= most:
         raise BadAnswer(f"{len(segments)} segments, at least 1 and at most {most} are scored")
     question, urls = show_question(sample, images)
-    values = []
-    for segment in segments:
-        try:
-            score = scorer.score(question, segment, urls)
-        except RequestRejected as error:
-            raise Unscorable(f"{scorer.url} refuses to score: {error}") from error
-        # The sigmoid, in a form that cannot overflow.
-        values.append((1.0 + tanh(score / 2.0)) / 2.0)
+    values = [sigmoid(scorer.score(question, segment, urls)) for segment in segments]
     listed = " ".join(f"{value:.2f}" for value in values)
     return RewardValue(fmean(values), f"{listed}; lowest: {strings.excerpt(segments[values.index(min(values))])}")
 

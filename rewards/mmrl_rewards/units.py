@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mmrl.utils.error_catcher import ErrorCatcher
 
-# pint has no money and no number words; its own "cent" is an interval of music.
-_DEFINITIONS: Final = (
-    *(
-        "dollar = [dollars] = $ = USD",
-        "cent = 0.01 * dollar",
-        "euro = [euros] = € = EUR",
-        "sterling = [pounds] = £ = GBP",
-    ),
-    *("yen = [yen] = ¥ = JPY", "dozen = 12", "thousand = 1e3", "million = 1e6", "billion = 1e9", "kmh = km/h"),
-)
 _CURRENCIES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY"}
 _NAME: Final = re.compile(r"[A-Za-zµμΩ°%][A-Za-zµμΩ°%0-9 ./*·^()²³-]{0,39}")  # micro has two characters
 _NO_EXPONENT: Final = re.compile(r"(?<![\^*^-])[0-9]|[0-9]{3}")  # a digit that is not one, which pint would multiply by
@@ -45,25 +35,15 @@ def find_unit(name: str) -> Unit | None:
     text = text.replace("°Celsius", "°C").replace("°Fahrenheit", "°F")
     if not _NAME.fullmatch(text) or _NO_EXPONENT.search(text):
         return None
-    registry = _load_registry()
+    from mmrl_rewards.services.unit_registry import REGISTRY  # takes a second
+
     for spelling in (text, re.sub(r"[A-Za-z]+", _lower_word, text)):
         # pint raises errors of several kinds, some of them of Python's tokenizer.
         with ErrorCatcher():
-            unit = registry.parse_units(spelling)
-            zero, one = (registry.Quantity(size, unit).to_root_units() for size in (0.0, 1.0))
+            unit = REGISTRY.parse_units(spelling)
+            zero, one = (REGISTRY.Quantity(size, unit).to_root_units() for size in (0.0, 1.0))
             return Unit(f"{zero.units}", one.magnitude - zero.magnitude, zero.magnitude)
     return None
-
-
-@lru_cache(maxsize=1)
-def _load_registry() -> Any:  # noqa: ANN401  (pint's class is generic over what it stores)
-    """Return pint's registry. Loading it takes a second, so only quantities do."""
-    import pint
-
-    registry: Any = pint.UnitRegistry(on_redefinition="ignore")
-    for definition in _DEFINITIONS:
-        registry.define(definition)
-    return registry
 
 
 def _lower_word(match: re.Match[str]) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 from typing import Annotated
 
-import numpy as np
-from PIL import Image
 from pydantic import Field
 
 from mmrl.types import Sample, Unscorable, VideoRef
-from mmrl_rewards.pixels import Pixels, encode_image
+from mmrl_rewards.pixels import Pixels, encode_image, resize
 
 # False for none, True for at most 1024 pixels of the longer side, or that number.
 Images = bool | Annotated[int, Field(ge=28, le=8192)]
@@ -59,7 +57,6 @@ def _data_url(pixels: Pixels, max_side: int) -> str:
     height, width = pixels.shape[:2]
     if max(height, width) > max_side:
         scale = max_side / max(height, width)
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+        pixels = resize(pixels, max(1, round(width * scale)), max(1, round(height * scale)))
     media_type, content = encode_image(pixels, _MAX_IMAGE_BYTES)
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import exp, isfinite
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
 
 from mmrl.answer import parse_answer_value
-from mmrl.types import AnswerType
-from mmrl_rewards.services.endpoint import Endpoint
+from mmrl.types import AnswerType, Unscorable
+from mmrl_rewards.services.endpoint import Endpoint, RequestRejected
 
 VerdictT = TypeVar("VerdictT")
 
@@ -141,13 +141,20 @@ class RewardModelService(Endpoint):
         """Return the model's score, which may be any finite number.
 
         Raises:
-            RequestRejected: the service refuses the request.
-            Unscorable: no usable reply after every try.
+            Unscorable: the service refuses the request, or gives no usable reply after every try.
         """
         request: dict[str, object] = {"question": question, "response": response}
         if image_urls:
             request["images"] = list(image_urls)
-        return self.post(request, _parse_model_score)
+        try:
+            return self.post(request, _parse_model_score)
+        except RequestRejected as error:
+            raise Unscorable(f"{self.url} refuses to score: {error}") from error
+
+
+def sigmoid(score: float) -> float:
+    """Return 1 / (1 + e^-score), which overflows for no score."""
+    return 1.0 / (1.0 + exp(-score)) if score >= 0.0 else exp(score) / (1.0 + exp(score))
 
 
 def _parse_model_score(reply: bytes) -> float:

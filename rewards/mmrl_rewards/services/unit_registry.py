@@ -1,0 +1,18 @@
+"""pint's registry, with money and number words. It is a module, so that its second of loading is that of an import."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pint
+
+# pint has no money and no number words; its own "cent" is an interval of music.
+_DEFINITIONS: Final = (
+    *("dollar = [dollars] = $ = USD", "cent = 0.01 * dollar", "euro = [euros] = € = EUR"),
+    *("sterling = [pounds] = £ = GBP", "yen = [yen] = ¥ = JPY"),
+    *("dozen = 12", "thousand = 1e3", "million = 1e6", "billion = 1e9", "kmh = km/h"),
+)
+
+REGISTRY: Final[Any] = pint.UnitRegistry(on_redefinition="ignore")
+for definition in _DEFINITIONS:
+    REGISTRY.define(definition)
