@@ -7,7 +7,7 @@ Use it in a config with
 
 from statistics import fmean
 
-from mmrl import Metric, RunComponents, StepResult, TrainingState
+from mmrl import Metric, RunComponents, TrainingState, TrainStepResult
 
 
 class EarlyStopping:
@@ -19,7 +19,7 @@ class EarlyStopping:
         self.patience, self.console = patience, run.console
         self.best, self.best_step = float("-inf"), 0
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> dict[str, float] | None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> dict[str, float] | None:
         """Return the step's metric, and compare it with the best so far. Steps without rewards (sft) have none."""
         if "reward/mean" not in result.metrics:
             return None

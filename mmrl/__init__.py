@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from mmrl.rollout.steps.base import RolloutContext as RolloutContext
     from mmrl.rollout.steps.base import RolloutStep as RolloutStep
     from mmrl.rollout.steps.base import with_metrics as with_metrics
-    from mmrl.rollout.tools.media_results import ImageCrop as ImageCrop
-    from mmrl.rollout.tools.media_results import VideoClip as VideoClip
-    from mmrl.rollout.tools.media_results import VideoFrames as VideoFrames
     from mmrl.rollout.weight_sync import PolicyWeightStream as PolicyWeightStream
     from mmrl.training.build import RunComponents as RunComponents
     from mmrl.training.callbacks import Callback as Callback
-    from mmrl.training.callbacks import StepResult as StepResult
+    from mmrl.training.callbacks import TrainStepResult as TrainStepResult
     from mmrl.types import Action as Action
     from mmrl.types import Answer as Answer
     from mmrl.types import AnswerType as AnswerType
     from mmrl.types import Author as Author
     from mmrl.types import CoordinateSystem as CoordinateSystem
     from mmrl.types import DatasetContext as DatasetContext
+    from mmrl.types import Environment as Environment
     from mmrl.types import Experience as Experience
     from mmrl.types import FinishReason as FinishReason
     from mmrl.types import Group as Group
+    from mmrl.types import ImageCrop as ImageCrop
     from mmrl.types import ImageRef as ImageRef
     from mmrl.types import MediaPolicy as MediaPolicy
     from mmrl.types import MediaRangeError as MediaRangeError
+    from mmrl.types import Observation as Observation
     from mmrl.types import Prompt as Prompt
     from mmrl.types import Region as Region
     from mmrl.types import RejectedRow as RejectedRow
@@ -75,10 +75,14 @@ if TYPE_CHECKING:
     from mmrl.types import Segment as Segment
     from mmrl.types import SelectedExperiences as SelectedExperiences
     from mmrl.types import Size as Size
+    from mmrl.types import StepResult as StepResult
     from mmrl.types import Target as Target
     from mmrl.types import TrainingState as TrainingState
+    from mmrl.types import Turn as Turn
     from mmrl.types import Unscorable as Unscorable
     from mmrl.types import UserError as UserError
+    from mmrl.types import VideoClip as VideoClip
+    from mmrl.types import VideoFrames as VideoFrames
     from mmrl.types import VideoRef as VideoRef
     from mmrl.types import use_media_opener as use_media_opener
     from mmrl_rewards.contract import reward as reward
@@ -106,15 +110,15 @@ _PUBLIC = {
     "mmrl.rollout.engines.hf": ("HfEngine",),
     "mmrl.rollout.responses": ("GeneratedTokens", "append_generated", "empty_rollout"),
     "mmrl.rollout.steps.base": ("RolloutContext", "RolloutStep", "with_metrics"),
-    "mmrl.rollout.tools.media_results": ("ImageCrop", "VideoClip", "VideoFrames"),
     "mmrl.rollout.weight_sync": ("PolicyWeightStream",),
     "mmrl.training.build": ("RunComponents",),
-    "mmrl.training.callbacks": ("Callback", "StepResult"),
+    "mmrl.training.callbacks": ("Callback", "TrainStepResult"),
     "mmrl.types": (
-        *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Experience"),
-        *("FinishReason", "Group", "ImageRef", "MediaPolicy", "MediaRangeError", "Prompt", "Region", "RejectedRow"),
-        *("ResizeMap", "Response", "RewardValue", "Rollout", "RolloutBatch", "Sample", "SamplingParams", "Score"),
-        *("Segment", "SelectedExperiences", "Size", "Target", "TrainingState", "Unscorable", "UserError", "VideoRef"),
+        *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Environment"),
+        *("Experience", "FinishReason", "Group", "ImageCrop", "ImageRef", "MediaPolicy", "MediaRangeError"),
+        *("Observation", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response", "RewardValue", "Rollout"),
+        *("RolloutBatch", "Sample", "SamplingParams", "Score", "Segment", "SelectedExperiences", "Size", "StepResult"),
+        *("Target", "TrainingState", "Turn", "Unscorable", "UserError", "VideoClip", "VideoFrames", "VideoRef"),
         "use_media_opener",
     ),
     "mmrl_rewards.contract": ("reward",),

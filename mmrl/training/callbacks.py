@@ -30,7 +30,7 @@ EvalMoment = Literal["before", "step", "after"]
 
 
 @dataclass(slots=True, kw_only=True)
-class StepResult:
+class TrainStepResult:
     """Groups, metrics and times of one training step, as the callbacks receive them in turn."""
 
     selected: SelectedExperiences  # groups, advantages, experiences; in `sft` a demonstration is a group of one
@@ -46,7 +46,7 @@ class Callback(Protocol):
     by setting `state.stage_done`, on all ranks.
     """
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> Mapping[str, float] | None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> Mapping[str, float] | None:
         """React to a finished step; `state.step` steps of the stage are done. A user's callback may return metrics."""
 
 
@@ -74,7 +74,7 @@ class UserCallback:
     fn: str  # its function's name in the config
     callback: Callback
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Call it, and add the metrics that it returns to `result.metrics`.
 
         Raises:
@@ -111,7 +111,7 @@ class StepLogger:
     user_callbacks: Sequence[Callback] = ()  # add their metrics to those of the step
     only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Log the step. Rollouts are recorded when they are due, and always after a failed update."""
         failed = state.nonfinite_steps > 0
         if failed or not self.only_failed_rollouts:
@@ -137,7 +137,7 @@ class BenchmarkRunner:
         if metrics:
             self.log_metrics(state, metrics)
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Run and log the benchmarks that are due after this step."""
         self.run(state, "step")
 
@@ -152,7 +152,7 @@ class Validation:
     record: Callable[[TrainingState, Sequence[Group]], None]  # writes the answers of some samples
     print_line: Callable[[str], None]
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Measure if it is due, and set `state.stage_done` if the goal is reached."""
         if state.step % self.options.every:
             return
@@ -180,7 +180,7 @@ class PeriodicCheckpointer:
     stop_requested: Callable[[], bool]
     every: int
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Save the run if it is due.
 
         Raises:

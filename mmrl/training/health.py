@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
-from mmrl.training.callbacks import StepResult
+from mmrl.training.callbacks import TrainStepResult
 from mmrl.types import TrainingState, UserError, WorstToken
 
 
@@ -152,7 +152,7 @@ class HealthMonitor:
         for step, metrics in steps:
             self._update(step, metrics)
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end."""
         begun, ended = self._update(state.step, result.metrics)
         for name in ended:
@@ -275,7 +275,7 @@ class FailedStepCounter:
 
     count_steps_without_signal: bool  # True in RL stages, where steps may lack an advantage
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Extend or end both series of failed steps."""
         # The metric is absent when the step attempted no update: that neither extends nor ends the series.
         nonfinite_updates = result.metrics.get("learner/nonfinite_updates")
@@ -293,7 +293,7 @@ class FailedStepLimit:
     # Consecutive steps that may have no advantage but replayed ones; None for stages without advantages.
     max_steps_without_signal: int | None = None
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Check the counts of `FailedStepCounter` against the limits.
 
         Raises:

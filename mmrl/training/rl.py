@@ -23,7 +23,7 @@ from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gath
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
-from mmrl.training.callbacks import Callback, StepResult, StepTimer
+from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
 from mmrl.utils.activity import Activity
 
@@ -176,6 +176,6 @@ def end_step(
     # From here on rollouts are sampled from the new weights, whose number is `state.version`.
     state.step, state.version = state.step + 1, state.version + 1
     metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.advantages), **selected.metrics}
-    result = StepResult(selected=selected, metrics={**metrics, **learner_metrics}, seconds=collected.timer.seconds)
+    result = TrainStepResult(selected=selected, metrics={**metrics, **learner_metrics}, seconds=collected.timer.seconds)
     for callback in components.callbacks:
         callback.on_step_end(state, result)

@@ -16,7 +16,7 @@ from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.exchanges import count_dropped_samples, gather_demonstrations, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.protocols import DemonstrationCompleter, Learner, Processor, SampleSource
-from mmrl.training.callbacks import Callback, StepResult, StepTimer
+from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 from mmrl.utils.activity import Activity
 from mmrl.utils.seeds import derive_seed
@@ -77,7 +77,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
         # No sampler has to know of the new weights: a stage that samples fetches them when it begins.
         state.step, state.version = state.step + 1, state.version + 1
         state.data_position += settings.batch_size
-        result = StepResult(selected=_as_selected(own_experiences), metrics=metrics, seconds=timer.seconds)
+        result = TrainStepResult(selected=_as_selected(own_experiences), metrics=metrics, seconds=timer.seconds)
         for callback in components.callbacks:
             callback.on_step_end(state, result)
 

@@ -12,7 +12,8 @@ Each is made from the one before it, by the part of the loop that is named above
     Experience     protocols.Selector          state    a rollout with its advantage
     TrainingState  the loop, step by step      state    all that a checkpoint adds to weights and optimizer
 
-`errors` has what may be raised across packages. Example, one counting question on its way through the loop:
+`environment` has what tools and environments show, `errors` what may be raised across packages. Example, one counting
+question on its way through the loop:
 
     Sample(id="count-7", task="count", parts=(ImageRef(path="7.png", sha256="ab.."), "How many red dots?"),
            target=Target(answer_type=AnswerType.NUMBER, value=3))
@@ -24,6 +25,14 @@ Each is made from the one before it, by the part of the loop that is named above
     Experience(rollout=..., advantage=-0.7)
 """
 
+from mmrl.types.environment import Environment as Environment
+from mmrl.types.environment import ImageCrop as ImageCrop
+from mmrl.types.environment import MediaResult as MediaResult
+from mmrl.types.environment import Observation as Observation
+from mmrl.types.environment import StepResult as StepResult
+from mmrl.types.environment import Turn as Turn
+from mmrl.types.environment import VideoClip as VideoClip
+from mmrl.types.environment import VideoFrames as VideoFrames
 from mmrl.types.errors import FunctionCall as FunctionCall
 from mmrl.types.errors import MediaError as MediaError
 from mmrl.types.errors import MediaRangeError as MediaRangeError

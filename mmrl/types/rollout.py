@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from mmrl.types.environment import Turn
 from mmrl.types.sample import CoordinateSystem, MediaRef, ResizeMap, Sample
 
 
@@ -37,6 +38,7 @@ class Response:
     num_turns: int = 1  # times that the model wrote; a tool's reply ends a turn
     used_tool: bool = False  # a tool replied, be it by refusing
     rethought: bool = False  # a forced rethink continued a first response
+    turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,8 @@ class Rollout:
     is_correct: bool | None = None  # the rethink step's verdict on how it ended; None if it gave none
     first_is_correct: bool | None = None  # its verdict on the first response; None for a rollout that is one
     prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
+    turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
+    failure: RewardFailure | None = None  # why its environment failed; such a rollout is never scored
 
     @property
     def num_tokens(self) -> int:
@@ -205,6 +209,7 @@ class RewardValue(NamedTuple):
 
     value: float  # within the range that the reward declares
     reason: str  # one line for a person who reads the rollout
+    by_turn: tuple[float, ...] = ()  # addends of `value`, one for each of `response.turns`; empty if it is not divided
 
 
 class RewardErrorKind(StrEnum):
@@ -242,6 +247,7 @@ class Score:
     failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
     contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for people who look
     decided_by: Mapping[str, str] = field(default_factory=dict)  # terms that gave no value, and the fallback that did
+    by_turn: tuple[float, ...] = ()  # addends of `total`, one for each turn in an environment; empty without turns
 
 
 class Dropped(NamedTuple):

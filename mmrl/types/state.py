@@ -20,6 +20,7 @@ class Experience:
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
     advantage: float  # factor of the policy loss on the rollout's POLICY tokens; 0 in supervised training
+    turn_advantages: tuple[float, ...] | None = None  # one for each turn, in place of `advantage`; None for one for all
     staleness: int = 0  # policy versions since its oldest token was sampled; 0 for a rollout of the current policy
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from results import format_spread, make_parser, write_results
 
 from mmrl.cli import main as mmrl_command
-from mmrl.training.callbacks import PeriodicCheckpointer, StepResult
+from mmrl.training.callbacks import PeriodicCheckpointer, TrainStepResult
 from mmrl.types import TrainingState
 
 STEPS_CONFIG = Path(__file__).with_name("steps.yaml")
@@ -59,7 +59,7 @@ def measure_mode(folder: Path, mode: str, steps: int, prompts: int, clock: Calla
     spans: list[tuple[int, float, float]] = []  # stage, when the step ended, when its checkpoint was done with
     save_if_due = PeriodicCheckpointer.on_step_end
 
-    def timed(callback: PeriodicCheckpointer, state: TrainingState, result: StepResult) -> None:
+    def timed(callback: PeriodicCheckpointer, state: TrainingState, result: TrainStepResult) -> None:
         start = clock()
         save_if_due(callback, state, result)
         spans.append((state.stage_index, start, clock()))

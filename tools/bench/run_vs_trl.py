@@ -92,7 +92,7 @@ class StepRecorder:
 
     step: dict[str, Any]
 
-    def on_step_end(self, state: mmrl.TrainingState, result: mmrl.StepResult) -> None:
+    def on_step_end(self, state: mmrl.TrainingState, result: mmrl.TrainStepResult) -> None:
         """Keep all of it."""
         rollouts: dict[str, list[Any]] = {}
         for group in result.selected.groups:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmrl import StepResult, TrainingState
+from mmrl import TrainingState, TrainStepResult
 
 
 class StepMemory:
@@ -17,7 +17,7 @@ class StepMemory:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Write seconds by activity, and GB at the peak since the step before and now."""
         record: dict[str, Any] = {"seconds": dict(result.seconds)}
         if torch.cuda.is_available():

@@ -40,7 +40,7 @@ PLUGIN_TYPES: Mapping[str, tuple[str, ...]] = {
         *("FinishReason", "SamplingParams", "RolloutBatch"),
     ),
     "mmrl/types/state.py": ("Experience", "SelectedExperiences", "TrainingState"),
-    "mmrl/training/callbacks.py": ("StepResult",),
+    "mmrl/training/callbacks.py": ("TrainStepResult",),
     "mmrl/log/metric_registry.py": ("Metric",),
     "mmrl/rollout/steps/base.py": ("RolloutContext",),
     "mmrl/rollout/engines/base.py": ("EngineContext", "GenerationRequest"),

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.answer.text import parse_answer_value
-from mmrl.rollout.tools.media_results import ImageCrop, VideoClip, VideoFrames
-from mmrl.types import Sample, Unscorable
+from mmrl.types import ImageCrop, Sample, Unscorable, VideoClip, VideoFrames
 from mmrl_rewards.services.endpoint import Endpoint
 
 PositiveFloat = Annotated[float, Field(gt=0.0)]

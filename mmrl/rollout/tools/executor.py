@@ -20,9 +20,9 @@ from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.tools.media_results import MediaResult, find_media
+from mmrl.rollout.tools.media_results import find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
-from mmrl.types import Action, AnswerType, Author, MediaRangeError, Rollout, Segment, UserError
+from mmrl.types import Action, AnswerType, Author, MediaRangeError, MediaResult, Rollout, Segment, UserError
 
 # Counts of calls: all; then by outcome; then images and videos shown.
 CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "limits", "media_shown")

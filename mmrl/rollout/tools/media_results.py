@@ -1,4 +1,4 @@
-"""Parts of images and videos that a tool may return in place of text. Imports without torch, for worker processes.
+"""Finds the parts of images and videos that tools and environments show.
 
 Media are counted from 1 in the order in which a response saw them: the question's, then those of earlier results.
 """
@@ -6,42 +6,20 @@ Media are counted from 1 in the order in which a response saw them: the question
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor
 
-from mmrl.types import CoordinateSystem, ImageRef, MediaRef, ResizeMap, Rollout, VideoRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageCrop:
-    """A rectangle of an image."""
-
-    medium_number: int
-    box: tuple[float, float, float, float]
-    """x1, y1, x2, y2 on that very image, in the coordinate system in which the model writes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoFrames:
-    """Single frames of a video, each shown as an image."""
-
-    medium_number: int
-    seconds: tuple[float, ...]
-    """Times of the frames, from the start of the file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoClip:
-    """A part of a video, with frames sampled again as for any video: closer together than in the whole."""
-
-    medium_number: int
-    start: float
-    """Seconds from the start of the file."""
-    end: float
-    """Seconds from the start of the file."""
-
-
-MediaResult = ImageCrop | VideoFrames | VideoClip
+from mmrl.types import (
+    CoordinateSystem,
+    ImageCrop,
+    ImageRef,
+    MediaRef,
+    MediaResult,
+    ResizeMap,
+    Rollout,
+    VideoClip,
+    VideoRef,
+)
 
 
 def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, MediaRef]]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
-from mmrl.types import Action, Sample, UserError
+from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoClip, VideoFrames
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (

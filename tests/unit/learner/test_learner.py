@@ -25,7 +25,7 @@ from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
-from mmrl.training.callbacks import StepResult
+from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
 from mmrl.types import FinishReason, SelectedExperiences, TrainingState
 
@@ -65,7 +65,7 @@ def warnings_of(metrics):
     """The warnings that the metrics of one step cause."""
     warnings = []
     nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
-    result = StepResult(selected=nothing, metrics=metrics, seconds={})
+    result = TrainStepResult(selected=nothing, metrics=metrics, seconds={})
     HealthMonitor(HealthConfig(), warnings.append).on_step_end(TrainingState(step=1), result)
     return warnings
 

@@ -8,7 +8,7 @@ from factories import make_answer, make_group, make_prompt, make_rollout, make_s
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.config.schema import HealthConfig
-from mmrl.training.callbacks import StepResult
+from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
 from mmrl.types import SelectedExperiences, TrainingState, WorstToken
 
@@ -36,7 +36,7 @@ HEALTHY = {
 def monitor_steps(monitor, steps):
     selected = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
     for number, metrics in enumerate(steps, 1):
-        monitor.on_step_end(TrainingState(step=number), StepResult(selected=selected, metrics=metrics, seconds={}))
+        monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
 
 
 def warnings_of(steps, **options):
@@ -100,7 +100,7 @@ def test_resumed_monitor_reports_what_one_that_was_never_interrupted_reports_aft
     resumed.restore((number, metrics) for number, metrics in enumerate(steps[:resumed_at], 1))
     selected = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
     for number, metrics in enumerate(steps[resumed_at:], resumed_at + 1):
-        resumed.on_step_end(TrainingState(step=number), StepResult(selected=selected, metrics=metrics, seconds={}))
+        resumed.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
     assert later == [event for event in whole if event[0].step > resumed_at]
     assert len(whole) == 9  # three problems begin, end, and begin again
 

@@ -1,0 +1,123 @@
+"""What tools and environments show to the model, and the interface of environments. Needs only the standard library.
+
+Words and contracts follow gymnasium (https://gymnasium.farama.org/api/env): `reset`, `step`, `terminated` for an end
+that belongs to the task, `truncated` for one that does not. Departures: observations are text and media, `step` returns
+a `StepResult` in place of a tuple, and `valid` says whether the environment could use the action at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from mmrl.types.sample import Action, MediaRef, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCrop:
+    """A rectangle of an image that the response has seen."""
+
+    medium_number: int
+    """Number of the image, from 1 in the order in which the response saw them: the question's, then those shown."""
+    box: tuple[float, float, float, float]
+    """x1, y1, x2, y2 on that very image, in the coordinate system in which the model writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoFrames:
+    """Single frames of a video that the response has seen, each shown as an image."""
+
+    medium_number: int
+    """Number of the video, as in `ImageCrop`."""
+    seconds: tuple[float, ...]
+    """Times of the frames, from the start of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoClip:
+    """A part of a video, with frames sampled again as for any video: closer together than in the whole."""
+
+    medium_number: int
+    """Number of the video, as in `ImageCrop`."""
+    start: float
+    """Seconds from the start of the file."""
+    end: float
+    """Seconds from the start of the file."""
+
+
+MediaResult: TypeAlias = ImageCrop | VideoFrames | VideoClip
+"""Part of an image or video that the response has seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What an environment shows: media, then text."""
+
+    text: str = ""
+    media: tuple[bytes | MediaRef | MediaResult, ...] = ()
+    """Pictures as PNG or JPEG files in bytes, references to files under `data.media_roots`, or parts of media that the
+    response has seen."""
+    state: str | None = None
+    """Name of the state that the environment is in now, by which `advantage.credit: gigpo` compares siblings; None
+    stands for the hash of what is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came of an action."""
+
+    observation: Observation = field(default_factory=Observation)
+    """What the model sees next; not shown after the end of the episode."""
+    reward: float = 0.0
+    """Reward of the action, finite; reward functions read it from `response.turns`."""
+    terminated: bool = False
+    """The task has ended, well or badly."""
+    truncated: bool = False
+    """The episode was cut for another reason, such as a limit of time."""
+    valid: bool = True
+    """The environment could use the action; False for words that are no action of it."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Finite numbers for metrics and rewards, such as {"success": 1.0}."""
+
+
+class Environment(Protocol):
+    """An episode at a time of a task with state. `rollout_steps: [{kind: environment, fn}]` names what makes one.
+
+    It runs in a worker process, which is killed when a call takes too long. A replayable environment is a function of
+    sample, seed and actions: the same ones give the same observations, to the byte. It then may also have a method
+    `expert() -> str`, the action that an expert would take now, from which demonstrations are made.
+    """
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin an episode. The first observation is the question of `sample`, or nothing if the sample states it all.
+
+        Siblings, the rollouts of one group, are given equal seeds.
+        """
+
+    def step(self, action: str | Action) -> StepResult:
+        """Take an action: text, or with `action: call` the name and arguments that the model wrote.
+
+        Any exception is the environment's own failure. The rollout is then not scored, which is not a reward of 0.
+        """
+
+    def close(self) -> None:
+        """End the episode, or the environment before its first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One action of the policy in an environment, and what came of it. An episode is its sample, seed and actions."""
+
+    action: str | Action | None
+    """The action as the environment was given it; None if the policy wrote none."""
+    state: str
+    """Name of the state in which the action was taken."""
+    reward: float = 0.0
+    """Reward that the environment gave."""
+    terminated: bool = False
+    truncated: bool = False
+    """The environment cut the episode here, or a limit of turns, media or tokens did."""
+    valid: bool = True
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the environment reported."""
