@@ -1,0 +1,88 @@
+"""Checks what an environment returns, and hashes what it shows. Imports without torch, for worker processes."""
+
+from __future__ import annotations
+
+import hashlib
+from math import isfinite
+from typing import Final
+
+from mmrl.types import (
+    ImageCrop,
+    ImageRef,
+    Observation,
+    StepResult,
+    UserError,
+    VideoClip,
+    VideoFrames,
+    VideoRef,
+)
+from mmrl.utils.digests import text_digest
+
+SEED_KEY: Final = "environment_seed"
+"""Key of `Sample.meta`: the seed that the episodes of a sample are reset with."""
+DIGEST_KEY: Final = "observation_digest"
+"""Key of `Sample.meta`: `observation_digest` of the first observation, which is the question of the sample."""
+
+_MAX_PICTURE_BYTES = 2**26  # of a PNG or JPEG file that an environment returns
+_PICTURE_HEADS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+
+
+def check_observation(value: object) -> Observation:
+    """Return what an environment showed, if that is an observation.
+
+    Raises:
+        UserError: it is no `Observation`, or holds something else than text, PNG or JPEG bytes, references and parts.
+    """
+    if not isinstance(value, Observation):
+        raise UserError(f"an environment shows a mmrl.Observation, not {value!r:.80}")
+    if not isinstance(value.text, str) or not isinstance(value.state, str | None):
+        raise UserError(f"text and state of an observation are str, not {value.text!r:.40} and {value.state!r:.40}")
+    if not isinstance(value.media, tuple):
+        raise UserError(f"the media of an observation are a tuple, not {value.media!r:.80}")
+    for medium in value.media:
+        if isinstance(medium, ImageRef | VideoRef | ImageCrop | VideoFrames | VideoClip):
+            continue
+        if not isinstance(medium, bytes) or not medium.startswith(_PICTURE_HEADS):
+            raise UserError(f"a picture of an observation is a PNG or JPEG file in bytes, not {medium!r:.80}")
+        if len(medium) > _MAX_PICTURE_BYTES:
+            raise UserError(f"a picture of {len(medium):,} bytes exceeds {_MAX_PICTURE_BYTES:,}; encode a smaller one")
+    return value
+
+
+def check_step_result(value: object) -> StepResult:
+    """Return what came of an action, if that is a step's result.
+
+    Raises:
+        UserError: it is no `StepResult`, a field has another type, or a number is not finite.
+    """
+    if not isinstance(value, StepResult):
+        raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")
+    check_observation(value.observation)
+    numbers = {"reward": value.reward, **value.info}
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+            raise UserError(f"{name} is {number!r:.40}, which is not a finite number")
+    for name in ("terminated", "truncated", "valid"):
+        flag = getattr(value, name)
+        if not isinstance(flag, bool):
+            raise UserError(f"{name} is {flag!r:.40}, which is neither True nor False")
+    return value
+
+
+def observation_digest(observation: Observation) -> str:
+    """Return the hash of what is shown, in hex: equal for equal text and pictures, wherever their files lie."""
+    shown = [observation.text]
+    for medium in observation.media:
+        match medium:
+            case bytes():
+                shown.append(hashlib.sha256(medium).hexdigest())
+            case ImageRef(crop=None, timestamp=None) | VideoRef(start=None, end=None):
+                shown.append(medium.sha256)
+            case _:
+                shown.append(repr(medium))
+    return text_digest("\0".join(shown))
+
+
+def state_name(observation: Observation) -> str:
+    """Return the name of the state after an observation: the environment's own, or the hash of what is shown."""
+    return observation_digest(observation) if observation.state is None else observation.state
