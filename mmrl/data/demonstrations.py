@@ -10,11 +10,16 @@ from mmrl.config import Config
 from mmrl.config.schema import SftStage, matches_conditions
 from mmrl.types import Sample, Target, UserError
 
-TargetField = Literal["label", "target", "response"]
+TargetField = Literal["label", "target", "response", "expert"]
 
 
 def demonstration_text(sample: Sample, target_field: TargetField) -> Target | str:
-    """Return what supervised training imitates: target, label, or a full response; raises UserError without one."""
+    """Return what supervised training imitates: target, label, or a full response; raises UserError without one.
+
+    What an expert does in an environment is known once it has been played; until then the text is empty.
+    """
+    if target_field == "expert":
+        return ""
     demonstration: Target | str | None = getattr(sample, target_field)
     if demonstration is None:
         raise UserError(
@@ -44,7 +49,7 @@ def check_demonstrations(
                 "each prompt; set it to 0, or model.chat: {enable_thinking: false}"
             )
     for sample in samples:
-        target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)}
+        target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)} - {"expert"}
         for target_field in sorted(target_fields):
             demonstration = demonstration_text(sample, target_field)
             # A full response is imitated as it is; only a target or label has to be put into the format.

@@ -23,6 +23,7 @@ from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
 from mmrl.rollout.engines.custom import load_engine
+from mmrl.rollout.environments.frames import FRAMES_FOLDER
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import build_pipeline
@@ -227,7 +228,8 @@ def open_pipeline(
         console=console,
         make_custom_engine=load_engine(engine, Path.cwd()) if isinstance(engine, CustomEngineConfig) else None,
     )
-    with closing(samplers), closing(ToolRunner(partial(load_tool, Path.cwd()))) as tool_runner:
+    tool_runner = ToolRunner(partial(load_tool, Path.cwd()), Path.cwd(), frames_dir=work_dir / FRAMES_FOLDER)
+    with closing(samplers), closing(tool_runner):
         # Version 0 for good: the weights do not change here.
         samplers.sync_weights(0)
         yield build_eval_pipeline(

@@ -14,6 +14,7 @@ from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
     COMPONENTS,
     Component,
+    EnvironmentConfig,
     EvalGenerationConfig,
     FromScratchConfig,
     RethinkConfig,
@@ -200,6 +201,8 @@ def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, sample
                     yield from (trigger.text for trigger in step.triggers)
                 case ToolsConfig():
                     yield step.result_prefix + step.result_suffix
+                case EnvironmentConfig():
+                    yield "".join(step.brackets)
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
         if config.response_format.add_instruction:

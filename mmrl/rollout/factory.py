@@ -15,6 +15,7 @@ from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
     CustomEngineConfig,
     CustomStepConfig,
+    EnvironmentConfig,
     EvalGenerationConfig,
     RethinkConfig,
     RlStage,
@@ -228,6 +229,9 @@ def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> 
                     brackets = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
                     labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
                     length += step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
+                case EnvironmentConfig():
+                    _check_fits_context(f"{key}.rollout_steps.{index}.max_tokens", step.max_tokens, policy)
+                    length = max(length, step.max_tokens)
                 case CustomStepConfig():
                     length += step.max_added_tokens
         longest = max(longest, length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrl.config.schema import CustomStepConfig, RolloutStepConfigs, ToolConfig, ToolsConfig
+from mmrl.config.schema import CustomStepConfig, EnvironmentConfig, RolloutStepConfigs, ToolConfig, ToolsConfig
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.utils.plugins import load_plugin
@@ -24,9 +24,9 @@ def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
 
 
 def load_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
-    """Return the functions that make the user's rollout steps, by the name of the step; check that tools can be loaded.
+    """Return the functions that make the user's rollout steps, by the name of the step; check that the others load.
 
-    Tools are loaded again by the processes that run them.
+    Tools and environments are loaded again by the processes that run them.
 
     Raises:
         UserError: a function cannot be loaded, or does not take its options.
@@ -37,6 +37,10 @@ def load_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
             case ToolsConfig():
                 for tool in step.tools:
                     load_tool(base, tool)
+            case EnvironmentConfig():
+                from mmrl.rollout.environments.episodes import load_environment
+
+                load_environment(base, step)
             case CustomStepConfig():
                 # It imports torch, as the user's steps do, and few runs have one.
                 from mmrl.rollout.steps.custom import load_step_factory

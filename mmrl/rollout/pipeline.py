@@ -13,12 +13,13 @@ from mmrl.answer.tool_calls import CALL_END
 from mmrl.config.schema import (
     BlindProbeConfig,
     CustomStepConfig,
+    EnvironmentConfig,
     GenerateConfig,
     RethinkConfig,
     RolloutStepConfigs,
     ToolsConfig,
 )
-from mmrl.config.schema.rollout_steps import step_name
+from mmrl.config.schema.rollout_steps import RolloutStepConfig, step_name
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
@@ -61,7 +62,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     Raises:
         UserError: a trigger contains tokens that no response may contain, or the user's step cannot be made.
     """
-    if any(isinstance(config, ToolsConfig) for config in step_configs):
+    if any(isinstance(config, ToolsConfig) or takes_calls(config) for config in step_configs):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
         stop = (*context.sampling_params.stop, CALL_END)
         context = replace(context, sampling_params=replace(context.sampling_params, stop=stop))
@@ -86,6 +87,12 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
             case ToolsConfig():
                 executor = context.tool_runner.make_executor(config, context.processor)
                 steps.append(ToolStep(executor=executor, context=context))
+            case EnvironmentConfig():
+                from mmrl.rollout.steps.environment import EnvironmentStep, make_player
+
+                player = make_player(config, context.tool_runner, context.processor, seed=context.seed)
+                params = context.sampling_params
+                steps.append(EnvironmentStep(player=player, sampler=context.sampler, sampling_params=params))
             case CustomStepConfig():
                 name = step_name(config)
                 steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
@@ -102,6 +109,11 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         steps=(*steps, *probes),
         partial_rollouts=partial_rollouts,
     )
+
+
+def takes_calls(config: RolloutStepConfig) -> bool:
+    """Return True for an environment whose actions are tool calls."""
+    return isinstance(config, EnvironmentConfig) and config.action == "call"
 
 
 def check_triggers(

@@ -46,6 +46,7 @@ from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import RolloutPipeline, Sampler
+from mmrl.rollout.environments.frames import FRAMES_FOLDER
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import build_pipeline, check_triggers
@@ -192,7 +193,8 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     print_overview(config, samples, model.bundle, console)
     start = partial(start_engine, setup, model, processor)
     samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start)))
-    tool_runner = resources.enter_context(closing(ToolRunner(partial(load_tool, base_dir))))
+    tool_runner = ToolRunner(partial(load_tool, base_dir), base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
+    resources.enter_context(closing(tool_runner))
     return RunComponents(
         **vars(setup),
         scorer=rewards.scorer,

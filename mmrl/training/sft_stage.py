@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from mmrl.config.schema import SftStage
+from mmrl.config.schema import EnvironmentConfig, SftStage, ToolsConfig
 from mmrl.distributed.ranks import MediaOwners
+from mmrl.protocols import DemonstrationCompleter
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.sft import SftComponents, SftSettings, run_sft_stage
 from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
+from mmrl.utils.seeds import derive_seed
 
 
 def train_sft_stage(
@@ -44,9 +46,14 @@ def train_sft_stage(
         run_sft_stage(settings, components, state)
 
 
-def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationTools | None:
-    """Return what answers the tool calls in a stage's demonstrations, or None if the stage has no tools."""
-    if not stage.rollout_steps:
-        return None
-    executor = run.tool_runner.make_executor(stage.rollout_steps[0], run.processor)
-    return DemonstrationTools(executor=executor)
+def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:
+    """Return what runs the tool calls of a stage's demonstrations, or plays its environment; None without either."""
+    match stage.rollout_steps:
+        case (ToolsConfig() as options,):
+            return DemonstrationTools(executor=run.tool_runner.make_executor(options, run.processor))
+        case (EnvironmentConfig() as options,):
+            from mmrl.rollout.steps.environment import ExpertDemonstrations, make_player
+
+            seed = derive_seed(run.config.run.seed, stage.name)
+            return ExpertDemonstrations(player=make_player(options, run.tool_runner, run.processor, seed=seed))
+    return None

@@ -85,8 +85,8 @@ class Environment(Protocol):
     """An episode at a time of a task with state. `rollout_steps: [{kind: environment, fn}]` names what makes one.
 
     It runs in a worker process, which is killed when a call takes too long. A replayable environment is a function of
-    sample, seed and actions: the same ones give the same observations, to the byte. It then may also have a method
-    `expert() -> str`, the action that an expert would take now, from which demonstrations are made.
+    sample, seed and actions: the same ones give the same observations, to the byte. It may also have a method
+    `expert()`, which returns the action that an expert would take now; demonstrations are made with it.
     """
 
     def reset(self, sample: Sample, seed: int) -> Observation:
@@ -102,7 +102,7 @@ class Environment(Protocol):
         """
 
     def close(self) -> None:
-        """End the episode, or the environment before its first."""
+        """End the episode. The environment is not used again: what takes long to make belongs in its module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

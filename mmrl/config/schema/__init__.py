@@ -47,6 +47,7 @@ from mmrl.config.schema.rollout_engine import VllmConfig as VllmConfig
 from mmrl.config.schema.rollout_engine import VllmServerConfig as VllmServerConfig
 from mmrl.config.schema.rollout_steps import BlindProbeConfig as BlindProbeConfig
 from mmrl.config.schema.rollout_steps import CustomStepConfig as CustomStepConfig
+from mmrl.config.schema.rollout_steps import EnvironmentConfig as EnvironmentConfig
 from mmrl.config.schema.rollout_steps import GenerateConfig as GenerateConfig
 from mmrl.config.schema.rollout_steps import RethinkConfig as RethinkConfig
 from mmrl.config.schema.rollout_steps import RethinkTriggerConfig as RethinkTriggerConfig

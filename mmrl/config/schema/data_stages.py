@@ -17,6 +17,7 @@ from mmrl.config.schema.base import (
 )
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
+    EnvironmentConfig,
     RolloutStepConfigs,
     ToolsConfig,
     check_free_tokens,
@@ -54,10 +55,10 @@ class SampleStage(StrictModel):
         check_plain_generation(steps, "a sample stage")
         for step in steps:
             # A written rollout is one text; which tokens are the policy's own is not in it.
-            if isinstance(step, ToolsConfig):
+            if isinstance(step, ToolsConfig | EnvironmentConfig):
                 raise ValueError(
-                    f"step {step.name!r} would write tool results as if the policy had written them: a sample stage "
-                    "has no tools"
+                    f"step {step.name!r} would write what it shows as if the policy had written it: a sample stage has "
+                    f"no {step.kind}"
                 )
         return steps
 

@@ -214,6 +214,65 @@ class ToolsConfig(StrictModel):
         return tools
 
 
+class EnvironmentConfig(StrictModel):
+    """An environment: each turn of a response is an action, and what comes of it is shown before the next turn.
+
+    The question of a sample is the first observation (`mmrl_datasets.readers.environment:episodes`), or states all that
+    there is to know at first. docs/environments.md says what else an environment may be.
+    """
+
+    kind: Literal["environment"]
+    """Selects this kind of step."""
+    name: Identifier = "environment"
+    """Name that metrics use."""
+    fn: str
+    """`module:function` or `./file.py:function` that makes a `mmrl.Environment`; called once for each episode."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+    turns: PositiveInt = 8
+    """Actions of an episode, at most."""
+    max_media: NonNegativeInt = 16
+    """Pictures and videos that an episode may show beside those of the question; more of them end it."""
+    max_tokens: NumTokens = 4096
+    """Tokens of a response, observations included. An episode ends where the next observation, and a turn of
+    `sampling.max_new_tokens` after it, do not fit."""
+    max_observation_chars: NumTokens = 2000
+    """Characters of an observation's text that the model sees; the rest is cut."""
+    action: Literal["turn", "call", "tag"] = "turn"
+    """What an action is: the whole text of a turn; the tool call that ends it, and the text of a turn without a call;
+    or what the turn has in place of an answer (`response_format`)."""
+    on_invalid: Literal["tell", "end"] = "tell"
+    """After a turn without an action that can be read: `tell` says so to the model, `end` ends the episode."""
+    on_error: Literal["skip", "stop"] = "skip"
+    """After the environment fails, or exceeds its deadline or a limit: `skip` leaves the rollout out of its group,
+    `stop` ends the run; always counted."""
+    replayable: bool = True
+    """The same sample, seed and actions give the same observations, to the byte, which is checked. False for a live
+    one: its episodes cannot be continued after a process was lost, and a resumed run may see others."""
+    timeout_s: Seconds = 10.0
+    """Seconds an action may take before the process is killed."""
+    workers: NumParallel = 1
+    """Processes that hold episodes, on each rank."""
+    worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
+    """Limits of these processes."""
+    observation_prefix: str | None = None
+    """Text between the end of the model's turn and an observation; it may hold special tokens of the chat template. By
+    default an observation is a user's turn as in Qwen's chat template, and after calls a tool's response."""
+    observation_suffix: str | None = None
+    """Text between an observation and the model's next turn."""
+
+    @property
+    def brackets(self) -> tuple[str, str]:
+        """Prefix and suffix of an observation."""
+        prefix, suffix = "\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+        if self.action == "call":
+            prefix, suffix = "\n<tool_response>\n", "\n</tool_response>\n"
+        return (
+            prefix if self.observation_prefix is None else self.observation_prefix,
+            suffix if self.observation_suffix is None else self.observation_suffix,
+        )
+
+
 class BlindProbeConfig(StrictModel):
     """Extra rollouts of prompts whose media are hidden, to measure whether the model looks; they never train.
 
@@ -260,6 +319,7 @@ RolloutStepConfig = Annotated[
     Annotated[GenerateConfig, Tag("generate")]
     | Annotated[RethinkConfig, Tag("rethink")]
     | Annotated[ToolsConfig, Tag("tools")]
+    | Annotated[EnvironmentConfig, Tag("environment")]
     | Annotated[BlindProbeConfig, Tag("probe")]
     | Annotated[CustomStepConfig, Tag("custom")],
     Discriminator(_find_step_kind),
@@ -273,7 +333,7 @@ def step_name(step: RolloutStepConfig) -> str:
     match step:
         case BlindProbeConfig():
             return step.name or step.corruption
-        case RethinkConfig() | ToolsConfig():
+        case RethinkConfig() | ToolsConfig() | EnvironmentConfig():
             return step.name
         case CustomStepConfig():
             return step.name or step.fn.rpartition(":")[2]
@@ -288,7 +348,26 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
     check_unique([step_name(step) for step in steps if step.kind != "generate"], "rollout_steps")
+    if "environment" in kinds:
+        _check_environment(steps)
     return steps
+
+
+def _check_environment(steps: RolloutStepConfigs) -> None:
+    """Raise ValueError for steps that have no meaning beside an environment."""
+    for step in steps:
+        if isinstance(step, RethinkConfig | ToolsConfig):
+            raise ValueError(
+                f"a step of kind {step.kind} continues responses, and each turn of them is an action of the "
+                "environment; leave one of the two out"
+            )
+        if isinstance(step, BlindProbeConfig) and step.corruption not in ("grey", "noise"):
+            raise ValueError(
+                f"probe {step.corruption} leaves what an environment shows as it is, so it hides nothing; use grey or "
+                "noise"
+            )
+    if sum(isinstance(step, EnvironmentConfig) for step in steps) > 1:
+        raise ValueError("there are two steps of kind environment; a response can act in one")
 
 
 def check_plain_generation(steps: RolloutStepConfigs, owner: str) -> None:

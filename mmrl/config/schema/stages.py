@@ -30,6 +30,7 @@ from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceC
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
+    EnvironmentConfig,
     GenerateConfig,
     RolloutStepConfigs,
     ToolsConfig,
@@ -165,17 +166,17 @@ class SftStage(TrainingStage):
     """Samples that each step trains on, in one update."""
     micro_batch_sequences: PositiveInt = 8
     """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
-    target_field: Literal["label", "target", "response"] = "label"
+    target_field: Literal["label", "target", "response", "expert"] = "label"
     """Text that is trained on: the annotator's label or the exact target, written as a response; or the sample's whole
-    response as it is (from a `select` stage, for example)."""
+    response as it is (from a `select` stage, for example); or an episode played by the expert of an environment."""
     drop_thinking_prob: Fraction = 0.0
     """Probability of leaving out a demonstration's thinking, drawn again each time (TON); needs
     `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
     """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""
-    rollout_steps: Annotated[tuple[ToolsConfig, ...], Field(max_length=1)] = ()
+    rollout_steps: Annotated[tuple[ToolsConfig | EnvironmentConfig, ...], Field(max_length=1)] = ()
     """A step of kind `tools`, as in an rl stage: the tools answer the calls in the sample's response, and only the
-    response is trained on."""
+    response is trained on. Or a step of kind `environment`, whose expert acts (`target_field: expert`)."""
 
     @property
     def prompts_per_round(self) -> int:
@@ -184,7 +185,15 @@ class SftStage(TrainingStage):
 
     @model_validator(mode="after")
     def _check_options(self) -> SftStage:
-        if self.rollout_steps and self.target_field != "response":
+        acts = any(isinstance(step, EnvironmentConfig) for step in self.rollout_steps)
+        if acts != (self.target_field == "expert"):
+            raise ValueError(
+                "`target_field: expert` and a step of kind environment belong together: the environment's method "
+                "`expert` acts in it"
+            )
+        if acts and (self.loss_on == "answer" or self.drop_thinking_prob):
+            raise ValueError("an expert writes actions and nothing else: leave out loss_on and drop_thinking_prob")
+        if self.rollout_steps and not acts and self.target_field != "response":
             raise ValueError(
                 f"only a whole response can call a tool, and target_field is {self.target_field!r}; set "
                 "`target_field: response`, or leave out `rollout_steps`"

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import find_final_call
@@ -29,18 +30,34 @@ CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "time
 FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the tool's own fault, not the call's
 
 
+class RolloutWorkers(Protocol):
+    """Processes of a rollout step."""
+
+    def close(self) -> None:
+        """End them, whatever they are doing."""
+
+
+WorkersT = TypeVar("WorkersT", bound=RolloutWorkers)
+
+
 @dataclass(slots=True)
 class ToolRunner:
-    """Owns the processes that run tools. They stay from step to step, until `close`."""
+    """Owns the processes that run tools and environments. They stay from step to step, until `close`."""
 
     load_tool: Callable[[ToolConfig], ToolFunction]  # loads a function and binds its options, in the tool's process
-    _workers: list[ToolWorkers] = field(default_factory=list)
+    base_dir: Path = Path()  # folder that relative files of environments start from
+    frames_dir: Path = Path()  # folder for pictures that environments draw
+    _workers: list[RolloutWorkers] = field(default_factory=list)
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        self._workers.append(ToolWorkers(loaders, options))
-        return ToolExecutor(options=options, workers=self._workers[-1], processor=processor)
+        return ToolExecutor(options=options, workers=self.keep(ToolWorkers(loaders, options)), processor=processor)
+
+    def keep(self, workers: WorkersT) -> WorkersT:
+        """Own these processes, too, and return them."""
+        self._workers.append(workers)
+        return workers
 
     def close(self) -> None:
         """End all processes. A later call starts new ones."""

@@ -1,0 +1,1 @@
+"""Environments that responses act in, and the processes that hold their episodes."""

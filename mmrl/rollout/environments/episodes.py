@@ -1,0 +1,294 @@
+"""Episodes of environments in worker processes that can be killed. Nothing heavy is imported: every process imports it.
+
+An episode is its sample, its seed and its actions. What a process holds of it is a copy, which is made again from those
+where a process was killed: each observation must then have the digest that it had before. So a run that is resumed, or
+repeated with other processes, sees the same episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from mmrl.types import Action, Environment, RewardErrorKind, RewardFailure, Sample, StepResult, Unscorable, UserError
+from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.observations import check_observation, check_step_result, observation_digest, state_name
+from mmrl.utils.plugins import load_plugin
+from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
+from mmrl.utils.worker_pool import (
+    WorkerError,
+    WorkerLimitError,
+    WorkerPool,
+    WorkerStartError,
+    WorkerTimeoutError,
+)
+from mmrl.utils.worker_server import ReportActivity
+
+if TYPE_CHECKING:
+    from mmrl.config.schema import EnvironmentConfig
+
+MakeEnvironment: TypeAlias = Callable[[], Environment]
+EpisodeKey: TypeAlias = tuple[int, int]
+"""Number of a rollout's group in the batch, and place of the rollout in it."""
+
+_MAX_BATCH_SIZE = 8  # steps of most environments take about as long as a message between processes
+
+
+class EpisodeRequest(NamedTuple):
+    """One action, and all that leads to the state in which it is taken."""
+
+    key: EpisodeKey
+    sample: Sample
+    seed: int
+    first_digest: str | None  # digest that the first observation must have; None if nothing may be shown at first
+    past: tuple[str | Action, ...]  # the actions before
+    digests: tuple[str, ...]  # of the observation after each of them
+    action: str | Action | None  # None for the one that the environment's expert would take
+    replayable: bool
+
+    @property
+    def owner(self) -> str:
+        """The request in words, for messages."""
+        return f"sample {self.sample.id}, action {len(self.past) + 1}"
+
+
+class EpisodeReply(NamedTuple):
+    """What came of an action."""
+
+    action: str | Action  # the action that was taken
+    state: str  # name of the state in which it was taken
+    result: StepResult
+    digest: str  # of the observation that followed
+    replayed: bool  # earlier actions were taken again first
+
+
+EpisodeOutcome: TypeAlias = EpisodeReply | RewardFailure
+
+
+def load_environment(base: Path, options: EnvironmentConfig) -> MakeEnvironment:
+    """Return the function that makes an environment, with its options bound. Files are relative to `base`.
+
+    Raises:
+        UserError: there is no such function, or an option is unknown, missing or of the wrong type.
+    """
+    return load_plugin(options.fn, base, options.args, role="environment", parameters=())
+
+
+@dataclass(slots=True)
+class EpisodeWorkers:
+    """Runs the episodes of a step in processes, from the first action until `close`. Each holds those of some keys."""
+
+    load_maker: Callable[[], MakeEnvironment]  # loads what makes an environment, in a process
+    options: EnvironmentConfig
+    _pools: list[WorkerPool[Any, Any]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        for pool in self._pools:
+            pool.close()
+        self._pools.clear()
+
+    def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeOutcome]:
+        """Take an action in each of several episodes; return what came of it or why it failed, in order.
+
+        Raises:
+            UserError: a process cannot be started, or the environment cannot be loaded.
+            KeyboardInterrupt: this process is to stop, and an environment hangs.
+        """
+        timeout_s = self.options.timeout_s
+        outcomes = self._call(requests, [timeout_s] * len(requests))
+        # A process that was killed takes its other episodes with it. Those have to be played again within the calls
+        # that come next, which therefore may have exceeded a deadline that is meant for one action.
+        repeated: dict[int, float] = {}
+        lost_workers: set[int] = set()
+        for index, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
+            if isinstance(outcome, WorkerTimeoutError):
+                worker = self._worker_of(request.key)
+                if worker in lost_workers and request.past:
+                    repeated[index] = timeout_s * (1 + len(request.past))
+                lost_workers.add(worker)
+        if repeated:
+            again = self._call([requests[index] for index in repeated], list(repeated.values()))
+            for index, outcome in zip(repeated, again, strict=True):
+                outcomes[index] = outcome
+        return [self._describe(outcome) for outcome in outcomes]
+
+    def close_episodes(self, keys: Sequence[EpisodeKey]) -> None:
+        """Close environments whose episodes go on but are not needed any more."""
+        keys_of: dict[int, list[EpisodeKey]] = {}
+        for key in keys:
+            keys_of.setdefault(self._worker_of(key), []).append(key)
+        futures = []
+        for worker, own_keys in keys_of.items():
+            futures.append(self._pools[worker].submit(own_keys, self.options.timeout_s * len(own_keys)))
+        for pool, future in zip([self._pools[worker] for worker in keys_of], futures, strict=True):
+            pool.wait_for_calls([future])
+
+    def _worker_of(self, key: EpisodeKey) -> int:
+        # Siblings are spread over the processes: they take the same time.
+        return sum(key) % self.options.workers
+
+    def _call(self, requests: Sequence[EpisodeRequest], timeouts_s: Sequence[float]) -> list[Any]:
+        """Return the reply to each request, or the WorkerError that took its place."""
+        self._start()
+        places: dict[int, list[int]] = {}
+        for index, request in enumerate(requests):
+            places.setdefault(self._worker_of(request.key), []).append(index)
+        # All are sent before any reply is awaited, so processes work at the same time.
+        futures: dict[int, Future[Any]] = {}
+        for worker, indices in places.items():
+            own_requests = [requests[index] for index in indices]
+            own_timeouts = [timeouts_s[index] for index in indices]
+            futures |= zip(indices, self._pools[worker].submit_all(own_requests, own_timeouts), strict=True)
+        for worker, indices in places.items():
+            self._pools[worker].wait_for_calls([futures[index] for index in indices])
+        return [_read_outcome(futures[index]) for index in range(len(requests))]
+
+    def _start(self) -> None:
+        if self._pools:
+            return
+        limits = WorkerLimits(STARTUP_TIMEOUT_S, reads_output=True, **self.options.worker_limits.model_dump())
+        for _ in range(self.options.workers):
+            # A pool for each process, because an episode stays where it began. An environment may start threads or
+            # open connections as it is loaded, which a fork would lose.
+            load = partial(_load_episodes, self.load_maker)
+            self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
+
+    def _describe(self, outcome: EpisodeReply | RewardFailure | WorkerError) -> EpisodeOutcome:
+        match outcome:
+            case WorkerTimeoutError():
+                reason = f"the environment did not answer within {self.options.timeout_s:g} s"
+                return RewardFailure(RewardErrorKind.TIMEOUT, reason)
+            case WorkerLimitError():
+                return RewardFailure(RewardErrorKind.LIMIT, f"the process of the environment {outcome}")
+            case WorkerError():
+                return RewardFailure(RewardErrorKind.CRASH, f"the process of the environment {outcome}")
+            case _:
+                return outcome
+
+
+def _read_outcome(future: Future[Any]) -> EpisodeReply | RewardFailure | WorkerError:
+    try:
+        outcome: EpisodeReply | RewardFailure = future.result()
+    except WorkerStartError as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from error
+        raise UserError(
+            f"a process for environments {error}: does the environment's file hang, or end the process, as it is "
+            "imported?"
+        ) from error
+    except WorkerError as error:
+        return error
+    return outcome
+
+
+def _load_episodes(
+    load_maker: Callable[[], MakeEnvironment], report: ReportActivity
+) -> Callable[[EpisodeRequest | list[EpisodeKey]], EpisodeOutcome | None]:
+    """Import the environment's file, so that no deadline of an action pays for it."""
+    report("loading the environment")
+    return _Episodes(load_maker())
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode in progress."""
+
+    environment: Environment
+    state: str  # name of the state that it is in
+    num_actions: int = 0
+
+
+@dataclass(slots=True)
+class _Episodes:
+    """The episodes that a worker process holds. A call takes one action, or closes the episodes of several keys."""
+
+    make: MakeEnvironment
+    episodes: dict[EpisodeKey, _Episode] = field(default_factory=dict)
+
+    def __call__(self, request: EpisodeRequest | list[EpisodeKey]) -> EpisodeOutcome | None:
+        if isinstance(request, list):
+            for key in request:
+                self._close(key)
+            return None
+        # Whatever code of users raises is an outcome of the episode.
+        with ErrorCatcher() as caught:
+            return self._act(request)
+        self._close(request.key)
+        error = caught.error
+        match error:
+            case Unscorable():
+                return RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
+            case UserError():
+                return RewardFailure(RewardErrorKind.ERROR, str(error))
+        return RewardFailure(RewardErrorKind.ERROR, f"the environment raised {type(error).__name__}: {error}")
+
+    def _act(self, request: EpisodeRequest) -> EpisodeReply:
+        episode = self.episodes.get(request.key)
+        replayed = False
+        if episode is None or episode.num_actions != len(request.past) or not request.past:
+            if request.past and not request.replayable:
+                raise UserError(
+                    "its process was lost, and an environment that is not replayable cannot be played again"
+                )
+            episode, replayed = self._begin(request), bool(request.past)
+            for action, digest in zip(request.past, request.digests, strict=True):
+                _step(episode, action, digest)
+        state = episode.state
+        action = _ask_expert(episode.environment) if request.action is None else request.action
+        result = _step(episode, action)
+        digest = observation_digest(result.observation)
+        if result.terminated or result.truncated:
+            self._close(request.key)
+        return EpisodeReply(action, state, result, digest, replayed)
+
+    def _begin(self, request: EpisodeRequest) -> _Episode:
+        """Begin the episode of a request, in place of one that has the same key."""
+        self._close(request.key)
+        environment = self.make()
+        first = check_observation(environment.reset(request.sample, request.seed))
+        if request.first_digest is None:
+            if first.text or first.media:
+                raise UserError(
+                    "reset showed something that the question does not; make the questions from the environment with "
+                    "`mmrl_datasets.readers.environment:episodes`, or show nothing at first"
+                )
+        elif request.replayable and observation_digest(first) != request.first_digest:
+            raise UserError(
+                "reset showed something else than the question does; the same seed must give the same observation, to "
+                "the byte, or set `replayable: false`"
+            )
+        self.episodes[request.key] = _Episode(environment, state_name(first))
+        return self.episodes[request.key]
+
+    def _close(self, key: EpisodeKey) -> None:
+        episode = self.episodes.pop(key, None)
+        if episode is not None:
+            with ErrorCatcher():  # nobody needs this environment any more
+                episode.environment.close()
+
+
+def _step(episode: _Episode, action: str | Action, expected_digest: str | None = None) -> StepResult:
+    result = check_step_result(episode.environment.step(action))
+    if expected_digest is not None and observation_digest(result.observation) != expected_digest:
+        raise UserError(
+            f"action {episode.num_actions + 1} was taken again after a process was lost, and showed something else; "
+            "the environment must be a function of sample, seed and actions, or set `replayable: false`"
+        )
+    episode.num_actions += 1
+    episode.state = state_name(result.observation)
+    return result
+
+
+def _ask_expert(environment: Environment) -> str | Action:
+    expert = getattr(environment, "expert", None)
+    if expert is None:
+        raise UserError(f"{type(environment).__name__} has no method `expert`, which demonstrations are made with")
+    action: str | Action = expert()
+    if not isinstance(action, str | Action) or not action:
+        raise UserError(f"expert returned {action!r:.80}; it returns the action that it would take")
+    return action

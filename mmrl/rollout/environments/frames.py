@@ -1,0 +1,59 @@
+"""Pictures that environments draw, as files of a run: named by digest, and deleted once nothing refers to them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from mmrl.types import ImageRef
+from mmrl.utils.files import report_write_errors, write_atomically
+
+FRAMES_FOLDER: Final = "frames"
+"""Folder of the pictures, within that of a run's data."""
+_FRAME_NAME: Final = re.compile(rf"{FRAMES_FOLDER}/([0-9a-f]{{64}}\.(?:png|jpg))")
+_CLOCK_SKEW_S: Final = 60.0  # between this machine and one that keeps the files
+
+
+def save_frame(folder: Path, content: bytes) -> ImageRef:
+    """Save the bytes of a PNG or JPEG file under their digest, unless they are there, and return the reference.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = folder / (sha256 + (".png" if content.startswith(b"\x89PNG") else ".jpg"))
+    with report_write_errors(path):
+        if path.exists():
+            os.utime(path)  # in use again, so that it is not deleted now
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+    return ImageRef(path=str(path), sha256=sha256)
+
+
+def delete_unused_frames(folder: Path, named_in: Iterable[Path], *, older_than: float) -> int:
+    """Delete frames that none of the text files `named_in` names; return how many.
+
+    Frames that were written or used after the time `older_than`, in seconds since 1970, stay: the step that drew them
+    may not have been saved yet.
+
+    Raises:
+        UserError: a file cannot be read or deleted.
+    """
+    with report_write_errors(folder):
+        old = {}
+        for path in folder.iterdir():
+            if path.stat().st_mtime < older_than - _CLOCK_SKEW_S:
+                old[path.name] = path
+        if not old:
+            return 0
+        for text_file in named_in:
+            for name in _FRAME_NAME.findall(text_file.read_text()):
+                old.pop(name, None)
+        for path in old.values():
+            path.unlink(missing_ok=True)
+    return len(old)

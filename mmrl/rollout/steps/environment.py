@@ -1,0 +1,387 @@
+"""Episodes: each turn of a response is an action in an environment, and what comes of it is shown before the next turn.
+
+    .., POLICY | <|im_start|>user .. image .. <|im_start|>assistant, ENVIRONMENT | .., POLICY
+
+`mmrl.types.environment` says what an environment is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from mmrl.answer.text import parse_answer_value
+from mmrl.answer.tool_calls import CALL_END, CALL_START, find_final_call
+from mmrl.config.schema import EnvironmentConfig
+from mmrl.policy.processor import PromptProcessor
+from mmrl.protocols import Sampler
+from mmrl.rollout.environments.episodes import (
+    EpisodeKey,
+    EpisodeReply,
+    EpisodeRequest,
+    EpisodeWorkers,
+    load_environment,
+)
+from mmrl.rollout.environments.frames import save_frame
+from mmrl.rollout.steps.base import with_metrics
+from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.media_results import find_media
+from mmrl.types import (
+    Action,
+    AnswerType,
+    Author,
+    ImageRef,
+    MediaError,
+    MediaRef,
+    Observation,
+    RewardErrorKind,
+    RewardFailure,
+    Rollout,
+    RolloutBatch,
+    SamplingParams,
+    Segment,
+    Target,
+    Turn,
+    UserError,
+    VideoRef,
+)
+from mmrl.utils.observations import DIGEST_KEY, SEED_KEY
+from mmrl.utils.seeds import derive_seed
+
+_NO_CALL = 'There is no action in this. End the turn with <tool_call>{"name": "...", "arguments": {...}}</tool_call>.'
+_NO_ANSWER = "There is no action in this. Write it where an answer belongs."
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode in progress, as the step knows it."""
+
+    rollout: Rollout
+    past: list[str | Action] = field(default_factory=list)  # actions that the environment was given
+    digests: list[str] = field(default_factory=list)  # of the observation after each of them
+    is_over: bool = False
+
+    def end(self, *, truncated: bool = False, failure: RewardFailure | None = None) -> None:
+        """End the episode; `truncated` marks its last turn as the one where a limit ended it."""
+        self.is_over = True
+        turns = self.rollout.turns
+        if truncated and turns:
+            turns = (*turns[:-1], replace(turns[-1], truncated=True))
+        self.rollout = replace(self.rollout, turns=turns, failure=failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePlayer:
+    """Takes actions in the episodes of rollouts, and writes what comes of them into the rollouts."""
+
+    options: EnvironmentConfig
+    workers: EpisodeWorkers
+    processor: PromptProcessor
+    frames_dir: Path  # folder of the pictures that environments draw
+    seed: int  # root of the seeds of samples that state none
+
+    def act(
+        self,
+        episodes: Mapping[EpisodeKey, Episode],
+        actions: Mapping[EpisodeKey, str | Action | None],
+        *,
+        room_for_turn: int,
+        shows: bool,
+    ) -> Counter[str]:
+        """Take an action in each of several episodes (None: the expert's), and show what comes of it; return counts.
+
+        Those that end are over afterwards. `room_for_turn` tokens must be left for the turn after an observation; in
+        the last turn, which nothing follows, `shows` is False.
+
+        Raises:
+            UserError: an environment failed, and `on_error` is `stop`.
+        """
+        requests = [self._make_request(key, episodes[key], action) for key, action in actions.items()]
+        counts: Counter[str] = Counter(turns=len(requests))
+        for request, outcome in zip(requests, self.workers.play(requests), strict=True):
+            episode = episodes[request.key]
+            if isinstance(outcome, RewardFailure):
+                counts[outcome.error_kind] += 1
+                self._fail(episode, request, outcome)
+                continue
+            counts["invalid"] += not outcome.result.valid
+            counts["replayed"] += outcome.replayed
+            self._record(episode, request, outcome)
+            if episode.is_over:
+                continue
+            if not shows:
+                episode.end(truncated=True)
+            elif failure := self._show(episode, outcome.result.observation, room_for_turn):
+                counts[failure.error_kind] += 1
+                self._fail(episode, request, failure)
+        return counts
+
+    def refuse(self, episode: Episode, *, room_for_turn: int, shows: bool) -> None:
+        """Count a turn without an action, in which the environment does not move; the model is told, or it ends."""
+        turns = episode.rollout.turns
+        turn = Turn(action=None, state=turns[-1].state if turns else "", valid=False)
+        episode.rollout = replace(episode.rollout, turns=(*turns, turn))
+        if self.options.on_invalid == "end" or not shows:
+            episode.end(truncated=True)
+            return
+        text = _NO_CALL if self.options.action == "call" else _NO_ANSWER
+        self._show(episode, Observation(text=text), room_for_turn)
+
+    def close(self, episodes: Mapping[EpisodeKey, Episode]) -> None:
+        """Close the environments of episodes that a limit ended; those of the others are closed."""
+        self.workers.close_episodes([key for key, episode in episodes.items() if episode.past])
+
+    def _make_request(self, key: EpisodeKey, episode: Episode, action: str | Action | None) -> EpisodeRequest:
+        sample = episode.rollout.prompt.sample
+        seed = sample.meta.get(SEED_KEY)
+        if seed is None:
+            # A blind probe asks the question of its sample under an id of its own.
+            seed = derive_seed(self.seed, "environment", sample.id.partition("~")[0])
+        return EpisodeRequest(
+            key=key,
+            sample=sample,
+            seed=int(seed),
+            first_digest=sample.meta.get(DIGEST_KEY),
+            past=tuple(episode.past),
+            digests=tuple(episode.digests),
+            action=action,
+            replayable=self.options.replayable,
+        )
+
+    def _record(self, episode: Episode, request: EpisodeRequest, reply: EpisodeReply) -> None:
+        """Add a turn to an episode, and the text of the action where the expert took it."""
+        result, rollout = reply.result, episode.rollout
+        episode.past.append(reply.action)
+        episode.digests.append(reply.digest)
+        turn = Turn(
+            action=reply.action,
+            state=reply.state,
+            reward=float(result.reward),
+            terminated=result.terminated,
+            truncated=result.truncated,
+            valid=result.valid,
+            info={name: float(value) for name, value in result.info.items()},
+        )
+        segments = rollout.segments
+        if request.action is None:
+            segments = (*segments, self._demonstrate(reply.action))
+        episode.rollout = replace(rollout, segments=segments, turns=(*rollout.turns, turn))
+        episode.is_over = result.terminated or result.truncated
+
+    def _demonstrate(self, action: str | Action) -> Segment:
+        """Return the turn in which the expert takes an action."""
+        match action:
+            case Action(name, arguments):
+                call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+                token_ids = self.processor.tokenize(f"{CALL_START}\n{call}\n{CALL_END}")
+            case _:
+                text = action
+                if self.options.action == "tag":
+                    target = Target(answer_type=AnswerType.TEXT, value=action)
+                    text = self.processor.response_format.render(target, None)
+                token_ids = (*self.processor.tokenize(text), self.processor.tokenizer.eos_token_id)
+        return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
+
+    def _fail(self, episode: Episode, request: EpisodeRequest, failure: RewardFailure) -> None:
+        if self.options.on_error == "stop":
+            raise UserError(f"step {self.options.name}: {request.owner}: {failure.reason}")
+        episode.end(failure=RewardFailure(failure.error_kind, f"action {len(request.past) + 1}: {failure.reason}"))
+
+    def _show(self, episode: Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
+        """Append an observation; the episode ends where it does not fit. Return what is wrong with it, if anything is.
+
+        It stands between the brackets of the options. Only these may hold special tokens: what an environment writes
+        cannot end its turn or open another.
+        """
+        options, processor, rollout = self.options, self.processor, episode.rollout
+        prefix, suffix = options.brackets
+        pending = processor.tokenize(prefix, parse_special=True)
+        eos = processor.tokenizer.eos_token_id
+        if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
+            pending = (eos, *pending)
+        segments: list[Segment] = []
+        try:
+            refs = self._list_media(rollout, observation)
+            if len(rollout.observations) + len(refs) > options.max_media:
+                episode.end(truncated=True)
+                return None
+            for ref in refs:
+                if pending:
+                    segments.append(_environment_segment(pending))
+                    pending = ()
+                segments.append(processor.build_tool_segment(ref))
+        except (ValueError, MediaError) as error:
+            return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
+        text = observation.text
+        if len(text) > options.max_observation_chars:
+            excess = len(text) - options.max_observation_chars
+            text = f"{text[: options.max_observation_chars]}... ({excess} more characters)"
+        ending = processor.tokenize(suffix + processor.encoder.response_opening, parse_special=True)
+        segments.append(_environment_segment((*pending, *processor.tokenize(text), *ending)))
+        longer = replace(rollout, segments=(*rollout.segments, *segments))
+        if longer.num_tokens + room_for_turn > options.max_tokens:
+            episode.end(truncated=True)
+        else:
+            episode.rollout = longer
+        return None
+
+    def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
+        """Return references to the media of an observation, hidden as those of the question are.
+
+        Raises:
+            ValueError: a medium that was shown has no such part.
+            UserError: a frame cannot be saved.
+        """
+        refs: list[MediaRef] = []
+        for medium in observation.media:
+            match medium:
+                case bytes():
+                    refs.append(save_frame(self.frames_dir, medium))
+                case ImageRef() | VideoRef():
+                    refs.append(medium)
+                case _:
+                    refs += [ref for _, ref in find_media(medium, rollout)]
+        # A blind probe must stay blind.
+        for question_ref in rollout.prompt.sample.media:
+            if question_ref.corruption is not None:
+                return [replace(ref, corruption=question_ref.corruption) for ref in refs]
+        return refs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStep:
+    """Takes the turns of rollouts as actions, and lets the policy continue after what comes of them."""
+
+    player: EpisodePlayer
+    sampler: Sampler
+    sampling_params: SamplingParams  # of a turn
+
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with every episode played to its end, or to a limit.
+
+        Raises:
+            UserError: an environment failed, and `on_error` is `stop`.
+        """
+        player, room = self.player, self.sampling_params.max_new_tokens
+        episodes: dict[EpisodeKey, Episode] = {}
+        for group_index, group in enumerate(batch.groups):
+            for position, rollout in enumerate(group):
+                episodes[group_index, position] = Episode(rollout)
+        counts: Counter[str] = Counter()
+        playing = dict(episodes)
+        num_turns = 0
+        while playing:
+            num_turns += 1
+            shows = num_turns < player.options.turns
+            # All episodes take their turn together, in one request to the processes and one to the engine.
+            actions: dict[EpisodeKey, str | Action] = {}
+            for key, episode in playing.items():
+                action = self._read_action(episode.rollout)
+                if action is None:
+                    counts.update(turns=1, invalid=1)
+                    player.refuse(episode, room_for_turn=room, shows=shows)
+                else:
+                    actions[key] = action
+            counts.update(player.act(playing, actions, room_for_turn=room, shows=shows))
+            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
+            going_on = [episode.rollout for episode in playing.values()]
+            longer = self.sampler.extend(going_on, self.sampling_params, step=step) if going_on else ()
+            for episode, rollout in zip(playing.values(), longer, strict=True):
+                episode.rollout = rollout
+        player.close(episodes)
+        groups = []
+        for group_index, group in enumerate(batch.groups):
+            groups.append(tuple(episodes[group_index, position].rollout for position in range(len(group))))
+        metrics = count_episodes(player.options.name, [episode.rollout for episode in episodes.values()], counts)
+        return with_metrics(replace(batch, groups=tuple(groups)), metrics)
+
+    def _read_action(self, rollout: Rollout) -> str | Action | None:
+        """Return the action that the last turn of a rollout is, None if there is none."""
+        options, processor = self.player.options, self.player.processor
+        if options.action == "tag":
+            return rollout.answer.text
+        start = len(rollout.segments)
+        while start and rollout.segments[start - 1].author is Author.POLICY:
+            start -= 1
+        text = processor.decode_segments(rollout.segments[start:])
+        call = find_final_call(text) if options.action == "call" else None
+        if call is None:
+            return text.strip()
+        try:
+            action: Action = parse_answer_value(AnswerType.TOOL_CALL, call)
+        except ValueError:
+            return None
+        return action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertDemonstrations:
+    """Makes demonstrations of episodes: an environment's expert acts, and what it sees stands between its actions.
+
+    .., DEMONSTRATION | <|im_start|>user .. image .. <|im_start|>assistant, ENVIRONMENT | .., DEMONSTRATION
+    """
+
+    player: EpisodePlayer
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
+        """Return an episode for each demonstration, whose own text is empty, and counts of all episodes.
+
+        Raises:
+            UserError: an environment failed, or has no expert.
+        """
+        player = self.player
+        episodes: dict[EpisodeKey, Episode] = {}
+        for index, demonstration in enumerate(demonstrations):
+            episodes[index, 0] = Episode(replace(demonstration, segments=()))
+        counts: Counter[str] = Counter()
+        playing = dict(episodes)
+        num_turns = 0
+        while playing:
+            num_turns += 1
+            shows = num_turns < player.options.turns
+            counts.update(player.act(playing, dict.fromkeys(playing), room_for_turn=0, shows=shows))
+            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
+        player.close(episodes)
+        rollouts = [episode.rollout for episode in episodes.values()]
+        for rollout in rollouts:
+            if rollout.failure is not None:
+                raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
+        metrics = count_episodes(player.options.name, rollouts, counts)
+        return list(map(player.processor.parse_rollout, rollouts)), metrics
+
+
+def make_player(
+    options: EnvironmentConfig, tool_runner: ToolRunner, processor: PromptProcessor, *, seed: int
+) -> EpisodePlayer:
+    """Return what plays the episodes of a step, with processes of its own. They start with the first action."""
+    workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options)
+    return EpisodePlayer(
+        options=options,
+        workers=tool_runner.keep(workers),
+        processor=processor,
+        frames_dir=tool_runner.frames_dir,
+        seed=seed,
+    )
+
+
+def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float]:
+    """Return the metrics of a step of this name: sums over its episodes, and the `counts` of its actions."""
+    names = ("turns", "invalid", "replayed", "terminated", "truncated", "reward", "media_shown", *RewardErrorKind)
+    sums: dict[str, float] = {**dict.fromkeys(map(str, names), 0.0), **counts, "episodes": len(rollouts)}
+    for rollout in rollouts:
+        sums["reward"] += sum(turn.reward for turn in rollout.turns)
+        sums["media_shown"] += len(rollout.observations)
+        for turn in rollout.turns[-1:]:
+            sums["terminated"] += turn.terminated
+            sums["truncated"] += turn.truncated
+            for key, value in turn.info.items():
+                sums[f"info/{key}"] = sums.get(f"info/{key}", 0.0) + value
+    return {f"{name}/{key}": float(value) for key, value in sums.items()}
+
+
+def _environment_segment(token_ids: tuple[int, ...]) -> Segment:
+    return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)
