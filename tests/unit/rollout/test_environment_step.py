@@ -1,0 +1,309 @@
+"""Episodes: turns as actions, observations between them, limits, failures, blind probes and demonstrations."""
+
+from __future__ import annotations
+
+import textwrap
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from samplers import make_pipeline
+from tool_calls import responses
+
+from mmrl.checkpoint.json_codec import dumps, loads
+from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, RethinkConfig
+from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
+from mmrl.rollout.load import load_tool
+from mmrl.rollout.steps.environment import ExpertDemonstrations
+from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.types import (
+    Action,
+    Author,
+    Corruption,
+    FinishReason,
+    Observation,
+    RewardErrorKind,
+    Rollout,
+    RolloutBatch,
+    UserError,
+)
+from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
+
+WORLD = """
+import io, os, sys, time
+from PIL import Image
+from mmrl import Observation, StepResult, Unscorable
+
+def draw(shade):
+    content = io.BytesIO()
+    Image.new("RGB", (56, 56), (shade % 256, 0, 0)).save(content, "png")
+    return content.getvalue()
+
+class Counter:
+    def __init__(self, first, fault):
+        self.first, self.fault, self.count = first, fault, 0
+
+    def reset(self, sample, seed):
+        self.seed = seed
+        return Observation(text=self.first)
+
+    def step(self, action):
+        self.count += 1
+        if action == "hang":
+            hang(self)
+        if self.fault in FAULTS and self.count == 2:
+            return FAULTS[self.fault](self)
+        picture = draw(40 * self.count + (0 if self.fault != "other" else time.time_ns()))
+        return StepResult(
+            observation=Observation(text=f"{self.count} {str(action)[:20]}", media=(picture,), state=f"n{self.count}"),
+            reward=0.5, terminated=action == "stop", truncated=action == "cut", valid=action != "bad",
+            info={"count": self.count},
+        )
+
+    def close(self):
+        pass
+
+class Expert(Counter):
+    def expert(self):
+        return "go" if self.count < 2 else "stop"
+
+def hang(env): time.sleep(600)
+def die(env): os._exit(3)
+def fail(env): raise KeyError("oops")
+def abstain(env): raise Unscorable("no service")
+def nan(env): return StepResult(reward=float("nan"))
+def wrong(env): return "words"
+def text_number(env): return StepResult(observation=Observation(text=3))
+def no_picture(env): return StepResult(observation=Observation(media=(b"GIF89a",)))
+def broken_picture(env): return StepResult(observation=Observation(media=(draw(1)[:60],)))
+def noise(env):
+    print("x" * 1000)
+    return StepResult(observation=Observation(text="loud"))
+def forks(env):
+    for _ in range(40):
+        if os.fork() == 0:
+            time.sleep(600)
+    time.sleep(600)
+def huge(env):
+    import struct, zlib
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    header = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
+    picture = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    return StepResult(observation=Observation(media=(picture,)))
+def outside(env):
+    from mmrl import ImageRef
+    return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
+FAULTS = dict(hang=hang, die=die, fail=fail, abstain=abstain, nan=nan, wrong=wrong, text_number=text_number,
+              no_picture=no_picture, broken_picture=broken_picture, noise=noise, forks=forks, huge=huge, outside=outside)
+
+def make(*, first: str = "", fault: str = "", expert: bool = False):
+    return (Expert if expert else Counter)(first, fault)
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(make_tiny):
+    return make_tiny()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("environment")
+    (folder / "world.py").write_text(textwrap.dedent(WORLD))
+    return folder
+
+
+@pytest.fixture
+def play(tiny, base):
+    """Plays rollouts with these texts as first turns; later turns are what the tiny model writes."""
+    runners = []
+
+    def run(*texts, batch=None, args=None, step=0, **options):
+        media_root = Path(tiny.samples[0].images[0].path).parent
+        runners.append(ToolRunner(partial(load_tool, base), base, frames_dir=media_root / "frames"))
+        defaults = {"turns": 3, "timeout_s": 20.0}
+        config = EnvironmentConfig(kind="environment", fn="./world.py:make", args=args or {}, **{**defaults, **options})
+        pipeline = make_pipeline(tiny, config, tool_runner=runners[-1])
+        return pipeline.steps[0](batch or responses(tiny, *texts), step=step)
+
+    yield run
+    for runner in runners:
+        runner.close()
+
+
+def authors(rollout: Rollout) -> str:
+    return "".join(segment.author[0] for segment in rollout.segments)
+
+
+def test_each_turn_is_an_action_whose_result_is_shown(tiny, play):
+    batch = play("go", "stop")
+    ((first, second),) = batch.groups
+    assert [turn.state for turn in first.turns][1:] == ["n1", "n2"]
+    assert first.turns[0].action == "go"
+    assert [turn.info["count"] for turn in first.turns] == [1.0, 2.0, 3.0]
+    assert first.turns[-1].truncated and not first.turns[-1].terminated
+    # Three turns, and after the first two a prefix, a picture and the rest of an observation.
+    assert authors(first) == "p" + "eeep" * 2
+    assert [shown.ref.sha256 for shown in first.observations] == [Path(s.ref.path).stem for s in first.observations]
+    texts = [tiny.processor.tokenizer.decode(s.token_ids) for s in first.segments if s.author is Author.ENVIRONMENT]
+    assert texts[0].endswith("<|im_end|>\n<|im_start|>user\n") and texts[2] == "1 go<|im_end|>\n<|im_start|>assistant\n"
+    (turn,) = second.turns
+    assert (turn.terminated, turn.reward, authors(second)) == (True, 0.5, "p")
+    metrics = {name.removeprefix("environment/"): value for name, value in batch.metrics.items()}
+    assert (metrics["episodes"], metrics["turns"], metrics["terminated"], metrics["truncated"]) == (2, 4, 1, 1)
+    assert (metrics["reward"], metrics["media_shown"], metrics["info/count"]) == (2.0, 2, 4)
+    assert loads(dumps(first), Rollout) == first
+
+
+def test_turns_do_not_depend_on_workers_or_on_what_else_is_played(play, tiny):
+    together = play("go", "bad", "go on", workers=1).groups
+    assert play("go", "bad", "go on", workers=3).groups == together
+    batch = responses(tiny, "go", "bad", "go on")
+    alone = play(batch=RolloutBatch(groups=((batch.groups[0][1],),)))
+    assert alone.groups[0][0].turns == together[0][1].turns
+
+
+def test_special_tokens_that_an_environment_writes_do_not_count(tiny, play):
+    ((rollout,),) = play("<|im_end|>", turns=2).groups
+    eos = tiny.processor.tokenizer.eos_token_id
+    written = [s.token_ids for s in rollout.segments if s.author is Author.ENVIRONMENT][-1]
+    assert written.count(eos) == 1  # that of the suffix
+
+
+FAULTS = {
+    "hang": ("timeouts", "did not answer within"),
+    "die": ("crashes", "exit code 3"),
+    "fail": ("errors", "KeyError: 'oops'"),
+    "abstain": ("unscorable", "no service"),
+    "nan": ("errors", "reward is nan"),
+    "wrong": ("errors", "step returns a mmrl.StepResult, not 'words'"),
+    "text_number": ("errors", "text and state"),
+    "no_picture": ("errors", "PNG or JPEG"),
+    "broken_picture": ("errors", "observation"),
+    "forks": ("limits", "worker_limits.processes"),
+    "huge": ("errors", "decompression bomb"),
+    "outside": ("errors", "no such file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failure_is_counted_and_costs_one_rollout(play, tiny, fault):
+    kind, reason = FAULTS[fault]
+    limits = {"worker_limits": {"processes": 8}, "timeout_s": 2.0 if fault == "hang" else 30.0}
+    batch = play("go", "stop", args={"fault": fault}, **limits)
+    ((failed, fine),) = batch.groups
+    assert failed.failure.error_kind == kind and reason in failed.failure.reason, failed.failure
+    assert failed.failure.reason.startswith("action 2: ")
+    assert fine.failure is None and fine.turns[0].terminated
+    assert batch.metrics[f"environment/{kind}"] == 1.0
+    with pytest.raises(UserError, match="sample .*, action 2: "):
+        play("go", args={"fault": fault}, on_error="stop", **limits)
+
+
+def test_what_an_environment_prints_does_no_harm(play):
+    ((rollout,),) = play("go", args={"fault": "noise"}).groups
+    assert rollout.failure is None
+
+
+def test_episodes_of_a_killed_process_are_played_again(play, tiny):
+    """A process that hangs loses the episodes of others, which continue as if nothing had happened."""
+    batch = responses(tiny, "go", "hang", "go on")
+    ((first, hung, last),) = (disturbed := play(batch=batch, workers=1, timeout_s=2.0)).groups
+    assert hung.failure.error_kind is RewardErrorKind.TIMEOUT
+    assert disturbed.metrics["environment/replayed"] >= 1.0
+    calm = play(batch=RolloutBatch(groups=((batch.groups[0][0], batch.groups[0][2]),))).groups[0]
+    assert (first.turns, last.turns) == (calm[0].turns, calm[1].turns)
+    assert first.observations == calm[0].observations
+
+
+def test_environment_that_is_no_function_of_its_actions_is_found_out(play, tiny):
+    options = {"workers": 1, "timeout_s": 2.0, "args": {"fault": "other"}}
+    ((first, _),) = play("go", "hang", **options).groups
+    assert "must be a function of sample, seed and actions" in first.failure.reason
+    ((first, _),) = play("go", "hang", replayable=False, **options).groups
+    assert "cannot be played again" in first.failure.reason
+
+
+def test_first_observation_must_be_that_of_the_question(play, tiny):
+    batch = responses(tiny, "go")
+    ((rollout,),) = batch.groups
+    first = Observation(text="Begin.")
+
+    def ask(digest):
+        sample = replace(rollout.prompt.sample, meta={SEED_KEY: 3, DIGEST_KEY: digest})
+        asked = replace(rollout, prompt=replace(rollout.prompt, sample=sample))
+        return play(batch=RolloutBatch(groups=((asked,),)), args={"first": "Begin."}).groups[0][0]
+
+    assert ask(observation_digest(first)).failure is None
+    assert "something else than the question" in ask("0" * 64).failure.reason
+    unasked = play("go", args={"first": "Begin."}).groups[0][0]
+    assert "something that the question does not" in unasked.failure.reason
+    assert unasked.failure.error_kind is RewardErrorKind.ERROR
+
+
+def test_limits_of_media_and_tokens_end_an_episode(play):
+    ((rollout,),) = play("go", max_media=1).groups
+    assert [turn.truncated for turn in rollout.turns] == [False, True]
+    ((short,),) = play("go", max_tokens=40).groups
+    assert [turn.truncated for turn in short.turns] == [True] and authors(short) == "p"
+
+
+def test_calls_and_tags_are_read_as_actions(play):
+    text = 'I go.<tool_call>{"name": "go", "arguments": {"x": 1}}</tool_call>'
+    ((rollout,),) = play(text, action="call", turns=2).groups
+    assert rollout.turns[0].action == Action("go", {"x": 1})
+    ((broken,),) = play("<tool_call>{go</tool_call>", action="call", turns=2, on_invalid="end").groups
+    assert (broken.turns[0].action, broken.turns[0].valid, broken.turns[0].truncated) == (None, False, True)
+    ((said,),) = play("no call", action="call", turns=1).groups
+    assert said.turns[0].action == "no call"
+    ((tagged,),) = play("<answer>stop</answer>", action="tag").groups
+    assert tagged.turns[0].action == "stop" and tagged.turns[0].terminated
+    ((untagged,),) = play("stop", action="tag", turns=2).groups
+    assert untagged.turns[0].action is None and not untagged.turns[0].valid
+
+
+def test_blind_probe_stays_blind(tiny, play):
+    batch = responses(tiny, "go")
+    ((rollout,),) = batch.groups
+    images = [replace(ref, corruption=Corruption.GREY) for ref in rollout.prompt.sample.images]
+    blind = replace(rollout.prompt.sample, parts=tuple(images), id="x~grey")
+    prompt = tiny.processor.build(blind)
+    ((played,),) = play(batch=RolloutBatch(groups=((replace(rollout, prompt=prompt),),))).groups
+    assert {shown.ref.corruption for shown in played.observations} == {Corruption.GREY}
+
+
+def test_expert_makes_demonstrations(tiny, base):
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
+    empty = [tiny.processor.build_demonstration(prompt, "") for prompt in prompts]
+    config = EnvironmentConfig(kind="environment", fn="./world.py:make", args={"expert": True}, turns=5)
+    frames = Path(tiny.samples[0].images[0].path).parent / "frames"
+    with closing(ToolRunner(partial(load_tool, base), base, frames_dir=frames)) as runner:
+        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
+        demonstrations, metrics = ExpertDemonstrations(player=player).complete(empty)
+        with pytest.raises(UserError, match="no method `expert`"):
+            plain = make_pipeline(tiny, config.model_copy(update={"args": {}}), tool_runner=runner).steps[0].player
+            ExpertDemonstrations(player=plain).complete(empty)
+    for demonstration in demonstrations:
+        assert authors(demonstration) == "deeedeeed"
+        assert [turn.action for turn in demonstration.turns] == ["go", "go", "stop"]
+        eos = tiny.processor.tokenizer.eos_token_id
+        ends = [s.token_ids[-1] for s in demonstration.segments if s.author is Author.DEMONSTRATION]
+        assert ends == [eos] * 3 and demonstration.finish_reason is FinishReason.EOS
+    assert metrics["environment/terminated"] == 2.0
+
+
+def test_steps_that_have_no_meaning_beside_an_environment_are_refused():
+    environment = EnvironmentConfig(kind="environment", fn="./x.py:make")
+    rethink = RethinkConfig(kind="rethink", correct=("a",))
+    swapped = BlindProbeConfig(kind="probe", corruption="swapped")
+    for other, message in ((rethink, "rethink continues responses"), (swapped, "hides nothing"), (environment, "two")):
+        other = other if other is not environment else environment.model_copy(update={"name": "second"})
+        with pytest.raises(ValueError, match=message):
+            check_rollout_steps((*GENERATE_ONLY, environment, other))
+    check_rollout_steps((*GENERATE_ONLY, environment, BlindProbeConfig(kind="probe", corruption="grey")))
+    with pytest.raises(ValidationError):
+        EnvironmentConfig(kind="environment", fn="./x.py:make", turns=0)
