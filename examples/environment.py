@@ -13,10 +13,12 @@ class GuessNumber:
         self.low, self.high = 1, largest
 
     def reset(self, sample: Sample, seed: int) -> Observation:
+        """Choose a number and ask for it."""
         self.number = 1 + seed % self.high
         return Observation(text=f"Guess my number, from {self.low} to {self.high}. Answer with the number alone.")
 
     def step(self, action: str) -> StepResult:
+        """Say how a guess lies to the number."""
         if not action.isdecimal():
             return StepResult(observation=Observation(text="That is no number."), valid=False)
         guess = int(action)
@@ -30,11 +32,13 @@ class GuessNumber:
         return StepResult(observation=Observation(text=f"It is {hint}.", state=f"{self.low}-{self.high}"))
 
     def expert(self) -> str:
+        """Halve what is left."""
         return str((self.low + self.high) // 2)
 
     def close(self) -> None:
-        pass
+        """Nothing has to be closed."""
 
 
 def make(*, largest: int = 20) -> Environment:
+    """Make the environment of an episode."""
     return GuessNumber(largest)

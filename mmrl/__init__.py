@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from mmrl.types import Target as Target
     from mmrl.types import TrainingState as TrainingState
     from mmrl.types import Turn as Turn
+    from mmrl.types import TurnRewards as TurnRewards
     from mmrl.types import Unscorable as Unscorable
     from mmrl.types import UserError as UserError
     from mmrl.types import VideoClip as VideoClip
@@ -118,8 +119,8 @@ _PUBLIC = {
         *("Experience", "FinishReason", "Group", "ImageCrop", "ImageRef", "MediaPolicy", "MediaRangeError"),
         *("Observation", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response", "RewardValue", "Rollout"),
         *("RolloutBatch", "Sample", "SamplingParams", "Score", "Segment", "SelectedExperiences", "Size", "StepResult"),
-        *("Target", "TrainingState", "Turn", "Unscorable", "UserError", "VideoClip", "VideoFrames", "VideoRef"),
-        "use_media_opener",
+        *("Target", "TrainingState", "Turn", "TurnRewards", "Unscorable", "UserError", "VideoClip"),
+        *("VideoFrames", "VideoRef", "use_media_opener"),
     ),
     "mmrl_rewards.contract": ("reward",),
 }

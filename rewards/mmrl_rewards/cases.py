@@ -208,7 +208,7 @@ class Case(_CaseModel):
             result = reward(*self.build())
         match caught.error:
             case None:
-                value, reason = result[:2] if isinstance(result, RewardValue) else (result, "no reason given")
+                value, reason = result if isinstance(result, RewardValue) else (result, "no reason given")
             case Unscorable() as error:
                 return CaseResult("unscorable", str(error), self.expected == "unscorable")
             case error:

@@ -306,6 +306,12 @@ class RlStage(TrainingStage):
     @model_validator(mode="after")
     def _check_rollouts_and_preset(self) -> RlStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
+        acts = any(isinstance(step, EnvironmentConfig) for step in self.rollout_steps)
+        if self.advantage.credit != "broadcast" and not acts:
+            raise ValueError(
+                f"`advantage.credit: {self.advantage.credit}` is for turns in an environment, and no step is of kind "
+                "environment; leave it out"
+            )
         if self.async_rollouts and self.has_partial_rollouts:
             raise ValueError(
                 "`partial_rollout_tokens` lets groups wait for any number of steps, and `async_rollouts` promises "

@@ -92,13 +92,14 @@ def huge(env):
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     header = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
-    picture = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    picture = b"\\x89PNG\\r\\n\\x1a\\n" + chunks
     return StepResult(observation=Observation(media=(picture,)))
 def outside(env):
     from mmrl import ImageRef
     return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
-FAULTS = dict(hang=hang, die=die, fail=fail, abstain=abstain, nan=nan, wrong=wrong, text_number=text_number,
-              no_picture=no_picture, broken_picture=broken_picture, noise=noise, forks=forks, huge=huge, outside=outside)
+FAULTS = [hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, huge, outside]
+FAULTS = {fault.__name__: fault for fault in FAULTS}
 
 def make(*, first: str = "", fault: str = "", expert: bool = False):
     return (Expert if expert else Counter)(first, fault)
@@ -300,8 +301,8 @@ def test_steps_that_have_no_meaning_beside_an_environment_are_refused():
     environment = EnvironmentConfig(kind="environment", fn="./x.py:make")
     rethink = RethinkConfig(kind="rethink", correct=("a",))
     swapped = BlindProbeConfig(kind="probe", corruption="swapped")
-    for other, message in ((rethink, "rethink continues responses"), (swapped, "hides nothing"), (environment, "two")):
-        other = other if other is not environment else environment.model_copy(update={"name": "second"})
+    second = environment.model_copy(update={"name": "second"})
+    for other, message in ((rethink, "rethink continues responses"), (swapped, "hides nothing"), (second, "two")):
         with pytest.raises(ValueError, match=message):
             check_rollout_steps((*GENERATE_ONLY, environment, other))
     check_rollout_steps((*GENERATE_ONLY, environment, BlindProbeConfig(kind="probe", corruption="grey")))
