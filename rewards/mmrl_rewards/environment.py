@@ -1,0 +1,67 @@
+"""Rewards for episodes in an environment: what it gave, whether the task was done, and whether actions were valid.
+
+Each says what every turn earned, for `advantage.credit`. A response without turns, as before the first step, earns 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mmrl.types import Response, RewardValue, Sample, TurnRewards
+from mmrl_rewards.contract import reward
+
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+
+@reward(name="total", low=-1.0, attack_tolerance=0.5, judges_answer=True)
+def total(response: Response, sample: Sample, *, scale: PositiveFloat = 1.0) -> RewardValue:
+    """Return Σ_t r_t / scale, with r_t the environment's reward of turn t, in [-1, 1].
+
+    `scale` is the largest sum of rewards, by its absolute value, that an episode can earn; one that earns more is an
+    error, as clipping would hide which turn earned it.
+
+    Source: the return of an episode (Sutton and Barto 2018, 3.7), without discount, which `advantage.discount` sets.
+    Unscorable: never.
+    """
+    rewards = [turn.reward / scale for turn in response.turns]
+    if not -1.0 <= sum(rewards) <= 1.0:
+        raise ValueError(f"the turns earned {sum(rewards) * scale:g}, which is beyond scale={scale:g}; raise it")
+    return TurnRewards(rewards, f"{len(rewards)} turns earned {sum(rewards) * scale:g}")
+
+
+@reward(name="success")
+def success(response: Response, sample: Sample, *, key: str = "success", above: float = 0.0) -> RewardValue:
+    """Return 1 if the environment ended the episode with success, else 0; the last turn earns it.
+
+    An episode that a limit cut short has not ended. Success is what the last turn's `info` says under `key`, or without
+    that key, a reward of the last turn `above` this.
+
+    Source: the success rate of agents, as in ALFWorld and WebShop (GiGPO, arXiv:2505.10978, 5.1).
+    Unscorable: never.
+    """
+    if not response.turns:
+        return RewardValue(0.0, "no turn")
+    last = response.turns[-1]
+    done = last.terminated and (last.info[key] >= 1.0 if key in last.info else last.reward > above)
+    end = "the episode ended" if last.terminated else "the episode was cut short"
+    return TurnRewards([*[0.0] * (len(response.turns) - 1), float(done)], f"{end}, {'done' if done else 'not done'}")
+
+
+@reward(name="invalid", low=-1.0, high=0.0, attack_tolerance=1.0, judges_answer=False)
+def invalid(
+    response: Response, sample: Sample, *, penalty: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+) -> RewardValue:
+    """Return -penalty for each turn whose action the environment could not use, together at least -1.
+
+    Source: GiGPO (arXiv:2505.10978), whose code subtracts 0.1 for each.
+    Departures: the sum is bounded, and a penalty is discounted with the other rewards of its turn.
+    Unscorable: never.
+    """
+    rewards: list[float] = []
+    for turn in response.turns:
+        left = 1.0 + sum(rewards)
+        rewards.append(0.0 if turn.valid else -min(penalty, left))
+    count = sum(not turn.valid for turn in response.turns)
+    return TurnRewards(rewards, f"{count} of {len(rewards)} actions could not be used")
