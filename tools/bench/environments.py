@@ -32,17 +32,19 @@ class Painter:
     """Draws a picture of 48 x 48 pixels at each step."""
 
     def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin with a generator of this seed."""
         self.rng = np.random.default_rng(seed)
         return Observation()
 
     def step(self, action: str) -> StepResult:
+        """Draw blocks of random colours."""
         content = io.BytesIO()
         blocks = self.rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)
         Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(content, "png")
         return StepResult(observation=Observation(text=action, media=(content.getvalue(),)), reward=1.0)
 
     def close(self) -> None:
-        pass
+        """Nothing has to be closed."""
 
 
 def make() -> Environment:
