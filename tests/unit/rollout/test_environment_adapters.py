@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from PIL import Image
 from mmrl.rollout.environments import gymnasium as adapter
 from mmrl.rollout.environments import openenv, trl
 from mmrl.rollout.environments.pictures import encode_png
-from mmrl.types import Action, AnswerType, Sample, Target, Unscorable, UserError
+from mmrl.rollout.environments.verifiers import VerifiersEpisode
+from mmrl.types import Action, AnswerType, Observation, Sample, Target, Unscorable, UserError
 from mmrl.utils.observations import check_observation, check_step_result, observation_digest
 
 SAMPLE = Sample(
@@ -162,6 +165,95 @@ def test_openenv_session(server):
     assert closed
     with pytest.raises(Unscorable, match="cannot be reached"):
         openenv.make(url="ws://127.0.0.1:9", text="x")
+
+
+class StubEnv:
+    """What the adapter calls of a `MultiTurnEnv` of verifiers 0.1.9, with the rules of its `rollout`."""
+
+    max_turns = 4
+    env_response: Any = None
+
+    @property
+    def rubric(self):
+        return self
+
+    async def init_state(self, row, client, model):
+        return {**row, "trajectory": [], "trajectory_id": "x", "final_env_response": None, "metrics": None}
+
+    async def setup_state(self, state):
+        return state
+
+    async def add_trajectory_step(self, state, step):
+        state["trajectory"].append(step)
+
+    async def is_completed(self, state):
+        if len(state["trajectory"]) >= self.max_turns:
+            state["stop_condition"] = "max_turns_reached"
+        return len(state["trajectory"]) >= self.max_turns or state["final_env_response"] is not None
+
+    async def get_prompt_messages(self, state):
+        last = state["trajectory"][-1]
+        messages = [*last["prompt"], *last["completion"]]
+        return [*messages, *await self.env_response(messages, state)]
+
+    async def render_completion(self, state):
+        state["completion"] = state["final_env_response"] or state["trajectory"][-1]["completion"]
+
+    async def score_rollout(self, state):
+        state["reward"] = await won(state["completion"])
+        state["metrics"] = {"won": state["reward"]}
+
+
+async def answer_guess(messages, state, **kwargs):
+    guess, number = int(messages[-1]["content"]), int(state["answer"])
+    if guess == number:
+        state["final_env_response"] = [{"role": "user", "content": "right"}]
+        return state["final_env_response"]
+    hint = [{"type": "text", "text": "higher" if guess < number else "lower"}]
+    url = "data:image/png;base64," + base64.b64encode(encode_png(np.zeros((4, 4, 3), np.uint8))).decode()
+    return [{"role": "user", "content": [*hint, {"type": "image_url", "image_url": {"url": url}}]}]
+
+
+async def won(completion, **kwargs) -> float:
+    return float(completion[-1]["content"] == "right")
+
+
+def make_real_env():
+    vf = pytest.importorskip("verifiers", reason="verifiers 0.1 is not installed")
+    datasets = pytest.importorskip("datasets")
+
+    class Guess(vf.MultiTurnEnv):
+        async def env_response(self, messages, state, **kwargs):
+            return await answer_guess(messages, state)
+
+    rows = [{"prompt": [{"role": "user", "content": "guess"}], "answer": "7", "info": {}}]
+    return Guess(dataset=datasets.Dataset.from_list(rows), rubric=vf.Rubric(funcs=[won]), max_turns=4)
+
+
+def make_stub_env():
+    env = StubEnv()
+    env.env_response = answer_guess
+    return env
+
+
+@pytest.mark.parametrize("make_env", [make_real_env, make_stub_env])
+def test_episode_of_verifiers(make_env):
+    env = make_env()
+    sample = replace(SAMPLE, meta={"answer": "7", "example_id": 0})
+
+    def play(*guesses):
+        episode = VerifiersEpisode(env)
+        assert check_observation(episode.reset(sample, 1)) == Observation()
+        results = [check_step_result(episode.step(guess)) for guess in guesses]
+        episode.close()
+        return results
+
+    low, high, right = play("5", "9", "7")
+    assert (low.observation.text, high.observation.text, right.observation.text) == ("higher", "lower", "right")
+    assert len(low.observation.media) == 1 and not low.terminated
+    assert (right.reward, right.terminated, right.info["won"]) == (1.0, True, 1.0)
+    last = play("1", "2", "3", "4")[-1]
+    assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
 
 
 @pytest.mark.parametrize("pixels", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), "picture"])
