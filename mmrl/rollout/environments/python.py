@@ -1,4 +1,4 @@
-"""Python that the model may run, with variables that stay: `fn: "mmrl.rollout.environments.python:make"`, `action: call`.
+"""Python for the model, with variables that stay: `fn: "mmrl.rollout.environments.python:make"`, `action: call`.
 
 The call is `{"name": "python", "arguments": {"code": ..}}`; it answers with what the code printed and the value of its
 last expression, as a notebook does. A turn without a call ends the episode.
