@@ -23,7 +23,8 @@ def total(response: Response, sample: Sample, *, scale: PositiveFloat = 1.0) -> 
     `scale` is the largest sum of rewards, by its absolute value, that an episode can earn; one that earns more is an
     error, as clipping would hide which turn earned it.
 
-    Source: the return of an episode (Sutton and Barto 2018, 3.7), without discount, which `advantage.discount` sets.
+    Source: the return of an episode (Sutton and Barto 2018, 3.3).
+    Departures: it is not discounted here, but where credit is given: `advantage.discount`.
     Unscorable: never.
     """
     rewards = [turn.reward / scale for turn in response.turns]
@@ -40,6 +41,7 @@ def success(response: Response, sample: Sample, *, key: str = "success", above: 
     that key, a reward of the last turn `above` this.
 
     Source: the success rate of agents, as in ALFWorld and WebShop (GiGPO, arXiv:2505.10978, 5.1).
+    Departures: what counts as success is the environment's own word, or a reward.
     Unscorable: never.
     """
     if not response.turns:
@@ -59,6 +61,7 @@ def retrieval(response: Response, sample: Sample, *, column: str = "pages") -> R
     lists these. Each page earns its addend at the turn that showed it.
 
     Source: VRAG-RL (arXiv:2505.22019), 3.3, and its code's gain.
+    Departures: it is divided among the turns.
     Unscorable: the row has no such column, or it names no page.
     """
     gold = column_value(sample, column)
