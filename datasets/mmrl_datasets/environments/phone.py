@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -87,13 +88,15 @@ class Phone:
     def step(self, action: str | Action) -> StepResult:
         """Take an action, unless it is not one of the phone's."""
         try:
-            read = parse_answer_value if isinstance(action, str) else validate_value
-            action = read(AnswerType.ACTION, action)
-            name = re.sub(r"[\s_-]+", " ", action.name.strip().casefold())
+            if isinstance(action, str):
+                taken: Action = parse_answer_value(AnswerType.ACTION, action)
+            else:
+                taken = validate_value(AnswerType.ACTION, action)
+            name = re.sub(r"[\s_-]+", " ", taken.name.strip().casefold())
             if name == "finish":
                 done = self._is_done()
                 return StepResult(reward=float(done), terminated=True, info={"success": float(done)})
-            self.now = self._act(name, action.arguments)
+            self.now = self._act(name, taken.arguments)
         except ValueError as error:
             words = f"{error}. {_ACTION_FORM}"
             return StepResult(observation=self._observe(words), valid=False, info={"success": 0.0})
@@ -132,7 +135,7 @@ class Phone:
             return Action("click", {"coordinate": [round(1000 * x / WIDTH), round(1000 * y / HEIGHT)]})
         return Action("click", {"coordinate": [round(x * self.scale), round(y * self.scale)]})
 
-    def _act(self, name: str, arguments: Any) -> _State:
+    def _act(self, name: str, arguments: Mapping[str, Any]) -> _State:
         """Return the state after an action; raises ValueError if there is no such action."""
         now = self.now
         match name:
@@ -153,7 +156,7 @@ class Phone:
                 return replace(now, app="", first_row=0)
         raise ValueError(f"there is no action {name!r:.40}")
 
-    def _read_point(self, arguments: Any) -> tuple[float, float]:
+    def _read_point(self, arguments: Mapping[str, Any]) -> tuple[float, float]:
         """Return where an action points, in pixels at scale 1; raises ValueError if it points nowhere."""
         if "coordinate" not in arguments:
             raise ValueError("a click needs a coordinate")

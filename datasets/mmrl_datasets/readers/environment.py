@@ -170,9 +170,10 @@ def _save_parts(shown: Observation, text: str, folder: Path, sample_id: str) -> 
         if isinstance(medium, bytes):
             extension = ".png" if medium.startswith(b"\x89PNG") else ".jpg"
             path, sha256 = save_by_hash(medium, folder, f"{stem}-{number}", extension)
-            medium = ImageRef(path=path, sha256=sha256)
-        assert isinstance(medium, ImageRef | VideoRef)
-        parts.append(medium)
+            parts.append(ImageRef(path=path, sha256=sha256))
+        else:
+            assert isinstance(medium, ImageRef | VideoRef)
+            parts.append(medium)
     return (*parts, text) if text else tuple(parts)
 
 
@@ -204,7 +205,7 @@ def _follow_expert(environment: Environment, shown: Observation) -> list[_State]
     expert: Callable[[], str | Action] | None = getattr(environment, "expert", None)
     if expert is None:
         raise UserError("the environment has no method `expert`, whose actions `steps` makes samples of")
-    states = []
+    states: list[_State] = []
     while len(states) < _MAX_STEPS:
         states.append(_State(shown, expert()))
         result = check_step_result(environment.step(states[-1].action or ""))

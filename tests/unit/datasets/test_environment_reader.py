@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from factories import make_context
 
 from mmrl.answer import validate_value
-from mmrl.rollout.environments.episodes import EpisodeRequest, EpisodeWorkers, load_environment
 from mmrl.config.schema import EnvironmentConfig
+from mmrl.rollout.environments.episodes import EpisodeRequest, EpisodeWorkers, load_environment
 from mmrl.types import Action, AnswerType, CoordinateSystem, ImageRef, RejectedRow, Sample, UserError
 from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
 from mmrl.utils.seeds import derive_seed
@@ -21,7 +20,7 @@ from mmrl_datasets.environments import maze, phone
 from mmrl_datasets.readers.environment import NO_ANSWER, episodes
 
 MAZE, PHONE = "mmrl_datasets.environments.maze:make", "mmrl_datasets.environments.phone:make"
-WORLD = '''
+WORLD = """
 import os, time
 from mmrl import ImageCrop, ImageRef, Observation, StepResult, Unscorable
 
@@ -61,7 +60,7 @@ SHOWN = dict(empty=Observation(state="s"), words="words", gif=Observation(media=
 
 def make(*, fault: str = "none", expert: bool = False):
     return World(fault, expert)
-'''
+"""
 
 
 @pytest.fixture

@@ -51,7 +51,10 @@ def slow_distance(found, size):
     return moves[found["agent"][0]]
 
 
-@pytest.mark.parametrize(("size", "lava", "distances"), [(4, 2, (2, 4)), (3, 1, (1, 3)), (7, 12, (3, 9)), (2, 2, (1, 1))])
+SIZES = [(4, 2, (2, 4)), (3, 1, (1, 3)), (7, 12, (3, 9)), (2, 2, (1, 1))]
+
+
+@pytest.mark.parametrize(("size", "lava", "distances"), SIZES)
 def test_every_maze_is_solved_on_a_shortest_path(size, lava, distances):
     environment = maze.make(size=size, lava=lava, distances=distances)
     for seed in range(25):
@@ -111,7 +114,8 @@ def test_the_annotator_says_up_for_down_and_does_not_mind_lava():
     environment = maze.make(bias=0.6, lava=5)
     said, died = {"up": 0, "down": 0}, 0
     for seed in range(400):
-        (row, column), (goal_row, goal_column) = (read_maze(environment.reset(None, seed), 12)[k][0] for k in ("agent", "goal"))
+        found = read_maze(environment.reset(None, seed), 12)
+        (row, column), (goal_row, goal_column) = found["agent"][0], found["goal"][0]
         word = environment.expert()
         assert word == environment.expert()
         if row < goal_row:
@@ -163,9 +167,10 @@ for environment in (maze.make(bias=0.6), phone.make()):
 
 def test_episodes_are_functions_of_seed_and_actions_to_the_byte():
     printed = []
-    for noise in (1, 2):
+    for noise in ("1", "2"):
         command = [sys.executable, "-c", DIGESTS.format(noise=noise)]
-        printed.append(subprocess.run(command, capture_output=True, check=True, env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": str(noise)}).stdout)
+        env = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": noise}
+        printed.append(subprocess.run(command, capture_output=True, check=True, env=env).stdout)
     assert printed[0] == printed[1] and printed[0]
 
 
