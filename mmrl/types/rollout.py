@@ -17,7 +17,7 @@ class Author(StrEnum):
     POLICY = "policy"  # sampled by the model: the policy loss
     DEMONSTRATION = "demonstration"  # written by a teacher: the likelihood
     FORCED = "forced"  # text that the model did not choose, such as a trigger: never trained on
-    ENVIRONMENT = "environment"  # a tool's reply: never trained on
+    ENVIRONMENT = "environment"  # a tool's reply, or what an environment shows: never trained on
 
 
 TRAINED_AUTHORS = (Author.POLICY, Author.DEMONSTRATION)

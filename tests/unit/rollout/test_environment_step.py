@@ -297,6 +297,22 @@ def test_expert_makes_demonstrations(tiny, base):
     assert metrics["environment/terminated"] == 2.0
 
 
+def test_the_example_plays(tiny):
+    """Its expert finds the number, and each turn halves what is left."""
+    config = EnvironmentConfig(kind="environment", fn="./environment.py:make", args={"largest": 9}, turns=4)
+    examples = Path(__file__).parents[3] / "examples"
+    first = Observation(text="Guess my number, from 1 to 9. Answer with the number alone.")
+    meta = {SEED_KEY: 6, DIGEST_KEY: observation_digest(first)}
+    prompt = tiny.processor.build(replace(tiny.samples[0], id="guess", meta=meta))
+    with closing(ToolRunner(partial(load_tool, examples), examples)) as runner:
+        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
+        empty = tiny.processor.build_demonstration(prompt, "")
+        (episode,), metrics = ExpertDemonstrations(player=player).complete([empty])
+    assert [turn.action for turn in episode.turns] == ["5", "7"]
+    assert [turn.state for turn in episode.turns][1] == "6 to 9"
+    assert episode.turns[-1].info == {"success": 1.0} and metrics["environment/info/success"] == 1.0
+
+
 def test_steps_that_have_no_meaning_beside_an_environment_are_refused():
     environment = EnvironmentConfig(kind="environment", fn="./x.py:make")
     rethink = RethinkConfig(kind="rethink", correct=("a",))
