@@ -22,7 +22,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -36,7 +36,6 @@ APPS: Final = ("Settings", "Notes", "Clock", "Mail")
 SWITCHES: Final = ("Wi-Fi", "Bluetooth", "Sound", "Location", "Dark mode", "Alarm")
 WORDS: Final = ("milk", "bread", "tea", "soap", "rice", "salt")
 WIDTH, HEIGHT = 112, 224  # at scale 1
-_ROW: Final = 28  # height of a row
 _VISIBLE: Final = 4  # switches on the screen at a time
 _PAPER, _INK, _BOX, _ON = (250, 250, 250), (20, 20, 20), (205, 215, 235), (40, 170, 80)
 _ACTION_FORM: Final = 'Answer with an action, such as {"action": "click", "coordinate": [x, y]}.'
@@ -55,51 +54,41 @@ class _State:
     on: frozenset[str]  # names of the switches that are on
 
 
-class _Element(NamedTuple):
-    """What can be clicked on a screen."""
-
-    name: str
-    box: Box
-
-
+@dataclass(kw_only=True)
 class Phone:
-    """An episode on a phone. The module says which actions there are."""
+    """An episode on a phone. The module says which actions there are, `make` what the options are."""
 
-    def __init__(self, scale: int, coordinates: str, *, calls: bool) -> None:
-        """`make` says what the options are."""
-        self.scale, self.coordinates, self.calls = scale, coordinates, calls
+    scale: int
+    coordinates: str
+    calls: bool
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Show the home screen, with the task of a seed."""
         rng = np.random.default_rng(seed)
         self.apps = [APPS[index] for index in rng.permutation(len(APPS))]
         self.switches = [SWITCHES[index] for index in rng.permutation(len(SWITCHES))]
-        on = frozenset(name for name in SWITCHES if rng.random() < 0.5)
-        self.now = _State("", 0, "", on)
+        self.now = _State("", 0, "", frozenset(name for name in SWITCHES if rng.random() < 0.5))
         if rng.random() < 1 / 3:
             self.wanted = replace(self.now, note=WORDS[rng.integers(len(WORDS))])
-            self.task = f"Open Notes and type '{self.wanted.note}'."
+            task = f"Open Notes and type '{self.wanted.note}'."
         else:
             name = SWITCHES[rng.integers(len(SWITCHES))]
-            self.wanted = replace(self.now, on=on ^ {name})
-            self.task = f"Turn {'off' if name in on else 'on'} {name}."
-        return self._observe(f"{self.task} What is the next action?")
+            self.wanted = replace(self.now, on=self.now.on ^ {name})
+            task = f"Turn {'off' if name in self.now.on else 'on'} {name}."
+        return self._observe(f"{task} What is the next action?")
 
     def step(self, action: str | Action) -> StepResult:
         """Take an action, unless it is not one of the phone's."""
         try:
-            if isinstance(action, str):
-                taken: Action = parse_answer_value(AnswerType.ACTION, action)
-            else:
-                taken = validate_value(AnswerType.ACTION, action)
+            read: Any = parse_answer_value if isinstance(action, str) else validate_value
+            taken: Action = read(AnswerType.ACTION, action)
             name = re.sub(r"[\s_-]+", " ", taken.name.strip().casefold())
             if name == "finish":
-                done = self._is_done()
-                return StepResult(reward=float(done), terminated=True, info={"success": float(done)})
+                done = float(self._is_done())
+                return StepResult(reward=done, terminated=True, info={"success": done})
             self.now = self._act(name, taken.arguments)
         except ValueError as error:
-            words = f"{error}. {_ACTION_FORM}"
-            return StepResult(observation=self._observe(words), valid=False, info={"success": 0.0})
+            return StepResult(observation=self._observe(f"{error}. {_ACTION_FORM}"), valid=False, info={"success": 0.0})
         return StepResult(observation=self._observe(""), info={"success": 0.0})
 
     def close(self) -> None:
@@ -108,93 +97,71 @@ class Phone:
     def expert(self) -> str | Action:
         """Return the next action on a shortest way."""
         action = self._next_action()
-        if self.calls:
-            return action
-        return json.dumps({"action": action.name, **action.arguments})
+        return action if self.calls else json.dumps({"action": action.name, **action.arguments})
 
     def _next_action(self) -> Action:
         if self._is_done():
             return Action("finish", {})
         changed = sorted(self.now.on ^ self.wanted.on)
         app = "Settings" if changed else "Notes"
-        if self.now.app not in ("", app):
-            return Action("back", {})
         if not self.now.app:
             return self._click(app)
+        if self.now.app != app:
+            return Action("back", {})
         if app == "Notes":
             return Action("type", {"text": self.wanted.note})
-        row = self.switches.index(changed[0])
-        if self.now.first_row <= row < self.now.first_row + _VISIBLE:
+        if changed[0] in self._boxes():
             return self._click(changed[0])
-        return Action("scroll", {"direction": "up" if row < self.now.first_row else "down"})
+        return Action("scroll", {"direction": "up" if changed[0] in self.switches[: self.now.first_row] else "down"})
 
     def _click(self, name: str) -> Action:
-        x1, y1, x2, y2 = next(element.box for element in self._elements() if element.name == name)
-        x, y = (x1 + x2) / 2, (y1 + y2) / 2
-        if self.coordinates == "norm_1000":
-            return Action("click", {"coordinate": [round(1000 * x / WIDTH), round(1000 * y / HEIGHT)]})
-        return Action("click", {"coordinate": [round(x * self.scale), round(y * self.scale)]})
+        x1, y1, x2, y2 = self._boxes()[name]
+        x_factor, y_factor = self._factors()
+        return Action("click", {"coordinate": [round((x1 + x2) / 2 * x_factor), round((y1 + y2) / 2 * y_factor)]})
+
+    def _factors(self) -> tuple[float, float]:
+        """Return how many units of the coordinates of actions a pixel at scale 1 has, in width and height."""
+        return (1000 / WIDTH, 1000 / HEIGHT) if self.coordinates == "norm_1000" else (self.scale, self.scale)
 
     def _act(self, name: str, arguments: Mapping[str, Any]) -> _State:
         """Return the state after an action; raises ValueError if there is no such action."""
-        now = self.now
+        now, direction, text = self.now, arguments.get("direction"), arguments.get("text")
         match name:
-            case "click" | "tap":
-                return self._hit(self._read_point(arguments))
-            case "scroll" | "swipe":
-                if arguments.get("direction") not in ("up", "down", "left", "right"):
-                    raise ValueError(f"{name} needs a direction: up, down, left or right")
+            case "click" | "tap" if "coordinate" in arguments:
+                x_factor, y_factor = self._factors()
+                x, y = arguments["coordinate"][0] / x_factor, arguments["coordinate"][1] / y_factor
+                for hit, (x1, y1, x2, y2) in self._boxes().items():
+                    if x1 <= x < x2 and y1 <= y < y2:
+                        return replace(now, app=hit) if hit in APPS else replace(now, on=now.on ^ {hit})
+                return now
+            case "scroll" | "swipe" if direction in ("up", "down", "left", "right"):
                 shows_below = "down" if name == "scroll" else "up"
-                rows = {"left": 0, "right": 0, shows_below: 2}.get(arguments["direction"], -2)
+                rows = {"left": 0, "right": 0, shows_below: 2}.get(direction, -2)
                 most = len(SWITCHES) - _VISIBLE if now.app == "Settings" else 0
                 return replace(now, first_row=min(max(now.first_row + rows, 0), most))
-            case "type":
-                if not isinstance(arguments.get("text"), str):
-                    raise ValueError("type needs a text")
-                return replace(now, note=arguments["text"].strip()) if now.app == "Notes" else now
+            case "type" if isinstance(text, str):
+                return replace(now, note=text.strip()) if now.app == "Notes" else now
             case "back" | "home":
                 return replace(now, app="", first_row=0)
-        raise ValueError(f"there is no action {name!r:.40}")
+        raise ValueError(f"{name[:40]!r} with these arguments is no action")
 
-    def _read_point(self, arguments: Mapping[str, Any]) -> tuple[float, float]:
-        """Return where an action points, in pixels at scale 1; raises ValueError if it points nowhere."""
-        if "coordinate" not in arguments:
-            raise ValueError("a click needs a coordinate")
-        # The type of actions is checked: these are two finite numbers.
-        x, y = arguments["coordinate"]
-        if self.coordinates == "norm_1000":
-            return x * WIDTH / 1000, y * HEIGHT / 1000
-        return x / self.scale, y / self.scale
-
-    def _hit(self, point: tuple[float, float]) -> _State:
-        for name, (x1, y1, x2, y2) in self._elements():
-            if x1 <= point[0] < x2 and y1 <= point[1] < y2:
-                if name in APPS:
-                    return replace(self.now, app=name)
-                return replace(self.now, on=self.now.on ^ {name})
-        return self.now
-
-    def _elements(self) -> list[_Element]:
-        """Return what can be clicked now, with boxes in pixels at scale 1."""
-        elements = []
+    def _boxes(self) -> dict[str, Box]:
+        """Return what can be clicked now, in pixels at scale 1."""
+        boxes: dict[str, Box] = {}
         if not self.now.app:
             for number, name in enumerate(self.apps):
                 left, top = 4 + 54 * (number % 2), 40 + 64 * (number // 2)
-                elements.append(_Element(name, (left, top, left + 50, top + 48)))
+                boxes[name] = (left, top, left + 50, top + 48)
         elif self.now.app == "Settings":
-            shown = self.switches[self.now.first_row :][:_VISIBLE]
-            for number, name in enumerate(shown):
-                top = 36 + (_ROW + 8) * number
-                elements.append(_Element(name, (4, top, WIDTH - 4, top + _ROW)))
-        return elements
+            for number, name in enumerate(self.switches[self.now.first_row :][:_VISIBLE]):
+                boxes[name] = (4, 36 + 36 * number, WIDTH - 4, 64 + 36 * number)
+        return boxes
 
     def _is_done(self) -> bool:
-        note, wanted = self.now.note.casefold(), self.wanted.note.casefold()
-        return note == wanted and self.now.on == self.wanted.on
+        return self.now.note.casefold() == self.wanted.note and self.now.on == self.wanted.on
 
     def _observe(self, text: str) -> Observation:
-        now = self.now
-        state = json.dumps([now.app, now.first_row, now.note, sorted(now.on)])
+        state = json.dumps([self.now.app, self.now.first_row, self.now.note, sorted(self.now.on)])
         return Observation(text=text, media=(encode_png(self._draw()),), state=state)
 
     def _draw(self) -> Image.Image:
@@ -203,7 +170,7 @@ class Phone:
         draw = ImageDraw.Draw(picture)
         font = ImageFont.load_default(size=9 * scale)
         draw.text((6 * scale, 8 * scale), now.app or "Home", fill=_INK, font=font)
-        for name, box in self._elements():
+        for name, box in self._boxes().items():
             x1, y1, x2, y2 = (scale * edge for edge in box)
             draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=_BOX)
             draw.text((x1 + 4 * scale, y1 + 8 * scale), name, fill=_INK, font=font)
@@ -226,4 +193,4 @@ def make(
         coordinates: what the coordinates of actions are measured in: px_original for Qwen2.5-VL, else norm_1000.
         calls: the expert makes tool calls (`action: call`); otherwise he writes JSON (`action: tag`).
     """
-    return Phone(scale, coordinates, calls=calls)
+    return Phone(scale=scale, coordinates=coordinates, calls=calls)

@@ -132,7 +132,7 @@ def test_the_annotator_says_up_for_down_and_does_not_mind_lava():
     ("options", "message"),
     [
         ({"lava": 15}, "leaves no room"),
-        ({"distances": (3, 2)}, "smaller one"),
+        ({"distances": (3, 2)}, "no maze of size=4"),
         ({"size": 1}, "size"),
         ({"bias": 1.5}, "bias"),
         ({"cell_px": 0}, "cell_px"),
@@ -140,7 +140,9 @@ def test_the_annotator_says_up_for_down_and_does_not_mind_lava():
 )
 def test_impossible_mazes_are_refused(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
-        load_plugin("mmrl_datasets.environments.maze:make", tmp_path, options, role="environment", parameters=())()
+        load_plugin(
+            "mmrl_datasets.environments.maze:make", tmp_path, options, role="environment", parameters=()
+        )().reset(None, 0)
 
 
 def test_a_maze_that_cannot_be_drawn_says_so():
@@ -220,7 +222,7 @@ def act(environment, name, **arguments):
 
 
 def box_of(environment, name):
-    return {element.name: element.box for element in environment._elements()}[name]
+    return environment._boxes()[name]
 
 
 def open_app(environment, name):
