@@ -1,0 +1,84 @@
+"""Recipes of systems that act: from demonstrations to a trained tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TINY, Command, metrics
+from zoom_runs import check_all_occurred
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "datasets"))
+from test_page_search import write_corpus
+
+RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
+MODEL = {**TINY, "language": {**TINY["language"], "vocab_size": 400}}
+pytestmark = pytest.mark.slow
+
+
+def train(here: Command, recipe: Path, stages: dict[str, str], overrides: dict[str, Any]) -> Path:
+    """Train a recipe with a tiny model for two steps a stage; `stages` are kinds by name."""
+    run_dir = recipe.parent / "run"
+    overrides |= {
+        "model.path": None,
+        "model.from_scratch": MODEL,
+        "model.min_pixels": 1024,
+        "model.max_pixels": 3136,
+        "run.cpu_threads": 1,
+        "evaluation.max_new_tokens": 8,
+    }
+    for name, kind in stages.items():
+        overrides |= {f"stages.{name}.steps": 2, f"stages.{name}.optimizer.lr": 1e-2}
+        if kind == "sft":
+            overrides[f"stages.{name}.batch_size"] = 2
+        else:
+            overrides |= {f"stages.{name}.prompts_per_step": 2, f"stages.{name}.group_size": 2}
+            overrides[f"stages.{name}.sampling.max_new_tokens"] = 24
+    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    done = here("train", recipe, *words, "--run-dir", run_dir)
+    assert done.code == 0, done.errors
+    for name, kind in stages.items():
+        steps = steps_of(run_dir, name)
+        assert len(steps) == 2
+        if kind == "sft":
+            check_all_occurred(steps, "learner/grad_norm")
+    return run_dir
+
+
+def steps_of(run_dir: Path, stage: str) -> list[dict[str, Any]]:
+    return [record for record in metrics(run_dir) if record["stage"] == stage and "learner/lr" in record]
+
+
+def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the columns of the authors' rag_dataset.json, with the two that the recipe's header adds."""
+    pytest.importorskip("rank_bm25")
+    monkeypatch.chdir(tmp_path)
+    text = (RECIPES / "vrag_rl.yaml").read_text().replace("max_tokens: 10240", "max_tokens: 1024")
+    (tmp_path / "vrag_rl.yaml").write_text(text)
+    write_corpus(tmp_path)
+    rows = []
+    for number in range(4):
+        row = {"uid": number, "query": "What does the invoice say?", "reference_answer": "52 euro"}
+        rows.append(json.dumps({**row, "pages": ["invoice"], "queries": ["invoice total"]}) + "\n")
+    (tmp_path / "questions.jsonl").write_text("".join(rows))
+    terms = [
+        {"fn": "mmrl_rewards.text:exact", "name": "accuracy", "weight": 0.7},
+        {"fn": "mmrl_rewards.environment:retrieval", "name": "ndcg", "weight": 0.2},
+    ]
+    overrides = {"data.media_roots": ["."], "rewards.terms": terms}
+    run_dir = train(here, tmp_path / "vrag_rl.yaml", {"cold": "sft", "rl": "rl"}, overrides)
+    cold = steps_of(run_dir, "cold")
+    assert [record["environment/media_shown"] for record in cold] == [2.0, 2.0]
+    assert [record["environment/terminated"] for record in cold] == [2.0, 2.0]
+
+
+def test_mobile_r1_imitates_acts_and_plays_tasks(tmp_path: Path, here: Command) -> None:
+    recipe = tmp_path / "mobile_r1.yaml"
+    text = (RECIPES / "mobile_r1.yaml").read_text().replace("size: 2000", "size: 6").replace("size: 1000", "size: 4")
+    recipe.write_text(text)
+    run_dir = train(here, recipe, {"imitation": "sft", "actions": "rl", "tasks": "rl"}, {})
+    check_all_occurred(steps_of(run_dir, "imitation"), "environment/media_shown", "environment/terminated")
+    check_all_occurred(steps_of(run_dir, "tasks"), "environment/turns")
