@@ -37,7 +37,6 @@ from mmrl.utils.seeds import derive_seed
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
-from mmrl_datasets.generators.common import Size
 from mmrl_datasets.media_files import save_by_hash
 
 NO_ANSWER: Final = Target(answer_type=AnswerType.TEXT, value="-")
@@ -54,7 +53,7 @@ def episodes(
     fn: str,
     args: Mapping[str, Any] | None = None,
     task: str,
-    size: Size,
+    size: Annotated[int, Field(ge=1)] | None,
     seed: int | None = None,
     timeout_s: Annotated[float, Field(gt=0.0)] = 10.0,
     steps: bool = False,
