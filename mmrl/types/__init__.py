@@ -25,6 +25,7 @@ question on its way through the loop:
     Experience(rollout=..., advantage=-0.7)
 """
 
+from mmrl.types.environment import LAST_MEDIUM as LAST_MEDIUM
 from mmrl.types.environment import Environment as Environment
 from mmrl.types.environment import ImageCrop as ImageCrop
 from mmrl.types.environment import MediaResult as MediaResult

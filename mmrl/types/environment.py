@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from mmrl.types.sample import Action, MediaRef, Sample
+
+LAST_MEDIUM: Final = 0
+"""In place of a medium's number, in what an environment shows: the one that the response has seen last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,10 @@ from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceC
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
+    DemonstrationStepConfig,
     EnvironmentConfig,
     GenerateConfig,
     RolloutStepConfigs,
-    ToolsConfig,
     check_free_tokens,
     check_rollout_steps,
 )
@@ -174,7 +174,7 @@ class SftStage(TrainingStage):
     `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
     """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""
-    rollout_steps: Annotated[tuple[ToolsConfig | EnvironmentConfig, ...], Field(max_length=1)] = ()
+    rollout_steps: Annotated[tuple[DemonstrationStepConfig, ...], Field(max_length=1)] = ()
     """A step of kind `tools`, as in an rl stage: the tools answer the calls in the sample's response, and only the
     response is trained on. Or a step of kind `environment`, whose expert acts (`target_field: expert`)."""
 
