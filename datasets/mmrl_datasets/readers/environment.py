@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -79,7 +80,7 @@ def episodes(
         UserError: the environment cannot be loaded, or a picture cannot be saved.
     """
     root_seed = context.seed if seed is None else seed
-    load = partial(_load, fn, context, dict(args or {}), steps)
+    load = partial(_load, fn, context.base_dir, dict(args or {}), steps)
     limits = WorkerLimits(STARTUP_TIMEOUT_S, timeout_s, reads_output=True)
     # An environment may start threads or open connections as it is loaded, which a fork would lose.
     pool: WorkerPool[Sample, _States | str] = WorkerPool(load, 1, limits=limits, shared_imports=())
@@ -135,11 +136,11 @@ def _save_parts(context: DatasetContext, shown: Observation, text: str, sample_i
 
 
 def _load(
-    fn: str, context: DatasetContext, args: dict[str, Any], steps: bool, report: ReportActivity
+    fn: str, base_dir: Path, args: dict[str, Any], steps: bool, report: ReportActivity
 ) -> Callable[[Sample], _States | str]:
     """Import the environment's file, so that no deadline of an episode pays for it."""
     report("loading the environment")
-    return partial(_play, load_plugin(fn, context.base_dir, args, role="environment", parameters=()), steps)
+    return partial(_play, load_plugin(fn, base_dir, args, role="environment", parameters=()), steps)
 
 
 def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _States | str:
