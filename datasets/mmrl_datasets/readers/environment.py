@@ -149,7 +149,7 @@ def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _Stat
     with ErrorCatcher() as caught:
         environment = make()
         shown = _check_question(environment.reset(sample, sample.meta[SEED_KEY]))
-        states = _follow_expert(environment, shown) if steps else [(shown, "")]
+        states: _States = _follow_expert(environment, shown) if steps else [(shown, "")]
         environment.close()
         return states
     error = caught.error
