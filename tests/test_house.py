@@ -87,7 +87,10 @@ LIGHT = (
     "mmrl.cli",
     *sorted(f"mmrl_rewards.{path.stem}" for path in (ROOT / "rewards" / "mmrl_rewards").glob("[a-z]*.py")),
     "mmrl_datasets.readers.chat",
+    "mmrl_datasets.environments.maze",
+    "mmrl_datasets.environments.phone",
     "mmrl_datasets.readers.coco",
+    "mmrl_datasets.readers.environment",
     "mmrl_datasets.readers.table",
     "mmrl_datasets.readers.vlmevalkit",
 )

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from mmrl.types import Action, Observation, Sample, StepResult, UserError
 from mmrl.utils.seeds import derive_seed
-from mmrl_datasets.generators.common import Fraction
 from mmrl_datasets.media_files import encode_png
 
 MOVES: Final = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -27,6 +26,7 @@ _MAX_TRIES: Final = 1000  # layouts that are drawn for one maze
 Side = Annotated[int, Field(ge=2, le=16)]
 CellPixels = Annotated[int, Field(ge=4, le=128)]
 LavaCount = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Cell = tuple[int, int]  # row and column, from 0 at the top left
 
 

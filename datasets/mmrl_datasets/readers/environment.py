@@ -7,8 +7,10 @@ becomes a sample of its own instead, with the expert's action as the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -36,13 +38,11 @@ from mmrl.utils.seeds import derive_seed
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
-from mmrl_datasets.generators.common import Size
 from mmrl_datasets.media_files import save_by_hash
 
 NO_ANSWER: Final = Target(answer_type=AnswerType.TEXT, value="-")
 """Target of an episode, which has no right answer: the shortest text that a target may be. Rewards read its turns."""
 
-_CHUNK: Final = 64  # episodes that are requested together
 _MAX_STEPS: Final = 100  # of an expert, who may never arrive
 
 _States = list[tuple[Observation, str | Action]]  # what is shown in each state, and what the expert does then, or ""
@@ -54,7 +54,7 @@ def episodes(
     fn: str,
     args: Mapping[str, Any] | None = None,
     task: str,
-    size: Size,
+    size: Annotated[int, Field(ge=1)] | None,
     seed: int | None = None,
     timeout_s: Annotated[float, Field(gt=0.0)] = 10.0,
     steps: bool = False,
@@ -79,34 +79,29 @@ def episodes(
     Raises:
         UserError: the environment cannot be loaded, or a picture cannot be saved.
     """
-    name = f"{task}/{context.seed if seed is None else seed}"
-    load = partial(_load, fn, context, dict(args or {}), steps)
+    root_seed = context.seed if seed is None else seed
+    load = partial(_load, fn, context.base_dir, dict(args or {}), steps)
     limits = WorkerLimits(STARTUP_TIMEOUT_S, timeout_s, reads_output=True)
     # An environment may start threads or open connections as it is loaded, which a fork would lose.
     pool: WorkerPool[Sample, _States | str] = WorkerPool(load, 1, limits=limits, shared_imports=())
-    indices = iter(count() if size is None else range(size))
     try:
-        while chunk := list(islice(indices, _CHUNK)):
-            bare: list[Sample] = []
-            for index in chunk:
-                meta = {SEED_KEY: derive_seed(context.seed if seed is None else seed, task, index)}
-                bare.append(Sample(id=f"{name}/{index:06d}", task=task, parts=(), target=NO_ANSWER, meta=meta))
-            for sample, future in zip(bare, pool.submit_all(bare, [None] * len(bare)), strict=True):
-                try:
-                    states = future.result()
-                except WorkerStartError as error:
-                    raise UserError(f"the process of the environment {error.__cause__ or error}") from error
-                except WorkerError as error:
-                    states = f"the process of the environment {error}"
-                if isinstance(states, str):
-                    yield RejectedRow(sample.id, states)
-                elif steps:
-                    yield from _list_steps(context, sample, states, coordinates)
-                else:
-                    first = states[0][0]
-                    meta = {**sample.meta, DIGEST_KEY: observation_digest(first)}
-                    parts = _save_parts(context, first, first.text, sample.id)
-                    yield Sample(id=sample.id, task=task, parts=parts, target=NO_ANSWER, meta=meta)
+        for index in count() if size is None else range(size):
+            meta = {SEED_KEY: derive_seed(root_seed, task, index)}
+            bare = Sample(id=f"{task}/{root_seed}/{index:06d}", task=task, parts=(), target=NO_ANSWER, meta=meta)
+            try:
+                states = pool.submit(bare).result()
+            except WorkerStartError as error:
+                raise UserError(f"the process of the environment {error.__cause__ or error}") from error
+            except WorkerError as error:
+                states = f"the process of the environment {error}"
+            if isinstance(states, str):
+                yield RejectedRow(bare.id, states)
+            elif steps:
+                yield from _list_steps(context, bare, states, coordinates)
+            else:
+                first = states[0][0]
+                parts = _save_parts(context, first, first.text, bare.id)
+                yield replace(bare, parts=parts, meta={**meta, DIGEST_KEY: observation_digest(first)})
     finally:
         pool.close()
 
@@ -141,11 +136,11 @@ def _save_parts(context: DatasetContext, shown: Observation, text: str, sample_i
 
 
 def _load(
-    fn: str, context: DatasetContext, args: dict[str, Any], steps: bool, report: ReportActivity
+    fn: str, base_dir: Path, args: dict[str, Any], steps: bool, report: ReportActivity
 ) -> Callable[[Sample], _States | str]:
     """Import the environment's file, so that no deadline of an episode pays for it."""
     report("loading the environment")
-    return partial(_play, load_plugin(fn, context.base_dir, args, role="environment", parameters=()), steps)
+    return partial(_play, load_plugin(fn, base_dir, args, role="environment", parameters=()), steps)
 
 
 def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _States | str:
@@ -154,7 +149,7 @@ def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _Stat
     with ErrorCatcher() as caught:
         environment = make()
         shown = _check_question(environment.reset(sample, sample.meta[SEED_KEY]))
-        states = _follow_expert(environment, shown) if steps else [(shown, "")]
+        states: _States = _follow_expert(environment, shown) if steps else [(shown, "")]
         environment.close()
         return states
     error = caught.error
