@@ -92,6 +92,12 @@ _REWRITES: Final = tuple(
         # 101_2 and 6e23
         (r"(?<![\w.}])([0-9]+)_\{?([0-9]+)\}?", lambda match: str(int(match[1], int(match[2])))),
         (r"(?<=[0-9])[eE]([+-]?[0-9]+)(?![0-9A-Za-z])", r"\\times 10^{\1}"),
+        (r"(?<=[0-9])\s*[xX*]\s*(?=10\s*\^)", r"\\times "),
+        # math-verify reads 2(3) as the mixed number 2 3.
+        (r"(?<![A-Za-z0-9_^{.])([0-9]+(?:\.[0-9]+)?)\s*\((?=[^(),]*\))", r"\1\\cdot ("),
+        # f(x) = x^2 is y = x^2.
+        (r"^[a-z]\([a-z]\)\s*=(?=[^=]*$)", "y="),
+        (r"^(?:\\text\s*\{)?\s*(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?\s*\}?$", r"\\emptyset"),
         # 1 1/2
         (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
         (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
@@ -139,6 +145,7 @@ _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
 _TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?: ?[apAP]\.?[mM]\.?)?")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
+_POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is no product
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
 
 
@@ -148,6 +155,7 @@ class Formula(NamedTuple):
     text: str  # LaTeX without delimiters; words in lower case
     is_words: bool  # to be compared as text
     number: float | None = None  # value of a plain number
+    unit: str = ""  # unit that was taken off a plain number
 
 
 @lru_cache(maxsize=4096)  # siblings often share their answers
@@ -171,12 +179,17 @@ def read_formula(text: str) -> Formula:
         raise ValueError("in digits of another script")
     for pattern, replacement in _REWRITES:
         formula = pattern.sub(replacement, formula)
-    formula = _drop_unit(_join_thousands(formula.strip()))
+    whole = _join_thousands(formula.strip())
+    formula = _drop_unit(whole)
     if _has_words(formula) or _TIME.fullmatch(formula):
         return Formula(_plain_words(text), True)
+    if _POINTS.fullmatch(formula):
+        return Formula(formula, True)
     if _UNREADABLE.search(formula) or not formula:
         raise ValueError("not one formula")
-    return Formula(formula, False, number if number is not None else _plain_number(formula))
+    value = number if number is not None else _plain_number(formula)
+    unit = "" if value is None else _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
+    return Formula(formula, False, value, unit)
 
 
 def _plain_number(text: str) -> float | None:

@@ -16,12 +16,16 @@ from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import BadAnswer, Of, part_value, reward
 from mmrl_rewards.formulas import Formula, read_formula
 from mmrl_rewards.strings import excerpt
+from mmrl_rewards.units import find_unit
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
 _CONNECTIVE: Final = re.compile(r" or | and |, *")
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _LETTER: Final = re.compile(r"[A-Za-z]")
+_FUNCTION_OF: Final = re.compile(r"[A-Za-z]'?\([^()]*\)")
+_OPERATION: Final = re.compile(r"[0-9+*/^-]|\\(?:frac|sqrt|cdot|times)")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -33,7 +37,8 @@ def equal(
 
     Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
     not in 1, 2 and \{1, 2\}. x = 3 equals 3, 50% equals both 50 and 0.5, 1 < x < 2 equals the interval (1, 2), and
-    12\,500 equals 12,500. Units are not compared. Words, such as yes or \text{none}, are compared as text, case aside.
+    12\,500 equals 12,500. Two numbers with units that pint knows are compared in one of them; a unit on one side alone
+    does not count. Words, such as yes or \text{none}, are compared as text, case aside; x^2 + y^2 = 1 equals no value.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.
@@ -92,7 +97,13 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if target.is_words or answer.is_words:
         return target == answer
     expected, given = _read_number(target, answer), _read_number(answer, target)
+    if expected is not None and given is not None and target.unit and answer.unit:
+        given = _convert(given, answer.unit, target.unit)
+        if given is None:
+            return False
     if expected is None or given is None:
+        if _is_relation(target.text) != _is_relation(answer.text):
+            return False
         texts = [target.text, answer.text]
         if any(text.startswith("(") for text in texts):
             texts = list(map(_assignments_as_pair, texts))
@@ -109,6 +120,27 @@ def _read_number(formula: Formula, other: Formula) -> float | None:
     if other.number is not None and other.number % 1 and _DECIMAL_COMMA.fullmatch(formula.text):
         return float(formula.text.replace(",", "."))
     return formula.number
+
+
+def _convert(number: float, unit: str, wanted: str) -> float | None:
+    """Return a quantity in another unit, None if that measures something else; units that pint lacks are no units."""
+    if unit == wanted:
+        return number
+    source, target = find_unit(unit), find_unit(wanted)
+    if source is None or target is None:
+        return number
+    if source.dimension != target.dimension:
+        return None
+    return (number * source.factor + source.offset - target.offset) / target.factor
+
+
+def _is_relation(formula: str) -> bool:
+    """Return True for an equation whose left side is an expression of letters, and not the name of a value."""
+    left, equals, _ = formula.partition("=")
+    if not equals or left.endswith(("<", ">", "\\")) or "," in formula:
+        return False
+    left = _FUNCTION_OF.sub("", left)
+    return bool(_LETTER.search(left) and _OPERATION.search(left))
 
 
 def _assignments_as_pair(formula: str) -> str:
@@ -148,6 +180,11 @@ def _parse_formula(formula: str) -> list[Any]:
     """
     from sympy import And, Or, nan, zoo
 
+    if "=" in formula and not _LETTER.search(_COMMAND.sub("", formula)):
+        # Of numbers alone, such as 1 = 3: math-verify takes the last.
+        values = [value[0] for value in map(_parse, formula.split("=")) if value]
+        if any(not (value - values[-1]).equals(0) for value in values):
+            return []
     parts = _CONNECTIVE.split(formula)
     if len(parts) == 1 or not all(map(_INEQUALITY.search, parts)):
         found = _parse(formula)
@@ -167,10 +204,18 @@ def _parse_formula(formula: str) -> list[Any]:
 
 def _parse(formula: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
+    from sympy import I, Symbol
+
+    # math-verify makes all letters small, and A - a would be 0.
+    for letter in set(filter(str.isupper, formula)):
+        if re.search(rf"(?<![\\A-Za-z]){letter.lower()}(?![A-Za-z])", formula):
+            formula = re.sub(rf"(?<![\\A-Za-z]){letter}(?![A-Za-z])", f"{letter}_{{9}}", formula)
 
     # It warns at every call that its own time limit is switched off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     found: list[Any] = parse(
         f"${formula}$", extraction_config=(LatexExtractionConfig(),), fallback_mode="no_fallback", parsing_timeout=None
     )
-    return found
+    # It takes i for a variable, which may be real or not.
+    units = {Symbol("i", real=is_real): I for is_real in (True, False, None)}
+    return [value.subs(units) if hasattr(value, "subs") else value for value in found]

@@ -214,6 +214,8 @@ def test_graded_numbers_are_those_of_video_r1():
 READ_OTHERWISE = {
     *(("3", "3.0000001"), ("1000", "1e3"), ("1,22", "1.22")),
     *(("(1,2)", "y=2,x=1"), ("x<-1, x>3", r"(-\infty,-1)\cup(3,\infty)")),
+    ("-1", "i^2"),  # a variable to math-verify
+    ("0", "A-a"),  # and these are one
 }
 
 
