@@ -215,7 +215,7 @@ def test_values_of_small_and_equal_groups_stay_in_range(term, lengths, right):
     got = term(group(lengths, [right] * len(lengths)))
     assert len(got) == len(lengths)
     assert all(-1.0 <= value <= 1.0 for value in values(got))
-    assert all(reason for _, reason in got)
+    assert all(term.reason for term in got)
 
 
 def test_a_response_is_correct_when_every_named_term_is():
