@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mmrl.training.build import RunComponents as RunComponents
     from mmrl.training.callbacks import Callback as Callback
     from mmrl.training.callbacks import TrainStepResult as TrainStepResult
+    from mmrl.types import LAST_MEDIUM as LAST_MEDIUM
     from mmrl.types import Action as Action
     from mmrl.types import Answer as Answer
     from mmrl.types import AnswerType as AnswerType
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from mmrl.types import Target as Target
     from mmrl.types import TrainingState as TrainingState
     from mmrl.types import Turn as Turn
+    from mmrl.types import TurnRewards as TurnRewards
     from mmrl.types import Unscorable as Unscorable
     from mmrl.types import UserError as UserError
     from mmrl.types import VideoClip as VideoClip
@@ -114,12 +116,13 @@ _PUBLIC = {
     "mmrl.training.build": ("RunComponents",),
     "mmrl.training.callbacks": ("Callback", "TrainStepResult"),
     "mmrl.types": (
-        *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Environment"),
+        *("LAST_MEDIUM", "Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext"),
+        "Environment",
         *("Experience", "FinishReason", "Group", "ImageCrop", "ImageRef", "MediaPolicy", "MediaRangeError"),
         *("Observation", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response", "RewardValue", "Rollout"),
         *("RolloutBatch", "Sample", "SamplingParams", "Score", "Segment", "SelectedExperiences", "Size", "StepResult"),
-        *("Target", "TrainingState", "Turn", "Unscorable", "UserError", "VideoClip", "VideoFrames", "VideoRef"),
-        "use_media_opener",
+        *("Target", "TrainingState", "Turn", "TurnRewards", "Unscorable", "UserError", "VideoClip"),
+        *("VideoFrames", "VideoRef", "use_media_opener"),
     ),
     "mmrl_rewards.contract": ("reward",),
 }

@@ -75,14 +75,23 @@ def encode_png(image: Image.Image) -> bytes:
 
 def save_mp4(video: RenderedVideo, folder: Path, stem: str) -> VideoRef:
     """Encode a video to `folder`/`stem`-SHA256.mp4 and return the reference to it; names and raises as `save_png`."""
-    path, sha256 = _save_by_hash(encode_mp4(video), folder, stem, ".mp4")
+    path, sha256 = save_by_hash(encode_mp4(video), folder, stem, ".mp4")
     return VideoRef(path=path, sha256=sha256)
 
 
 def save_png(image: Image.Image, folder: Path, stem: str) -> ImageRef:
     """Write an image to `folder`/`stem`-SHA256.png, with 8 digits of its sha256; raises as `write_if_changed`."""
-    path, sha256 = _save_by_hash(encode_png(image), folder, stem, ".png")
+    path, sha256 = save_by_hash(encode_png(image), folder, stem, ".png")
     return ImageRef(path=path, sha256=sha256)
+
+
+def save_by_hash(content: bytes, folder: Path, stem: str, extension: str) -> tuple[str, str]:
+    """Write `folder`/`stem`-SHA256`extension`; return its path and sha256. Raises as `write_if_changed`."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    # The name carries the start of the hash, so that the file of other options never takes the place of this one.
+    path = os.path.join(folder, f"{stem}-{sha256[:8]}{extension}")
+    write_if_changed(path, content)
+    return path, sha256
 
 
 def image_ref(path: Path | str) -> ImageRef:
@@ -123,11 +132,3 @@ def _hash_file(path: Path) -> str:
         return file_digest(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _save_by_hash(content: bytes, folder: Path, stem: str, extension: str) -> tuple[str, str]:
-    sha256 = hashlib.sha256(content).hexdigest()
-    # The name carries the start of the hash, so that the file of other options never takes the place of this one.
-    path = os.path.join(folder, f"{stem}-{sha256[:8]}{extension}")
-    write_if_changed(path, content)
-    return path, sha256

@@ -59,7 +59,7 @@ def replay_experiences(
     Own experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
     """
     options = settings.options
-    informative = [experience for experience in own_experiences if experience.advantage]
+    informative = [experience for experience in own_experiences if experience.signal]
     buffer = update_buffer(
         state.replay_buffer,
         informative,
@@ -140,12 +140,12 @@ def find_changed_media(
 
 
 def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:
-    """Return alpha log|A|: float64 [experiences].
+    """Return alpha log|A|: float64 [experiences], with the mean |A| of the turns where these have their own.
 
     No A may be 0. Logarithms, because |A|^alpha can over- or underflow.
     """
-    advantages = np.array([experience.advantage for experience in experiences], dtype=np.float64)
-    return np.asarray(options.priority_exponent * np.log(np.abs(advantages)))
+    signals = np.array([experience.signal for experience in experiences], dtype=np.float64)
+    return np.asarray(options.priority_exponent * np.log(signals))
 
 
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from operator import attrgetter
 from statistics import fmean
@@ -30,7 +31,14 @@ from mmrl.types import Experience, FinishReason, Group, GroupSelection, Selected
 AdvantageFunction = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 """Returns one advantage for each rollout of each group."""
 
+TurnAdvantageFunction = Callable[[Group, Sequence[float]], Sequence[tuple[float, ...]] | None]
+"""Returns advantages of the turns of each rollout of a group, from those of the rollouts; None if turns share them."""
+
 OldLogprobs = Literal["recorded", "recomputed"]
+
+
+def _share_advantages(group: Group, advantages: Sequence[float]) -> None:
+    """Give no turn an advantage of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,7 @@ class ExperienceSelector:
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
+    compute_turn_advantages: TurnAdvantageFunction = _share_advantages
     prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
@@ -88,9 +97,10 @@ class ExperienceSelector:
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
         advantages = list(map(tuple, self.compute_advantages(trained_groups)))
         # Groups carried over were sampled by an older policy in any case: their ratio uses what was recorded then.
-        experiences = make_experiences(filtered.carried, advantages[:num_carried], state.version, "recorded")
+        make = partial(make_experiences, version=state.version, compute_turn_advantages=self.compute_turn_advantages)
+        experiences = make(filtered.carried, advantages[:num_carried], stale_old_logprobs="recorded")
         own_groups = trained_groups[num_carried:]
-        experiences += make_experiences(own_groups, advantages[num_carried:], state.version, self.stale_old_logprobs)
+        experiences += make(own_groups, advantages[num_carried:], stale_old_logprobs=self.stale_old_logprobs)
         metrics: dict[str, float] = {}
         if self.rollouts_may_be_stale and experiences:
             ages = [experience.staleness for experience in experiences]
@@ -98,7 +108,7 @@ class ExperienceSelector:
         metrics |= filtered.metrics
 
         # Before replay: old advantages would hide that a task is solved, and train on stale rollouts for ever.
-        has_signal = any(map(attrgetter("advantage"), experiences))
+        has_signal = any(map(attrgetter("signal"), experiences))
         own: tuple[Experience, ...] = tuple(experiences)
         replayed: tuple[Experience, ...] = ()
         if self.replay is not None:
@@ -179,26 +189,36 @@ class FilteredGroups(NamedTuple):
 def make_experiences(
     groups: Sequence[Group],
     advantages: Sequence[Sequence[float]],
+    *,
     version: int,
     stale_old_logprobs: OldLogprobs | None,
+    compute_turn_advantages: TurnAdvantageFunction = _share_advantages,
 ) -> list[Experience]:
-    """Return the rollouts of the groups with their advantages, at a policy version.
+    """Return the rollouts of the groups with their advantages, and those of their turns, at a policy version.
 
     Raises:
         ValueError: an advantage is not finite; neither a gradient nor a sampling weight can be made of it.
     """
     experiences = []
     for group, row in zip(groups, advantages, strict=True):
-        for rollout, advantage in zip(group.rollouts, row, strict=True):
+        turn_rows: Sequence[tuple[float, ...] | None] = compute_turn_advantages(group, row) or [None] * len(row)
+        for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
+            if turns is not None:
+                advantage = fmean(turns)  # noqa: PLW2901  # for metrics and records, which have one for each rollout
             if not isfinite(advantage):
                 owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
                 raise ValueError(f"{owner}: advantage {advantage} is not finite")
             staleness = version - rollout.oldest_version
             # Only `loss.old_logprobs` decides about a fresh rollout.
             source = stale_old_logprobs if staleness else None
-            experiences.append(
-                Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
+            experience = Experience(
+                rollout=rollout,
+                advantage=advantage,
+                turn_advantages=turns,
+                staleness=staleness,
+                old_logprobs_source=source,
             )
+            experiences.append(experience)
     return experiences
 
 

@@ -79,6 +79,12 @@ def _format_advantage(advantage: AdvantageConfig) -> list[str]:
     if advantage.difficulty_weight is not None:
         weight = advantage.difficulty_weight
         lines.append(f"A_i ← 4 · {weight.max_weight:g} · p (1 - p) A_i, p = mean({weight.term}) over the group")
+    if advantage.credit != "broadcast":
+        compared = {"turn": "over turns k of the group", "group": "over the turns of the group"}[advantage.compare]
+        if advantage.credit == "gigpo":
+            compared = "over turns of the group at an equal state"
+        first = f"A_i + {advantage.step_weight:g} · " if advantage.credit == "gigpo" else ""
+        lines.append(f"A_i,k = {first}z(R_i,k) {compared}, R_i,k = Σ_u≥k {advantage.discount:g}^(u-k) r_i,u")
     return lines
 
 

@@ -74,7 +74,7 @@ class Objective:
             return True
         # The built-in policy losses are proportional to the advantage; a user's function need not be.
         regardless_of_advantage = self.needs_reference or self.has_entropy_bonus or self._policy_loss_fn is not None
-        if Author.POLICY in authors and (experience.advantage != 0.0 or regardless_of_advantage):
+        if Author.POLICY in authors and (experience.signal or regardless_of_advantage):
             return True
         return any(token.in_sft_loss for token in iter_trained_tokens(experience, self._options))
 
@@ -147,7 +147,7 @@ class Objective:
         if bound is not None:
             # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
             log_ratio_N = log_ratio_N.clamp(-bound, bound)
-        ratio_N = importance_ratios(log_ratio_N, sampled.response_N, options.importance_ratio_level)
+        ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
         log_weight_N = old_N - sampled.recorded_logprobs_N
         correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
         advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)

@@ -35,8 +35,11 @@ class TokenTable:
     """True if the token is part of a demonstration, bool."""
     in_sft_loss_N: Tensor
     """True if `loss.sft_loss` trains on the token, bool."""
+    sequence_N: Tensor
+    """Number of the sequence whose tokens share a ratio with `importance_ratio_level: sequence`, int64: that of the
+    response, or of the turn where turns have advantages of their own."""
     advantages_N: Tensor
-    """Advantage of the response, float32."""
+    """Advantage of the response or turn, float32."""
     fixed_lengths_N: Tensor
     """Length that `aggregation: fixed` divides by, float32."""
     age_N: Tensor
@@ -136,13 +139,16 @@ def make_token_table(
     device = current_logprobs_N.device
     bools = partial(torch.tensor, dtype=torch.bool)  # of an empty list torch would make float32
     tokens: list[TrainedToken] = []
-    num_tokens, old_is_recorded, advantages, fixed_lengths = [], [], [], []
+    num_tokens, old_is_recorded, fixed_lengths = [], [], []
+    sequences: list[int] = []
+    last_sequence = 0
     for experience in experiences:
         own = list(iter_trained_tokens(experience, options))
         tokens += own
         num_tokens.append(len(own))
         old_is_recorded.append((experience.old_logprobs_source or options.old_logprobs) == "recorded")
-        advantages.append(experience.advantage)
+        sequences += [last_sequence + token.turn for token in own]
+        last_sequence += len(experience.turn_advantages or (0,))
         fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
     authors = [token.author for token in tokens]
     response_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(num_tokens))
@@ -152,7 +158,8 @@ def make_token_table(
         is_policy_N=bools([author is Author.POLICY for author in authors]),
         is_demonstration_N=bools([author is Author.DEMONSTRATION for author in authors]),
         in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
-        advantages_N=send(torch.tensor(advantages)[response_N], device),
+        sequence_N=send_numbers(sequences, device),
+        advantages_N=send(torch.tensor([token.advantage for token in tokens]), device),
         fixed_lengths_N=send(torch.tensor(fixed_lengths)[response_N], device),
         age_N=send_numbers([token.age for token in tokens], device),
         old_is_recorded_N=send(torch.tensor(old_is_recorded)[response_N], device),
@@ -172,6 +179,9 @@ class TrainedToken(NamedTuple):
     """Policy versions since it was sampled."""
     recorded_logprob: float
     in_sft_loss: bool
+    advantage: float
+    turn: int
+    """Number of the turn among those with advantages of their own, from 0; 0 without such turns."""
 
 
 def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator[TrainedToken]:
@@ -180,17 +190,43 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct, or on all of them if
     the advantage is positive. Source of the former: VL-Rethinker, arXiv:2504.08837.
     """
-    whole_response = options.sft_loss.on == "response"
-    is_good = experience.advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
-    has_sft_loss = options.sft_loss.coef > 0.0 and is_good
+    whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
     has_begun = whole_response
+    advantage, turn = experience.advantage, 0
+    turn_advantages = iter(experience.turn_advantages or ())
+    previous_author: Author | None = None
     versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
     # The staleness of a rollout is that of its oldest token.
     current_version = min(versions, default=0) + experience.staleness
     for segment in experience.rollout.segments:
         # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
+        is_policy = segment.author is Author.POLICY
+        # Partial rollouts write a turn in several segments.
+        if experience.turn_advantages is not None and is_policy and previous_author is not Author.POLICY:
+            turn += previous_author is not None
+            advantage = _next_turn(turn_advantages, experience)
+        previous_author = segment.author
         if segment.author in TRAINED_AUTHORS:
-            in_sft_loss = has_sft_loss and has_begun and segment.author is Author.POLICY
+            is_good = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
+            in_sft_loss = has_sft_loss and is_good and has_begun and is_policy
+            age = current_version - segment.version
             for logprob in segment.logprobs:
-                yield TrainedToken(segment.author, current_version - segment.version, logprob, in_sft_loss)
+                yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
+    if experience.turn_advantages is not None and turn + 1 != len(experience.turn_advantages):
+        raise _turn_error(experience)
+
+
+def _next_turn(turn_advantages: Iterator[float], experience: Experience) -> float:
+    try:
+        return next(turn_advantages)
+    except StopIteration:
+        raise _turn_error(experience) from None
+
+
+def _turn_error(experience: Experience) -> ValueError:
+    rollout, count = experience.rollout, len(experience.turn_advantages or ())
+    return ValueError(
+        f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {count} advantages of turns, and another "
+        "number of turns by the policy"
+    )

@@ -7,9 +7,10 @@ and resumed ends with the same ones.
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from math import isnan, nan
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from mmrl.types import (
+    Action,
     Author,
     Corruption,
     Experience,
@@ -34,6 +36,7 @@ from mmrl.types import (
     SelectedExperiences,
     Size,
     TokenValues,
+    Turn,
     VideoRef,
 )
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, write_atomically
@@ -103,6 +106,8 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
             fate = {**selection._asdict(), "staleness": _staleness(rollout, version)}
             outcome |= {"selection": fate, "probes": probes}
             index = index_by_id.get(id(rollout))
+            if index is not None and selected.experiences[index].turn_advantages is not None:
+                outcome["turn_advantages"] = selected.experiences[index].turn_advantages
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
     first_replayed = min(max_groups, len(selected.groups))
     replayed = _replayed_records(selected.replayed, index_by_id, first_group=first_replayed, max_groups=max_groups)
@@ -129,7 +134,8 @@ def _score_fields(score: Score) -> dict[str, Any]:
             transformed, weight, counts, share = score.contributions[name]
             fields |= {"transformed": transformed, "weight": weight, "counts": counts, "contribution": share}
         terms[name] = fields
-    return {"terms": terms, "total": score.total}
+    fields = {"terms": terms, "total": score.total}
+    return {**fields, "turn_rewards": score.by_turn} if score.by_turn else fields
 
 
 def write_records(
@@ -260,7 +266,15 @@ def _rollout_fields(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] |
         "parent": rollout.parent_index,
         "is_correct": rollout.is_correct,
         "first_correct": rollout.first_is_correct,
+        "turns": [_turn_fields(turn) for turn in rollout.turns],
     }
+
+
+def _turn_fields(turn: Turn) -> dict[str, Any]:
+    action = turn.action
+    if isinstance(action, Action):
+        action = json.dumps({"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False)
+    return {**asdict(turn), "action": action}
 
 
 def _question(sample: Sample) -> str:

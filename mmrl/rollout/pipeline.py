@@ -26,7 +26,6 @@ from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep
-from mmrl.rollout.steps.greedy import GreedyResponses
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
@@ -105,6 +104,8 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         if isinstance(config, BlindProbeConfig):
             probes.append(BlindProbe(options=config, context=context, steps=tuple(steps)))
         elif isinstance(config, GreedyConfig):
+            from mmrl.rollout.steps.greedy import GreedyResponses
+
             probes.append(GreedyResponses(context=context, steps=tuple(steps)))
     return StepPipeline(
         sampler=context.sampler,

@@ -84,12 +84,15 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
             if reward.name in score.terms:
                 raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
             contribution = Contribution(value.value, weight, True, weight * value.value)
+            # A comparison of siblings judges the whole episode, so it counts at the last turn.
+            by_turn = (*score.by_turn[:-1], score.by_turn[-1] + weight * value.value) if score.by_turn else ()
             updated = replace(
                 score,
                 terms={**score.terms, reward.name: value},
                 total=score.total + weight * value.value,
                 failures={**score.failures, **failures},
                 contributions={**score.contributions, reward.name: contribution},
+                by_turn=by_turn,
             )
             scores.append(updated)
         # The next group reward may read this one's term.

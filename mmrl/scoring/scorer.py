@@ -24,6 +24,7 @@ from mmrl.scoring.terms import (
     check_parts,
     check_terms,
     combine_terms,
+    divide_by_turn,
     find_counted_terms,
     is_unscorable,
     make_worker_limits,
@@ -41,6 +42,7 @@ from mmrl.types import (
     Rollout,
     Sample,
     Score,
+    TurnRewards,
     UserError,
     use_media_opener,
 )
@@ -52,6 +54,9 @@ _CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 _LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
+
+ENVIRONMENT = "environment"
+"""Name by which the failure of a rollout's environment is counted, beside those of reward terms."""
 
 # In place of the outcome of a term whose `when` excludes the rollout.
 _NOT_FOR_ROLLOUT = RewardValue(0.0, "not for this rollout: see `when`")
@@ -125,11 +130,12 @@ class RewardFunctionScorer:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        pairs = [_scoring_pair(rollout) for siblings in rollouts for rollout in siblings]
-        outcomes = iter(self._call_rewards(pairs))
+        scorable = [rollout for siblings in rollouts for rollout in siblings if rollout.failure is None]
+        outcomes = iter(self._call_rewards(list(map(_scoring_pair, scorable))))
         groups: list[Group] = []
         for siblings in rollouts:
-            groups.append(self._build_group([(rollout, next(outcomes)) for rollout in siblings], step))
+            pairs = [(rollout, next(outcomes) if rollout.failure is None else {}) for rollout in siblings]
+            groups.append(self._build_group(pairs, step))
         for index, rollouts_by_probe in enumerate(probes):
             scores = {name: self.score_eval(answers) for name, answers in rollouts_by_probe.items()}
             groups[index] = replace(groups[index], probes=scores)
@@ -139,16 +145,27 @@ class RewardFunctionScorer:
         """Return one score for each rollout, in order, without schedules and without `training_only` terms.
 
         No rollout is dropped, so that two evaluations cover the same samples: a term that fails counts its fallback
-        where training would drop the rollout. Raises the same errors as `score_groups`.
+        where training would drop the rollout, and all of them do if its environment failed. Raises the same errors as
+        `score_groups`.
         """
-        return self.score(list(map(_scoring_pair, rollouts)))
+        scored = iter(self.score([_scoring_pair(rollout) for rollout in rollouts if rollout.failure is None]))
+        scores = []
+        for rollout in rollouts:
+            if rollout.failure is None:
+                scores.append(next(scored))
+                continue
+            sample, failure = rollout.prompt.sample, rollout.failure
+            outcomes = {term.name: failure for term in self.applicable_terms(sample, evaluation=True)}
+            scores.append(self._combine_outcomes(sample, outcomes))
+        return tuple(scores)
 
     def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
         all_outcomes = self._call_rewards(pairs, evaluation=True)
-        return tuple(
-            self._combine_outcomes(sample, outcomes) for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
-        )
+        scores = []
+        for (response, sample), outcomes in zip(pairs, all_outcomes, strict=True):
+            scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
+        return tuple(scores)
 
     def check_samples(
         self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
@@ -383,7 +400,7 @@ class RewardFunctionScorer:
         failures_of_rollouts: list[Dropped] = []
         skip_group = False
         for rollout, outcomes in rollout_outcomes:
-            failures: dict[str, RewardFailure] = {}
+            failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
             for term in self._counted_terms:
                 if not isinstance(outcomes.get(term.name), RewardFailure):
                     continue
@@ -398,10 +415,14 @@ class RewardFunctionScorer:
                 kept.append((rollout, outcomes))
         if skip_group:
             return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(failures_of_rollouts))
+        scores = []
+        for rollout, outcomes in kept:
+            score = self._combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns))
+            scores.append(score)
         return Group(
             prompt=prompt,
             rollouts=tuple(rollout for rollout, _ in kept),
-            scores=tuple(self._combine_outcomes(prompt.sample, outcomes, step=step) for _, outcomes in kept),
+            scores=tuple(scores),
             dropped=tuple(dropped for dropped in failures_of_rollouts if dropped.failures),
         )
 
@@ -419,18 +440,23 @@ class RewardFunctionScorer:
             following = None if name is None else self._terms_by_name[name]
         return chain
 
-    def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None) -> Score:
+    def _combine_outcomes(
+        self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, num_turns: int = 0
+    ) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
         terms = [term for term in self._counted_terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
+        rewards_by_turn: dict[str, tuple[float, ...]] = {}
         decided_by: dict[str, str] = {}
         left_out: list[str] = []
         for term in terms:
             outcome = outcomes[term.name]
             if outcome is _NOT_FOR_ROLLOUT:
                 left_out.append(term.name)
+            if isinstance(outcome, TurnRewards):
+                rewards_by_turn[term.name] = outcome.by_turn
             if isinstance(outcome, RewardValue):
-                reward_values[term.name] = outcome
+                reward_values[term.name] = RewardValue(outcome.value, outcome.reason)
                 continue
             chain = self._list_deciding_terms(term, outcomes)
             last = chain[-1]
@@ -455,6 +481,14 @@ class RewardFunctionScorer:
             failures=_failures_by_term(outcomes),
             contributions=contributions,
             decided_by=decided_by,
+            by_turn=divide_by_turn(
+                terms,
+                rewards_by_turn,
+                contributions,
+                total=total,
+                method=self._options.combine,
+                num_turns=num_turns,
+            ),
         )
 
 
@@ -479,6 +513,7 @@ def make_response(rollout: Rollout) -> Response:
         num_turns=sum(not reply for reply, _ in groupby(is_reply)) if any(is_reply) else min(1, len(is_reply)),
         used_tool=any(is_reply),
         rethought=rollout.parent_index is not None,
+        turns=rollout.turns,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Literal, TypeGuard
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
+from mmrl.config.schema.response import RewardTransformConfig
 from mmrl.types import (
     Contribution,
     Response,
@@ -25,6 +26,7 @@ from mmrl.types import (
     RewardFailure,
     RewardValue,
     Sample,
+    TurnRewards,
     Unscorable,
     UserError,
 )
@@ -52,7 +54,7 @@ class RewardProcessError(RewardError):
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     with ErrorCatcher() as caught:
-        return _check_result(reward, reward(response, sample))
+        return _check_result(reward, reward(response, sample), len(response.turns))
     error = caught.error
     if isinstance(error, Unscorable):
         kind, reason = RewardErrorKind.UNSCORABLE, str(error)
@@ -91,8 +93,8 @@ def worker_failure(error: WorkerError) -> RewardFailure:
             return RewardFailure(RewardErrorKind.CRASH, "its process died")
 
 
-def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
-    value, reason = (result.value, result.reason) if isinstance(result, RewardValue) else (result, "")
+def _check_result(reward: BoundReward, result: object, num_turns: int) -> RewardOutcome:
+    value, reason = result if isinstance(result, RewardValue) else (result, "")
     low, high = reward.reward.low, reward.reward.high
     # NaN fails the comparison below, so what is not a number and what is not a number end in the same message.
     number = float(value) if isinstance(value, Real) else nan
@@ -102,7 +104,12 @@ def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
         return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + "..."
-    return RewardValue(number, reason)
+    if not isinstance(result, TurnRewards):
+        return RewardValue(number, reason)
+    if len(result.by_turn) != num_turns:
+        problem = f"returned rewards of {len(result.by_turn)} turns for a response of {num_turns}"
+        return RewardFailure(RewardErrorKind.ERROR, problem)
+    return TurnRewards(result.by_turn, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +318,33 @@ def combine_terms(
         case "min":
             total = min(counted_values)
     return float(total), contributions
+
+
+def divide_by_turn(
+    terms: Sequence[BoundTerm],
+    rewards_by_turn: Mapping[str, Sequence[float]],
+    contributions: Mapping[str, Contribution],
+    *,
+    total: float,
+    method: CombineMethod,
+    num_turns: int,
+) -> tuple[float, ...]:
+    """Return addends of the total, one for each turn in an environment.
+
+    A term counts at the turns that its reward names in `TurnRewards`. It counts at the last turn if it names none, has
+    a transform, which need not be linear, or was decided by a fallback; so does a total that is no sum of terms.
+    """
+    if num_turns < 2:
+        return (total,) * num_turns
+    by_turn = [0.0] * num_turns
+    for term in terms:
+        contribution, rewards = contributions[term.name], rewards_by_turn.get(term.name, ())
+        is_linear = contribution.counts and term.options.transform == RewardTransformConfig()
+        if is_linear and method == "sum":
+            for turn, reward in enumerate(rewards):
+                by_turn[turn] += contribution.weight * reward
+    by_turn[-1] += total - sum(by_turn)
+    return tuple(by_turn)
 
 
 def _requirements_met(term: BoundTerm, terms: Sequence[BoundTerm], values_by_term: Mapping[str, float]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from time import time
 from typing import Any
 
 from mmrl import checkpoint
@@ -13,6 +14,7 @@ from mmrl.config.schema import RlStage
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.run_dir import check_same_run
 from mmrl.policy.policy import Policy
+from mmrl.rollout.environments.frames import FRAMES_FOLDER, delete_unused_frames
 from mmrl.training.build import RunComponents, is_zero3
 from mmrl.types import TrainingState
 
@@ -36,6 +38,7 @@ class RunCheckpoints:
         self._run, self._logger = run, logger
         self._config_yaml = dump_yaml(run.config)
         self._frozen_fingerprint = checkpoint.fingerprint_weights(run.policy.frozen.items())
+        self._last_save = time()
         self.manager = checkpoint.CheckpointManager(
             run.run_dir.checkpoints, run.config.checkpoints, run.console.warn, run.ranks
         )
@@ -73,6 +76,7 @@ class RunCheckpoints:
 
     def save(self, state: TrainingState, optimizer: OptimizerState) -> None:
         """Save the run; every rank writes its own share."""
+        self._delete_frames()
         state.metrics_bytes = self._logger.metrics.position()
         best, policy = self._run.config.checkpoints.best, self._run.policy
         trained = policy.runner.local_shard(policy.trained, self._run.ranks)
@@ -85,6 +89,18 @@ class RunCheckpoints:
             best_metric=self._logger.last_value(best.metric) if best else None,
         )
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
+
+    def _delete_frames(self) -> None:
+        """Delete pictures that environments drew before the last checkpoint, and that nothing refers to since."""
+        run_dir = self._run.run_dir
+        frames = run_dir.data / FRAMES_FOLDER
+        if frames.is_dir():
+            # What the state keeps was there at the last checkpoint, which must be complete to be read.
+            self.manager.wait()
+            texts = [*run_dir.checkpoints.glob(f"*/{checkpoint.STATE_FILE}"), *run_dir.rollouts.glob("*.jsonl")]
+            delete = partial(delete_unused_frames, frames, texts, older_than=self._last_save)
+            self._run.ranks.on_rank0(delete)
+        self._last_save = time()
 
     def weights_of(self, policy: Policy) -> checkpoint.CheckpointWeights:
         """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""

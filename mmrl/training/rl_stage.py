@@ -7,6 +7,7 @@ from functools import partial
 
 from mmrl import checkpoint
 from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.credit import compute_turn_advantages
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
@@ -198,6 +199,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
             weights=reward_weights(run.scorer, run.group_rewards),
             custom_advantage=run.functions.advantages[stage.name],
         ),
+        compute_turn_advantages=partial(compute_turn_advantages, options=stage.advantage),
         prompts_per_step=stage.prompts_per_step,
         dynamic_sampling=stage.dynamic_sampling,
         carry_over=stage.carries_groups,

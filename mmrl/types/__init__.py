@@ -25,6 +25,7 @@ question on its way through the loop:
     Experience(rollout=..., advantage=-0.7)
 """
 
+from mmrl.types.environment import LAST_MEDIUM as LAST_MEDIUM
 from mmrl.types.environment import Environment as Environment
 from mmrl.types.environment import ImageCrop as ImageCrop
 from mmrl.types.environment import MediaResult as MediaResult
@@ -60,6 +61,7 @@ from mmrl.types.rollout import RolloutBatch as RolloutBatch
 from mmrl.types.rollout import SamplingParams as SamplingParams
 from mmrl.types.rollout import Score as Score
 from mmrl.types.rollout import Segment as Segment
+from mmrl.types.rollout import TurnRewards as TurnRewards
 from mmrl.types.sample import Action as Action
 from mmrl.types.sample import AnswerType as AnswerType
 from mmrl.types.sample import ContentPart as ContentPart

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from mmrl.types.sample import Action, MediaRef, Sample
+
+LAST_MEDIUM: Final = 0
+"""In place of a medium's number, in what an environment shows: the one that the response has seen last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +98,8 @@ class Environment(Protocol):
         Siblings, the rollouts of one group, are given equal seeds.
         """
 
-    def step(self, action: str | Action) -> StepResult:
-        """Take an action: text, or with `action: call` the name and arguments that the model wrote.
+    def step(self, action: Any) -> StepResult:  # noqa: ANN401  # text, or an Action: see below
+        """Take an action: a str, or with `action: call` an `Action` with name and arguments that the model wrote.
 
         Any exception is the environment's own failure. The rollout is then not scored, which is not a reward of 0.
         """

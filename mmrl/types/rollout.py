@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class Author(StrEnum):
     POLICY = "policy"  # sampled by the model: the policy loss
     DEMONSTRATION = "demonstration"  # written by a teacher: the likelihood
     FORCED = "forced"  # text that the model did not choose, such as a trigger: never trained on
-    ENVIRONMENT = "environment"  # a tool's reply: never trained on
+    ENVIRONMENT = "environment"  # a tool's reply, or what an environment shows: never trained on
 
 
 TRAINED_AUTHORS = (Author.POLICY, Author.DEMONSTRATION)
@@ -209,7 +209,22 @@ class RewardValue(NamedTuple):
 
     value: float  # within the range that the reward declares
     reason: str  # one line for a person who reads the rollout
-    by_turn: tuple[float, ...] = ()  # addends of `value`, one for each of `response.turns`; empty if it is not divided
+
+
+class TurnRewards(RewardValue):
+    """Result of a reward function that says what each turn in an environment earned; its value is their sum."""
+
+    by_turn: tuple[float, ...]  # one for each of `response.turns`
+
+    def __new__(cls, by_turn: Sequence[float], reason: str = "") -> TurnRewards:
+        """Return the rewards of turns, with one line for a person who reads the rollout."""
+        rewards = super().__new__(cls, float(sum(by_turn)), reason)
+        rewards.by_turn = tuple(map(float, by_turn))
+        return rewards
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return what `__new__` takes, for pickle."""
+        return self.by_turn, self.reason
 
 
 class RewardErrorKind(StrEnum):

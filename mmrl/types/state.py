@@ -20,9 +20,16 @@ class Experience:
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
     advantage: float  # factor of the policy loss on the rollout's POLICY tokens; 0 in supervised training
-    turn_advantages: tuple[float, ...] | None = None  # one for each turn, in place of `advantage`; None for one for all
+    turn_advantages: tuple[float, ...] | None = None  # one for each turn, with `advantage` as their mean; None for one
     staleness: int = 0  # policy versions since its oldest token was sampled; 0 for a rollout of the current policy
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
+
+    @property
+    def signal(self) -> float:
+        """Mean absolute advantage over the turns: 0 if the policy loss learns nothing from the rollout."""
+        if self.turn_advantages is None:
+            return abs(self.advantage)
+        return sum(map(abs, self.turn_advantages)) / len(self.turn_advantages)
 
 
 class TokenValues(NamedTuple):

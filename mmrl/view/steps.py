@@ -74,6 +74,7 @@ class StepBuilder:
         return {
             **pick(row, *_ROLLOUT_KEYS),
             "segments": list(self._build_segments(row)),
+            "turns": list(_build_turns(row)),
             "thinking": _make_range(response.find(thinking), thinking) if thinking else None,
             "answer": answer or _format_value(row.get("answer")),
             # The last place: a forced second look repeats the first answer, and replaces it.
@@ -103,6 +104,22 @@ class StepBuilder:
                 "shows": self.describe_medium(shows) if shows else None,
                 "crop": crop[0]["at"] if crop else None,
             }
+
+
+def _build_turns(row: Row) -> Iterator[Row]:
+    """Yield the turns of an episode, with what each earned."""
+    earned, advantages = as_list(row.get("turn_rewards")), as_list(row.get("turn_advantages"))
+    for index, turn in enumerate(map(as_mapping, as_list(row.get("turns")))):
+        end = "terminated" if turn.get("terminated") else "truncated" if turn.get("truncated") else ""
+        yield {
+            "action": _format_value(turn.get("action")),
+            "state": _format_value(turn.get("state")),
+            "valid": turn.get("valid") is not False,
+            "end": end,
+            "reward": float(turn.get("reward", 0.0)),
+            "earned": float(earned[index]) if index < len(earned) else None,
+            "advantage": float(advantages[index]) if index < len(advantages) else None,
+        }
 
 
 def _check_texts(row: Row) -> None:

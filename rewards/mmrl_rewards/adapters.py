@@ -139,7 +139,7 @@ class TextReward:
         sample = Sample(id="row", task="row", parts=(*refs, question), target=target, meta=columns)
         with use_media_opener(_PictureOpener(pictures)):
             result = self._bound(response, sample)
-        value, reason = result[:2] if isinstance(result, RewardValue) else (result, "")
+        value, reason = result if isinstance(result, RewardValue) else (result, "")
         if not isinstance(value, int | float) or not self.reward.low <= value <= self.reward.high:
             raise UserError(
                 f"reward {self.__name__!r} returned {value!r}, which is not a number from {self.reward.low} to "

@@ -33,6 +33,7 @@ from mmrl.types import (
     Sample,
     Size,
     Target,
+    Turn,
     Unscorable,
     UserError,
     VideoRef,
@@ -143,6 +144,22 @@ class CaseSample(_CaseModel):
         )
 
 
+class CaseTurn(_CaseModel):
+    """Describes a turn in an environment."""
+
+    action: str = ""  # text of the action
+    state: str = ""  # name of the state that it was taken in
+    reward: float = 0.0  # of the environment
+    terminated: bool = False
+    truncated: bool = False
+    valid: bool = True
+    info: dict[str, float] = {}  # numbers that the environment reported
+
+    def build(self) -> Turn:
+        """Return the turn that the reward receives."""
+        return Turn(**self.model_dump())
+
+
 class CaseResult(NamedTuple):
     """Reports how a reward scored a case."""
 
@@ -164,6 +181,7 @@ class Case(_CaseModel):
     thinking: Literal["none", "optional", "required"] = "optional"
     response_format: dict[str, Any] = {}  # other settings of the format that the response is parsed by
     finish_reason: FinishReason = FinishReason.EOS
+    turns: tuple[CaseTurn, ...] = ()  # actions in an environment
     tokens: int | None = None  # length of the response; by default, its number of words
     expected: float | Literal["unscorable"]
     tolerance: float = 1e-6  # difference from `expected` that is still equal
@@ -199,6 +217,8 @@ class Case(_CaseModel):
             num_tokens=len(text.split()) if self.tokens is None else self.tokens,
             resize_maps=tuple(resize_maps),
             coordinate_system=self.coordinates,
+            num_turns=max(1, len(self.turns)),
+            turns=tuple(turn.build() for turn in self.turns),
         )
         return response, sample
 
@@ -208,7 +228,7 @@ class Case(_CaseModel):
             result = reward(*self.build())
         match caught.error:
             case None:
-                value, reason = result[:2] if isinstance(result, RewardValue) else (result, "no reason given")
+                value, reason = result if isinstance(result, RewardValue) else (result, "no reason given")
             case Unscorable() as error:
                 return CaseResult("unscorable", str(error), self.expected == "unscorable")
             case error:

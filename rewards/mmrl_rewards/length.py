@@ -135,7 +135,7 @@ def _score_if_correct(
             f"no reward here says whether a {sample.target.answer_type} is right, except for {', '.join(_ANSWER_TYPES)}"
         )
     accuracy = accuracy_reward(response, sample)
-    value, reason = accuracy[:2] if isinstance(accuracy, RewardValue) else (accuracy, "")
+    value, reason = accuracy if isinstance(accuracy, RewardValue) else (accuracy, "")
     if value < threshold:
         return RewardValue(0.0, f"wrong: {reason}")
     return RewardValue(floor + (1.0 - floor) * length_score, f"right, {response.num_tokens} tokens: {reason}")

@@ -23,6 +23,7 @@ COMMANDS = [
     # With recurrent layers: the default family is in the table of docs/benchmarks.md, and takes the same path.
     ("learner_vs_trl", ["--family", "qwen3_5", "--cell", "40x8", "--pairs", "1"], "40x8"),
     ("looking", ["--rounds", "1", "--width", "320"], "look:likeness png"),
+    ("environments", ["--episodes", "4", "--steps", "2"], "added_ms"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
     ("media", ["ahead", "--rounds", "1", "--steps", "2", "--prompts", "1"], "step_s with 1 workers"),

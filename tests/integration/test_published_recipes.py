@@ -184,5 +184,6 @@ SMALLER = {
     "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
     "tools": {"max_total_tokens": 4 * SHORT},
     "probe": {"rollouts_per_prompt": 1},
+    "environment": {"turns": 2},
 }
 """Of the steps of a program."""

@@ -52,6 +52,16 @@ class AdvantageConfig(StrictModel):
     """Then set to 0 those more than this many standard deviations from the step's mean (StableReinforce)."""
     difficulty_weight: DifficultyWeightConfig | None = None
     """Then weight groups by the policy's uncertainty about them (Observe-R1)."""
+    credit: Literal["broadcast", "to_go", "gigpo"] = "broadcast"
+    """Which turns in an environment get the credit. `broadcast`: all turns of a rollout have its advantage. `to_go`:
+    each turn is judged by the rewards from it on. `gigpo`: the advantage of the rollout, and `step_weight` times that
+    of a turn beside the turns of siblings at an equal state (GiGPO)."""
+    discount: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95  # as in GiGPO's scripts
+    """Factor on a reward for each turn that it came later; `to_go` and `gigpo` use it."""
+    step_weight: NonNegativeFloat = 1.0
+    """Weight of the turns' part in `gigpo`."""
+    compare: Literal["turn", "group"] = "turn"
+    """`to_go` compares a turn with the same turn of its siblings, or with all turns of the group."""
     fn: str | None = None
     """A function in place of `combine`, `baseline` and `scale`: `package.module:function` or `./file.py:function`. It
     gets one group's total rewards and reward terms, and returns an advantage for each rollout."""
@@ -70,6 +80,23 @@ class AdvantageConfig(StrictModel):
                     f"`fn` computes the advantages, so `{name}: {getattr(self, name)}` would have no effect; take it "
                     "out, or an `algorithm` that sets it"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_credit(self) -> AdvantageConfig:
+        if self.credit == "broadcast":
+            return self
+        # These compare or change the advantages of rollouts, which turns do not have.
+        needed = {"combine": "total", "baseline": "group_mean", "batch_normalize": False, "outlier_std": None}
+        needed |= {"difficulty_weight": None, "fn": None}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"`credit: {self.credit}` compares turns within a group, which `{name}: {getattr(self, name)}` is "
+                    "not defined for; leave it out, or use `credit: broadcast`"
+                )
+        if self.scale == "batch_std":
+            raise ValueError(f"`credit: {self.credit}` needs `scale: group_std` or none, not batch_std")
         return self
 
     @property

@@ -339,6 +339,11 @@ RolloutStepConfig = Annotated[
     | Annotated[CustomStepConfig, Tag("custom")],
     Discriminator(_find_step_kind),
 ]
+DemonstrationStepConfig = Annotated[
+    Annotated[ToolsConfig, Tag("tools")] | Annotated[EnvironmentConfig, Tag("environment")],
+    Discriminator(_find_step_kind),
+]
+"""A step that makes episodes of demonstrations."""
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)
 

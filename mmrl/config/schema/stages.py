@@ -30,10 +30,10 @@ from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceC
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
+    DemonstrationStepConfig,
     EnvironmentConfig,
     GenerateConfig,
     RolloutStepConfigs,
-    ToolsConfig,
     check_free_tokens,
     check_rollout_steps,
 )
@@ -174,7 +174,7 @@ class SftStage(TrainingStage):
     `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
     """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""
-    rollout_steps: Annotated[tuple[ToolsConfig | EnvironmentConfig, ...], Field(max_length=1)] = ()
+    rollout_steps: Annotated[tuple[DemonstrationStepConfig, ...], Field(max_length=1)] = ()
     """A step of kind `tools`, as in an rl stage: the tools answer the calls in the sample's response, and only the
     response is trained on. Or a step of kind `environment`, whose expert acts (`target_field: expert`)."""
 
@@ -306,6 +306,12 @@ class RlStage(TrainingStage):
     @model_validator(mode="after")
     def _check_rollouts_and_preset(self) -> RlStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
+        acts = any(isinstance(step, EnvironmentConfig) for step in self.rollout_steps)
+        if self.advantage.credit != "broadcast" and not acts:
+            raise ValueError(
+                f"`advantage.credit: {self.advantage.credit}` is for turns in an environment, and no step is of kind "
+                "environment; leave it out"
+            )
         if self.async_rollouts and self.has_partial_rollouts:
             raise ValueError(
                 "`partial_rollout_tokens` lets groups wait for any number of steps, and `async_rollouts` promises "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.types import ImageRef
-from mmrl.utils.files import report_write_errors, write_atomically
+from mmrl.utils.files import TEMPORARY_SUFFIX, report_write_errors
 
 FRAMES_FOLDER: Final = "frames"
 """Folder of the pictures, within that of a run's data."""
@@ -27,11 +27,15 @@ def save_frame(folder: Path, content: bytes) -> ImageRef:
     sha256 = hashlib.sha256(content).hexdigest()
     path = folder / (sha256 + (".png" if content.startswith(b"\x89PNG") else ".jpg"))
     with report_write_errors(path):
-        if path.exists():
+        if path.exists() and path.stat().st_size == len(content):
             os.utime(path)  # in use again, so that it is not deleted now
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
+            # Other ranks may write the same picture. It is not synced to the disk, which would take longer than all
+            # else of a step: what a power cut damages is told by its size, and by its digest where it is opened.
+            fresh = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+            fresh.write_bytes(content)
+            fresh.replace(path)
     return ImageRef(path=str(path), sha256=sha256)
 
 

@@ -31,12 +31,15 @@ from mmrl.rollout.steps.base import with_metrics
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
+    LAST_MEDIUM,
     Action,
     AnswerType,
     Author,
     ImageRef,
     MediaError,
+    MediaRangeError,
     MediaRef,
+    MediaResult,
     Observation,
     RewardErrorKind,
     RewardFailure,
@@ -198,11 +201,7 @@ class EpisodePlayer:
         cannot end its turn or open another.
         """
         options, processor, rollout = self.options, self.processor, episode.rollout
-        prefix, suffix = options.brackets
-        pending = processor.tokenize(prefix, parse_special=True)
-        eos = processor.tokenizer.eos_token_id
-        if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
-            pending = (eos, *pending)
+        pending = self._open_observation(rollout)
         segments: list[Segment] = []
         try:
             refs = self._list_media(rollout, observation)
@@ -214,13 +213,19 @@ class EpisodePlayer:
                     segments.append(_environment_segment(pending))
                     pending = ()
                 segments.append(processor.build_tool_segment(ref))
-        except (ValueError, MediaError) as error:
+        except ValueError as error:
+            # The policy asked for a part that is not there, which the environment cannot know.
+            rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
+            observation, segments = Observation(text=f"This cannot be shown: {error}."), []
+            pending = self._open_observation(rollout)
+        except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
         text = observation.text
         if len(text) > options.max_observation_chars:
             excess = len(text) - options.max_observation_chars
             text = f"{text[: options.max_observation_chars]}... ({excess} more characters)"
-        ending = processor.tokenize(suffix + processor.encoder.response_opening, parse_special=True)
+        suffix = options.brackets[1] + processor.encoder.response_opening
+        ending = processor.tokenize(suffix, parse_special=True)
         segments.append(_environment_segment((*pending, *processor.tokenize(text), *ending)))
         longer = replace(rollout, segments=(*rollout.segments, *segments))
         if longer.num_tokens + room_for_turn > options.max_tokens:
@@ -229,11 +234,18 @@ class EpisodePlayer:
             episode.rollout = longer
         return None
 
+    def _open_observation(self, rollout: Rollout) -> tuple[int, ...]:
+        """Return the tokens before an observation: they end the model's turn, unless it has ended it."""
+        token_ids = self.processor.tokenize(self.options.brackets[0], parse_special=True)
+        eos = int(self.processor.tokenizer.eos_token_id)
+        has_ended = self.options.action == "call" or rollout.segments[-1].token_ids[-1] == eos
+        return token_ids if has_ended else (eos, *token_ids)
+
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
         """Return references to the media of an observation, hidden as those of the question are.
 
         Raises:
-            ValueError: a medium that was shown has no such part.
+            ValueError: a medium that was shown has no such part; in words for the model.
             UserError: a frame cannot be saved.
         """
         refs: list[MediaRef] = []
@@ -244,11 +256,23 @@ class EpisodePlayer:
                 case ImageRef() | VideoRef():
                     refs.append(medium)
                 case _:
-                    refs += [ref for _, ref in find_media(medium, rollout)]
+                    refs += self._list_parts(medium, rollout)
         # A blind probe must stay blind.
         for question_ref in rollout.prompt.sample.media:
             if question_ref.corruption is not None:
                 return [replace(ref, corruption=question_ref.corruption) for ref in refs]
+        return refs
+
+    def _list_parts(self, part: MediaResult, rollout: Rollout) -> list[MediaRef]:
+        if part.medium_number == LAST_MEDIUM:
+            part = replace(part, medium_number=len(rollout.media))
+        refs = [ref for _, ref in find_media(part, rollout)]
+        for ref in refs:
+            try:
+                self.processor.build_tool_segment(ref)
+            except MediaRangeError as error:
+                # The message begins with the file's path, which the model must not see.
+                raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
         return refs
 
 

@@ -223,6 +223,21 @@ function rewardTable(rollout) {
   return table("rewards", ["Term", "Value", "Transformed", "Weight", "Adds", "Reason"], rows);
 }
 
+// What each turn in an environment did and earned; null for a response without turns.
+function turnTable({ turns }) {
+  if (!turns || !turns.length) return null;
+  const rows = turns.map(({ action, state, valid, end, reward, earned, advantage }, place) =>
+    el(
+      "tr", rowHead(String(place + 1)),
+      el("td.reason", action === null ? empty("(no action)") : cut(action, 300), !valid && badge("invalid", "warn")),
+      el("td.reason", { title: state }, cut(state || "", 24)),
+      [reward, earned].map((value) => el("td", number(value))),
+      el("td", signed(advantage, 3)),
+      el("td", end),
+    ));
+  return table("turns.rewards", ["Turn", "Action", "State", "Reward", "Earned", "Advantage", "End"], rows);
+}
+
 function cut(text, most) {
   return text.length > most ? `${text.slice(0, most)}\u2026` : text;
 }
@@ -235,7 +250,7 @@ function responseElement(rollout, options) {
   row.classList.toggle("unmatched", options.matched === false);
   const place = el("div");
   const toggle = (open) => {
-    show(place, open && rewardTable(rollout));
+    show(place, open && rewardTable(rollout), open && turnTable(rollout));
     summary.setAttribute("aria-expanded", String(open));
   };
   const values = Object.entries(terms).map(([name, term]) => el("span", name, el("b", number(term.value))));

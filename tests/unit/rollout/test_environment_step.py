@@ -92,13 +92,14 @@ def huge(env):
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     header = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
-    picture = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    picture = b"\\x89PNG\\r\\n\\x1a\\n" + chunks
     return StepResult(observation=Observation(media=(picture,)))
 def outside(env):
     from mmrl import ImageRef
     return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
-FAULTS = dict(hang=hang, die=die, fail=fail, abstain=abstain, nan=nan, wrong=wrong, text_number=text_number,
-              no_picture=no_picture, broken_picture=broken_picture, noise=noise, forks=forks, huge=huge, outside=outside)
+FAULTS = [hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, huge, outside]
+FAULTS = {fault.__name__: fault for fault in FAULTS}
 
 def make(*, first: str = "", fault: str = "", expert: bool = False):
     return (Expert if expert else Counter)(first, fault)
@@ -296,12 +297,28 @@ def test_expert_makes_demonstrations(tiny, base):
     assert metrics["environment/terminated"] == 2.0
 
 
+def test_the_example_plays(tiny):
+    """Its expert finds the number, and each turn halves what is left."""
+    config = EnvironmentConfig(kind="environment", fn="./environment.py:make", args={"largest": 9}, turns=4)
+    examples = Path(__file__).parents[3] / "examples"
+    first = Observation(text="Guess my number, from 1 to 9. Answer with the number alone.")
+    meta = {SEED_KEY: 6, DIGEST_KEY: observation_digest(first)}
+    prompt = tiny.processor.build(replace(tiny.samples[0], id="guess", meta=meta))
+    with closing(ToolRunner(partial(load_tool, examples), examples)) as runner:
+        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
+        empty = tiny.processor.build_demonstration(prompt, "")
+        (episode,), metrics = ExpertDemonstrations(player=player).complete([empty])
+    assert [turn.action for turn in episode.turns] == ["5", "7"]
+    assert [turn.state for turn in episode.turns][1] == "6 to 9"
+    assert episode.turns[-1].info == {"success": 1.0} and metrics["environment/info/success"] == 1.0
+
+
 def test_steps_that_have_no_meaning_beside_an_environment_are_refused():
     environment = EnvironmentConfig(kind="environment", fn="./x.py:make")
     rethink = RethinkConfig(kind="rethink", correct=("a",))
     swapped = BlindProbeConfig(kind="probe", corruption="swapped")
-    for other, message in ((rethink, "rethink continues responses"), (swapped, "hides nothing"), (environment, "two")):
-        other = other if other is not environment else environment.model_copy(update={"name": "second"})
+    second = environment.model_copy(update={"name": "second"})
+    for other, message in ((rethink, "rethink continues responses"), (swapped, "hides nothing"), (second, "two")):
         with pytest.raises(ValueError, match=message):
             check_rollout_steps((*GENERATE_ONLY, environment, other))
     check_rollout_steps((*GENERATE_ONLY, environment, BlindProbeConfig(kind="probe", corruption="grey")))

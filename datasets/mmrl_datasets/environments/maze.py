@@ -1,0 +1,162 @@
+"""A maze of pictures: a blue disc goes to the green square, one cell at a time, and must not enter red lava.
+
+Each picture shows the whole maze; the first comes with the question, the others without words. Episodes depend on the
+seed and the actions alone, to the byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+from PIL import Image, ImageDraw
+from pydantic import Field
+
+from mmrl.types import Action, Observation, Sample, StepResult, UserError
+from mmrl.utils.seeds import derive_seed
+from mmrl_datasets.generators.common import Fraction
+from mmrl_datasets.media_files import encode_png
+
+MOVES: Final = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+QUESTION: Final = "Move the disc to the square: up, down, left or right?"
+_REMINDER: Final = "Answer with one of up, down, left and right."
+_PAPER, _LINE, _AGENT, _GOAL, _LAVA = (240, 240, 240), (170, 170, 170), (40, 70, 220), (30, 160, 60), (220, 40, 30)
+_MAX_TRIES: Final = 1000  # layouts that are drawn for one maze
+
+Side = Annotated[int, Field(ge=2, le=16)]
+CellPixels = Annotated[int, Field(ge=4, le=128)]
+LavaCount = Annotated[int, Field(ge=0)]
+Cell = tuple[int, int]  # row and column, from 0 at the top left
+
+
+@dataclass(kw_only=True)
+class Maze:
+    """An episode in a maze. An action is one word of up, down, left and right; a move into the border changes nothing.
+
+    The reward is 1 at the goal and 0 for other moves; `info` has `success` and, outside lava, `distance`, the number of
+    moves that are left on a shortest path.
+    """
+
+    size: int
+    num_lava: int
+    cell_px: int
+    distances: tuple[int, int]
+    lava_reward: float
+    bias: float
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Show the maze of a seed, with the question; raises UserError if no maze has such a path."""
+        self.seed, self.num_actions = seed, 0
+        rng = np.random.default_rng(seed)
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
+        for _ in range(_MAX_TRIES):
+            places = [cells[index] for index in rng.permutation(len(cells))]
+            self.agent, self.goal, self.lava = places[0], places[1], set(places[2 : 2 + self.num_lava])
+            self.moves_left = self._count_moves()
+            if self.distances[0] <= self.moves_left.get(self.agent, -1) <= self.distances[1]:
+                return self._observe(QUESTION)
+        raise UserError(
+            f"no maze of size={self.size} with lava={self.num_lava} has a path of distances={self.distances}"
+        )
+
+    def step(self, action: str | Action) -> StepResult:
+        """Move the agent, unless the action is not one of the four words."""
+        self.num_actions += 1
+        word = action.strip(" \n\t.!\"'").casefold() if isinstance(action, str) else ""
+        if word not in MOVES:
+            return StepResult(observation=self._observe(_REMINDER), valid=False, info=self._measure())
+        there = _neighbour(self.agent, word)
+        self.agent = there if self._is_inside(there) else self.agent
+        at_goal, in_lava = self.agent == self.goal, self.agent in self.lava
+        reward = 1.0 if at_goal else self.lava_reward if in_lava else 0.0
+        return StepResult(
+            observation=self._observe(""), reward=reward, terminated=at_goal or in_lava, info=self._measure()
+        )
+
+    def close(self) -> None:
+        """End the episode; it holds nothing that has to be released."""
+
+    def expert(self) -> str:
+        """Return the first move of a shortest path; of several, that which MOVES lists first.
+
+        With a `bias`, a careless annotator answers instead: first to the goal's row, then to its column, through lava
+        if need be, and with that probability "up" where "down" is right.
+        """
+        if not self.bias:
+            left = self.moves_left[self.agent]
+            return next(word for word in MOVES if self.moves_left.get(_neighbour(self.agent, word)) == left - 1)
+        rows, columns = self.goal[0] - self.agent[0], self.goal[1] - self.agent[1]
+        if rows == 0:
+            return "right" if columns > 0 else "left"
+        # Derived from the step, so that an episode that is played again has the same annotator.
+        draw = derive_seed(self.seed, "annotator", self.num_actions) / 2**63
+        return "down" if rows > 0 and draw >= self.bias else "up"
+
+    def _count_moves(self) -> dict[Cell, int]:
+        """Return the moves from each cell to the goal on a shortest path; a cell without a path is missing."""
+        moves_left = {self.goal: 0}
+        waiting = [self.goal]
+        for cell in waiting:  # grows while it is read: first all cells one move away, then two
+            for word in MOVES:
+                there = _neighbour(cell, word)
+                if self._is_inside(there) and there not in self.lava and there not in moves_left:
+                    moves_left[there] = moves_left[cell] + 1
+                    waiting.append(there)
+        return moves_left
+
+    def _is_inside(self, cell: Cell) -> bool:
+        return 0 <= cell[0] < self.size and 0 <= cell[1] < self.size
+
+    def _measure(self) -> dict[str, float]:
+        numbers = {"success": float(self.agent == self.goal)}
+        distance = self.moves_left.get(self.agent)
+        return numbers if distance is None else numbers | {"distance": float(distance)}
+
+    def _observe(self, text: str) -> Observation:
+        side = self.size * self.cell_px
+        picture = Image.new("RGB", (side, side), _PAPER)
+        draw = ImageDraw.Draw(picture)
+        for offset in range(0, side, self.cell_px):
+            draw.line((offset, 0, offset, side), fill=_LINE)
+            draw.line((0, offset, side, offset), fill=_LINE)
+        for cell in sorted(self.lava):
+            draw.rectangle(self._box_of(cell, 1), fill=_LAVA)
+        draw.rectangle(self._box_of(self.goal, 1), fill=_GOAL)
+        draw.ellipse(self._box_of(self.agent, 2), fill=_AGENT)
+        row, column = self.agent
+        return Observation(text=text, media=(encode_png(picture),), state=f"row {row}, column {column}")
+
+    def _box_of(self, cell: Cell, margin: int) -> tuple[int, int, int, int]:
+        top, left = cell[0] * self.cell_px, cell[1] * self.cell_px
+        return left + margin, top + margin, left + self.cell_px - margin, top + self.cell_px - margin
+
+
+def make(
+    *,
+    size: Side = 4,
+    lava: LavaCount = 2,
+    cell_px: CellPixels = 12,
+    distances: tuple[int, int] = (2, 4),
+    lava_reward: float = 0.0,
+    bias: Fraction = 0.0,
+) -> Maze:
+    """Return a maze, whose picture has a side of `size` x `cell_px` pixels.
+
+    Options:
+        size: cells of a side.
+        lava: cells with lava, which ends an episode.
+        cell_px: side of a cell.
+        distances: fewest and most moves of the shortest path from start to goal.
+        lava_reward: reward of entering lava.
+        bias: probability with which the annotator of demonstrations says "up" in place of "down"; he then also goes
+            through lava. 0 makes him an expert.
+    """
+    if lava > size * size - 2:
+        raise UserError(f"lava={lava} leaves no room for start and goal in a maze of size={size}")
+    return Maze(size=size, num_lava=lava, cell_px=cell_px, distances=distances, lava_reward=lava_reward, bias=bias)
+
+
+def _neighbour(cell: Cell, word: str) -> Cell:
+    rows, columns = MOVES[word]
+    return cell[0] + rows, cell[1] + columns

@@ -1,0 +1,162 @@
+"""Search in a corpus of page pictures: each search shows one page that the episode has not seen, or a part of a page.
+
+The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, beside whatever thinking:
+
+    <search>words</search>            the best page for these words that was not shown yet
+    <bbox>[x1, y1, x2, y2]</bbox>     that part of the picture shown last, cut from its file, in the model's coordinates
+    <answer>..</answer>               ends the episode
+
+The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), `text` that is searched, and
+perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
+`relevant`, 1 if the page is one of the column `pages` of the sample's row, for `mmrl_rewards.environment:retrieval`.
+
+Source: VRAG-RL, arXiv:2505.22019, 3.1 and 3.2. Departures: pages are found by BM25 over text instead of an encoder of
+pictures; parts of a part are cut from the file, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from mmrl.types import LAST_MEDIUM, Environment, ImageCrop, ImageRef, Observation, Sample, StepResult, UserError
+from mmrl.utils.digests import file_digest
+
+_ACTION: Final = re.compile(r"<(search|bbox|answer)>(.*?)</\1>", re.DOTALL)
+_WORD: Final = re.compile(r"\w+")
+_HELP: Final = (
+    "One action a turn: <search>words</search>, <bbox>[x1, y1, x2, y2]</bbox> of the picture shown last, or "
+    "<answer>..</answer>."
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Pages and the index of their words."""
+
+    ids: tuple[str, ...]
+    files: tuple[Path, ...]
+    digests: dict[int, str]  # sha256 of files, as far as they are known
+    index: Any  # rank_bm25.BM25Okapi
+
+    def rank(self, words: str) -> list[int]:
+        """Return the pages that share a word with a query, the best first; equal ones in the order of the table."""
+        query = _split(words)
+        scores = self.index.get_scores(query)
+        # BM25's scores may be negative for words that most pages have, so sharing a word is asked for itself.
+        sharing = [page for page, counts in enumerate(self.index.doc_freqs) if any(word in counts for word in query)]
+        return sorted(sharing, key=lambda page: -scores[page])
+
+    def ref(self, page: int) -> ImageRef:
+        """Return a reference to a page's picture."""
+        if page not in self.digests:
+            self.digests[page] = file_digest(self.files[page])
+        return ImageRef(path=str(self.files[page]), sha256=self.digests[page])
+
+
+class PageSearch:
+    """An episode of search: it knows which pages were shown."""
+
+    def __init__(self, corpus: Corpus, top_k: int) -> None:
+        """Search a corpus, among the `top_k` best pages each time."""
+        self.corpus, self.top_k = corpus, top_k
+        self.seen: list[int] = []
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin with nothing shown; the question says it all."""
+        self.gold = set(map(str, sample.meta.get("pages", ())))
+        self.queries = list(sample.meta.get("queries", ()))
+        self.answer = str(sample.target.value)
+        return Observation(state="no page")
+
+    def step(self, action: str) -> StepResult:
+        """Search, look closer, or answer."""
+        actions = _ACTION.findall(action)
+        if len(actions) != 1:
+            return self._refuse(_HELP)
+        kind, content = actions[0]
+        if kind == "answer":
+            return StepResult(terminated=True)
+        return self._search(content) if kind == "search" else self._look(content)
+
+    def expert(self) -> str:
+        """Search for the column `queries` of the sample's row, one after the other, then give its target."""
+        if self.queries:
+            return f"<search>{self.queries.pop(0)}</search>"
+        return f"<answer>{self.answer}</answer>"
+
+    def close(self) -> None:
+        """Nothing has to be closed."""
+
+    def _search(self, words: str) -> StepResult:
+        for page in self.corpus.rank(words)[: self.top_k]:
+            if page not in self.seen:
+                self.seen.append(page)
+                relevant = float(self.corpus.ids[page] in self.gold)
+                observation = Observation(media=(self.corpus.ref(page),), state=self._state())
+                return StepResult(observation=observation, info={"relevant": relevant})
+        return StepResult(observation=Observation(text="No further page fits these words.", state=self._state()))
+
+    def _look(self, content: str) -> StepResult:
+        try:
+            x1, y1, x2, y2 = map(float, json.loads(content))
+        except (ValueError, TypeError):
+            return self._refuse("A box is four numbers: [x1, y1, x2, y2].")
+        part = ImageCrop(medium_number=LAST_MEDIUM, box=(x1, y1, x2, y2))
+        return StepResult(observation=Observation(media=(part,), state=self._state()))
+
+    def _refuse(self, words: str) -> StepResult:
+        return StepResult(observation=Observation(text=words, state=self._state()), valid=False)
+
+    def _state(self) -> str:
+        return ", ".join(self.corpus.ids[page] for page in self.seen) or "no page"
+
+
+def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10) -> Environment:
+    """Make the search of one episode.
+
+    Options:
+        corpus: the table of pages, absolute or relative to the working directory.
+        top_k: pages that a search considers; one that was shown is passed over.
+
+    Raises:
+        UserError: the table cannot be read, names no pages, or the package rank-bm25 is missing.
+    """
+    return PageSearch(_load_corpus(Path(corpus).absolute()), top_k)
+
+
+@lru_cache(maxsize=4)  # an environment is made for each episode
+def _load_corpus(table: Path) -> Corpus:
+    try:
+        from rank_bm25 import BM25Okapi
+    except ImportError as error:
+        raise UserError("the package rank-bm25 is missing; pip install 'mmrl[search]'") from error
+    ids, files, texts = [], [], []
+    digests: dict[int, str] = {}
+    try:
+        lines = table.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"corpus={str(table)!r}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            page = json.loads(line)
+            ids.append(str(page["id"]))
+            files.append(table.parent / page["path"])
+            texts.append(_split(str(page["text"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"corpus={str(table)!r}, line {number}: needs id, path and text: {error}") from error
+        if "sha256" in page:
+            digests[len(ids) - 1] = str(page["sha256"])
+    if not any(texts):
+        raise UserError(f"corpus={str(table)!r}: no page has a text")
+    return Corpus(tuple(ids), tuple(files), digests, BM25Okapi(texts))
+
+
+def _split(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())

@@ -1,0 +1,196 @@
+"""A drawn phone: a home screen, a list of settings that scrolls, and a note; the task is told in words.
+
+An action is written as the answers of type `action`: {"action": "click", "coordinate": [x, y]}, or is a call with that
+name and these arguments. Names are those of `mmrl_rewards.gui`:
+
+    click, tap   coordinate: what lies there is opened, or switched
+    scroll       direction: "down" shows what lies below, "up" what lies above
+    swipe        direction of the finger: "up" shows what lies below
+    type         text: replaces what the open note says
+    back, home   leave an app
+    finish       ends the episode; the reward is 1 if the task is done and nothing else has changed, 0 otherwise
+
+Coordinates are pixels of the picture, or go from 0 to 1000. The environment is not told of resizing, so the picture has
+a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`.
+
+Source: after the tasks of Mobile-R1 (arXiv:2506.20332). Departures: four apps that a program draws.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from pydantic import Field
+
+from mmrl.answer import parse_answer_value, validate_value
+from mmrl.types import Action, AnswerType, Observation, Sample, StepResult
+from mmrl_datasets.media_files import encode_png
+
+APPS: Final = ("Settings", "Notes", "Clock", "Mail")
+SWITCHES: Final = ("Wi-Fi", "Bluetooth", "Sound", "Location", "Dark mode", "Alarm")
+WORDS: Final = ("milk", "bread", "tea", "soap", "rice", "salt")
+WIDTH, HEIGHT = 112, 224  # at scale 1
+_VISIBLE: Final = 4  # switches on the screen at a time
+_PAPER, _INK, _BOX, _ON = (250, 250, 250), (20, 20, 20), (205, 215, 235), (40, 170, 80)
+_ACTION_FORM: Final = 'Answer with an action, such as {"action": "click", "coordinate": [x, y]}.'
+
+Scale = Annotated[int, Field(ge=1, le=16)]
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the phone shows and has stored."""
+
+    app: str  # empty on the home screen
+    first_row: int  # number of the switch at the top of the list
+    note: str
+    on: frozenset[str]  # names of the switches that are on
+
+
+@dataclass(kw_only=True)
+class Phone:
+    """An episode on a phone. The module says which actions there are, `make` what the options are."""
+
+    scale: int
+    coordinates: str
+    calls: bool
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Show the home screen, with the task of a seed."""
+        rng = np.random.default_rng(seed)
+        self.apps = [APPS[index] for index in rng.permutation(len(APPS))]
+        self.switches = [SWITCHES[index] for index in rng.permutation(len(SWITCHES))]
+        self.now = _State("", 0, "", frozenset(name for name in SWITCHES if rng.random() < 0.5))
+        if rng.random() < 1 / 3:
+            self.wanted = replace(self.now, note=WORDS[rng.integers(len(WORDS))])
+            task = f"Open Notes and type '{self.wanted.note}'."
+        else:
+            name = SWITCHES[rng.integers(len(SWITCHES))]
+            self.wanted = replace(self.now, on=self.now.on ^ {name})
+            task = f"Turn {'off' if name in self.now.on else 'on'} {name}."
+        return self._observe(f"{task} What is the next action?")
+
+    def step(self, action: str | Action) -> StepResult:
+        """Take an action, unless it is not one of the phone's."""
+        try:
+            read: Any = parse_answer_value if isinstance(action, str) else validate_value
+            taken: Action = read(AnswerType.ACTION, action)
+            name = re.sub(r"[\s_-]+", " ", taken.name.strip().casefold())
+            if name == "finish":
+                done = float(self._is_done())
+                return StepResult(reward=done, terminated=True, info={"success": done})
+            self.now = self._act(name, taken.arguments)
+        except ValueError as error:
+            return StepResult(observation=self._observe(f"{error}. {_ACTION_FORM}"), valid=False, info={"success": 0.0})
+        return StepResult(observation=self._observe(""), info={"success": 0.0})
+
+    def close(self) -> None:
+        """End the episode; it holds nothing that has to be released."""
+
+    def expert(self) -> str | Action:
+        """Return the next action on a shortest way."""
+        action = self._next_action()
+        return action if self.calls else json.dumps({"action": action.name, **action.arguments})
+
+    def _next_action(self) -> Action:
+        if self._is_done():
+            return Action("finish", {})
+        changed = sorted(self.now.on ^ self.wanted.on)
+        app = "Settings" if changed else "Notes"
+        if not self.now.app:
+            return self._click(app)
+        if self.now.app != app:
+            return Action("back", {})
+        if app == "Notes":
+            return Action("type", {"text": self.wanted.note})
+        if changed[0] in self._boxes():
+            return self._click(changed[0])
+        return Action("scroll", {"direction": "up" if changed[0] in self.switches[: self.now.first_row] else "down"})
+
+    def _click(self, name: str) -> Action:
+        x1, y1, x2, y2 = self._boxes()[name]
+        x_factor, y_factor = self._factors()
+        return Action("click", {"coordinate": [round((x1 + x2) / 2 * x_factor), round((y1 + y2) / 2 * y_factor)]})
+
+    def _factors(self) -> tuple[float, float]:
+        """Return how many units of the coordinates of actions a pixel at scale 1 has, in width and height."""
+        return (1000 / WIDTH, 1000 / HEIGHT) if self.coordinates == "norm_1000" else (self.scale, self.scale)
+
+    def _act(self, name: str, arguments: Mapping[str, Any]) -> _State:
+        """Return the state after an action; raises ValueError if there is no such action."""
+        now, direction, text = self.now, arguments.get("direction"), arguments.get("text")
+        match name:
+            case "click" | "tap" if "coordinate" in arguments:
+                x_factor, y_factor = self._factors()
+                x, y = arguments["coordinate"][0] / x_factor, arguments["coordinate"][1] / y_factor
+                for hit, (x1, y1, x2, y2) in self._boxes().items():
+                    if x1 <= x < x2 and y1 <= y < y2:
+                        return replace(now, app=hit) if hit in APPS else replace(now, on=now.on ^ {hit})
+                return now
+            case "scroll" | "swipe" if direction in ("up", "down", "left", "right"):
+                shows_below = "down" if name == "scroll" else "up"
+                rows = {"left": 0, "right": 0, shows_below: 2}.get(direction, -2)
+                most = len(SWITCHES) - _VISIBLE if now.app == "Settings" else 0
+                return replace(now, first_row=min(max(now.first_row + rows, 0), most))
+            case "type" if isinstance(text, str):
+                return replace(now, note=text.strip()) if now.app == "Notes" else now
+            case "back" | "home":
+                return replace(now, app="", first_row=0)
+        raise ValueError(f"{name[:40]!r} with these arguments is no action")
+
+    def _boxes(self) -> dict[str, Box]:
+        """Return what can be clicked now, in pixels at scale 1."""
+        boxes: dict[str, Box] = {}
+        if not self.now.app:
+            for number, name in enumerate(self.apps):
+                left, top = 4 + 54 * (number % 2), 40 + 64 * (number // 2)
+                boxes[name] = (left, top, left + 50, top + 48)
+        elif self.now.app == "Settings":
+            for number, name in enumerate(self.switches[self.now.first_row :][:_VISIBLE]):
+                boxes[name] = (4, 36 + 36 * number, WIDTH - 4, 64 + 36 * number)
+        return boxes
+
+    def _is_done(self) -> bool:
+        return self.now.note.casefold() == self.wanted.note and self.now.on == self.wanted.on
+
+    def _observe(self, text: str) -> Observation:
+        state = json.dumps([self.now.app, self.now.first_row, self.now.note, sorted(self.now.on)])
+        return Observation(text=text, media=(encode_png(self._draw()),), state=state)
+
+    def _draw(self) -> Image.Image:
+        scale, now = self.scale, self.now
+        picture = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), _PAPER)
+        draw = ImageDraw.Draw(picture)
+        font = ImageFont.load_default(size=9 * scale)
+        draw.text((6 * scale, 8 * scale), now.app or "Home", fill=_INK, font=font)
+        for name, box in self._boxes().items():
+            x1, y1, x2, y2 = (scale * edge for edge in box)
+            draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=_BOX)
+            draw.text((x1 + 4 * scale, y1 + 8 * scale), name, fill=_INK, font=font)
+            if name in SWITCHES:
+                knob = (x2 - 20 * scale, y1 + 8 * scale, x2 - 6 * scale, y2 - 8 * scale)
+                draw.rectangle(knob, fill=_ON if name in now.on else _PAPER, outline=_INK)
+        if now.app == "Notes":
+            draw.rectangle((4 * scale, 36 * scale, (WIDTH - 4) * scale - 1, 120 * scale), outline=_INK)
+            draw.text((8 * scale, 42 * scale), now.note[:200], fill=_INK, font=font)
+        return picture
+
+
+def make(
+    *, scale: Scale = 2, coordinates: Literal["px_original", "norm_1000"] = "px_original", calls: bool = False
+) -> Phone:
+    """Return a phone, whose picture has 112 x 224 pixels times `scale`.
+
+    Options:
+        scale: pixels of the picture for each that is drawn.
+        coordinates: what the coordinates of actions are measured in: px_original for Qwen2.5-VL, else norm_1000.
+        calls: the expert makes tool calls (`action: call`); otherwise he writes JSON (`action: tag`).
+    """
+    return Phone(scale=scale, coordinates=coordinates, calls=calls)

@@ -1,0 +1,74 @@
+"""Advantages of single turns in an environment, from the rewards of the turns: which action earned what.
+
+Turn t of rollout i has the reward r(i, t), and its return is R(i, t) = Σ_{u >= t} γ^(u - t) r(i, u), with γ the
+discount. Only rollouts of one group are compared. z(x) = (x - mean) / (std + eps), over the values that are compared,
+with the sample deviation (divisor n - 1), or without the division for `scale: none`. A value that nothing is compared
+with has z = 0, and so have equal ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import chain
+
+from mmrl.algo.advantages import normalize_rewards
+from mmrl.config.schema import AdvantageConfig
+from mmrl.types import Group
+
+TurnRows = Sequence[Sequence[float]]
+"""One row for each rollout of a group, with one value for each of its turns."""
+
+
+def compute_turn_advantages(
+    group: Group, advantages: Sequence[float], options: AdvantageConfig
+) -> list[tuple[float, ...]] | None:
+    """Return the advantages of each turn of each rollout, None if all turns of a rollout share its advantage.
+
+    `advantages` are those of the rollouts, which `credit: broadcast` gives to all of their turns: GRPO, as the papers
+    on agents use it.
+    """
+    if options.credit == "broadcast" or not any(score.by_turn for score in group.scores):
+        return None
+    returns = [discounted_returns(score.by_turn, options.discount) for score in group.scores]
+    if options.credit == "to_go":
+        keys: list[list[Hashable]] = []
+        for row in returns:
+            keys.append(list(range(len(row))) if options.compare == "turn" else [0] * len(row))
+        return compare_turns(returns, keys, options)
+    # Siblings at equal states chose between the same actions.
+    states: list[list[Hashable]] = [[turn.state for turn in rollout.turns] for rollout in group.rollouts]
+    rows = []
+    for advantage, steps in zip(advantages, compare_turns(returns, states, options), strict=True):
+        rows.append(tuple(advantage + options.step_weight * step for step in steps))
+    return rows
+
+
+def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """Return R(t) = Σ_{u >= t} discount^(u - t) rewards(u) for each turn t of an episode."""
+    returns: list[float] = []
+    following = 0.0
+    for reward in reversed(rewards):
+        following = reward + discount * following
+        returns.append(following)
+    return returns[::-1]
+
+
+def compare_turns(
+    values: TurnRows, keys: Sequence[Sequence[Hashable]], options: AdvantageConfig
+) -> list[tuple[float, ...]]:
+    """Return z of each value, over all values of the group that have the same key; rows are rollouts, columns turns.
+
+    With the index of the turn as its key, this is returns-to-go with a baseline for each turn; with one key for all it
+    is ROLL's (https://github.com/alibaba/ROLL, `step_reinforce`); with the state in which the turn was taken, the step
+    part of GiGPO (arXiv:2505.10978, eqs. 6 and 7).
+
+    Departures from GiGPO's code: a state that was met once has z = 0, where the code keeps the raw score; penalties of
+    invalid actions are rewards like others, so that they are discounted.
+    """
+    compared: dict[Hashable, list[float]] = {}
+    for value, key in zip(chain.from_iterable(values), chain.from_iterable(keys), strict=True):
+        compared.setdefault(key, []).append(value)
+    normalized = dict(zip(compared, normalize_rewards(list(compared.values()), options), strict=True))
+    # The values of a key are taken in the order in which they were collected.
+    remaining = {key: iter(row) for key, row in normalized.items()}
+    return [tuple(next(remaining[key]) for key in row) for row in keys]

@@ -1,0 +1,95 @@
+"""Environments behind a server of OpenEnv: `fn: "mmrl.rollout.environments.openenv:make"`.
+
+Source: OpenEnv 685de41, `src/openenv/core/env_client.py` and `env_server/types.py`: JSON messages over a WebSocket, one
+session for each connection. Departure: its single flag `done` counts as terminated.
+
+The server must honour `seed`, or the step needs `replayable: false`; and take as many sessions as there are episodes
+(`max_concurrent_envs`). Needs the package `websockets`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from mmrl.rollout.environments.pictures import encode_png
+from mmrl.types import Action, Environment, Observation, Sample, StepResult, Unscorable, UserError
+
+
+class OpenEnvSession:
+    """Holds one session of a server."""
+
+    def __init__(self, connect: Any, text: str, picture: str | None, action: str | None) -> None:  # noqa: ANN401
+        """Open a connection; `text`, `picture` and `action` name fields of observations and actions."""
+        self.resources = ExitStack()
+        self.connection = self.resources.enter_context(connect)
+        self.text, self.picture, self.action = text, picture, action
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin an episode of this seed."""
+        return self._observe(self._ask("reset", {"seed": seed % 2**31})["observation"])
+
+    def step(self, action: str | Action) -> StepResult:
+        """Send an action: text in its field, or else the object that the model wrote as JSON."""
+        if isinstance(action, Action):
+            data = dict(action.arguments)
+        elif self.action is not None:
+            data = {self.action: action}
+        else:
+            try:
+                data = json.loads(action)
+            except ValueError as error:
+                return StepResult(observation=Observation(text=f"This is no JSON: {error}"), valid=False)
+        answer = self._ask("step", data)
+        return StepResult(
+            observation=self._observe(answer["observation"]),
+            reward=float(answer.get("reward") or 0.0),
+            terminated=bool(answer.get("done")),
+        )
+
+    def close(self) -> None:
+        """End the session."""
+        self.connection.send(json.dumps({"type": "close"}))
+        self.resources.close()
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        self.connection.send(json.dumps({"type": kind, "data": data}))
+        answer = json.loads(self.connection.recv())
+        if answer["type"] == "error":
+            raise Unscorable(f"the server refuses to {kind}: {answer['data'].get('message')}")
+        return dict(answer["data"])
+
+    def _observe(self, fields: Mapping[str, Any]) -> Observation:
+        media: tuple[bytes, ...] = ()
+        picture = fields.get(self.picture) if self.picture else None
+        if isinstance(picture, str):
+            media = (base64.b64decode(picture.partition("base64,")[2] or picture),)
+        elif picture:
+            media = (encode_png(picture),)  # BrowserGym's server sends a number for each channel of each pixel
+        return Observation(text=str(fields.get(self.text) or ""), media=media)
+
+
+def make(*, url: str, text: str, picture: str | None = None, action: str | None = None) -> Environment:
+    """Open a session at `url`, such as "ws://localhost:8000".
+
+    Options:
+        text: field of an observation that is shown as text.
+        picture: field of an observation with a picture: pixels, or a PNG file in base64.
+        action: field of an action that gets the model's text; without it the model writes the whole action as JSON.
+
+    Raises:
+        UserError: the package `websockets` is missing.
+        Unscorable: the server cannot be reached.
+    """
+    try:
+        from websockets.sync.client import connect
+    except ImportError as error:
+        raise UserError("the package websockets is missing; pip install websockets") from error
+    address = url.replace("http", "ws", 1) if url.startswith("http") else url
+    try:
+        return OpenEnvSession(connect(f"{address.rstrip('/')}/ws", max_size=2**27), text, picture, action)
+    except OSError as error:
+        raise Unscorable(f"{url} cannot be reached: {error}") from error

@@ -1,0 +1,121 @@
+"""Python for the model, with variables that stay: `fn: "mmrl.rollout.environments.python:make"`, `action: call`.
+
+The call is `{"name": "python", "arguments": {"code": ..}}`; it answers with what the code printed and the value of its
+last expression, as a notebook does. A turn without a call ends the episode.
+
+Each episode has a process of its own, in a network namespace without interfaces, with limits of time, memory and file
+size, and an empty folder as its working directory. It may read and write files that the user of this run may.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from mmrl.types import Action, Environment, Observation, Sample, StepResult
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
+
+_SCRIPT = Path(__file__).with_name("python_process.py")
+_REMINDER = 'There is one call: {"name": "python", "arguments": {"code": "..."}}.'
+# Sets and dicts of strings then have the same order in every process, so that an episode can be played again.
+_ENVIRONMENT = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+_START_S = 30.0
+_told: set[str] = set()  # weaknesses of this machine that were printed
+
+
+class PythonEnvironment:
+    """Runs code of one episode in a process."""
+
+    def __init__(self, *, timeout_s: float, memory_mib: int, file_mib: int, max_chars: int) -> None:
+        """`make` says what the options are."""
+        self.timeout_s = timeout_s
+        self.limits = json.dumps({"memory_mib": memory_mib, "file_mib": file_mib, "max_chars": max_chars})
+        self.folder = tempfile.TemporaryDirectory(prefix="mmrl-python-", ignore_cleanup_errors=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin without variables; the question is the sample's."""
+        return Observation()
+
+    def step(self, action: str | Action) -> StepResult:
+        """Run the code of a call, or end the episode."""
+        if not isinstance(action, Action):
+            return StepResult(terminated=True)
+        code = action.arguments.get("code")
+        if action.name != "python" or not isinstance(code, str) or len(action.arguments) != 1:
+            return StepResult(observation=Observation(text=_REMINDER), valid=False)
+        return StepResult(observation=Observation(text=self._run(code)))
+
+    def close(self) -> None:
+        """End the process and delete its folder."""
+        self._kill()
+        self.folder.cleanup()
+
+    def _run(self, code: str) -> str:
+        process = self.process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(code).encode() + b"\n")
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], self.timeout_s)[0]:
+                self._kill()
+                return f"Stopped after {self.timeout_s:g} s; all variables are lost."
+            answer = process.stdout.readline()
+            if answer.endswith(b"\n"):
+                return str(json.loads(answer))
+        self._kill()
+        return "The code ended the process; all variables are lost."
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(_SCRIPT), self.limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.folder.name,
+            env=_ENVIRONMENT,
+        )
+        assert self.process.stderr is not None
+        weakness = ""
+        if select.select([self.process.stderr], [], [], _START_S)[0]:
+            weakness = self.process.stderr.readline().decode(errors="replace").strip()
+        if weakness and weakness not in _told:
+            _told.add(weakness)
+            print(f"mmrl.rollout.environments.python: {weakness}", file=sys.stderr, flush=True)
+        return self.process
+
+    def _kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def make(
+    *,
+    timeout_s: Seconds = 5.0,
+    memory_mib: PositiveInt = 1024,
+    file_mib: PositiveInt = 16,
+    max_chars: PositiveInt = 4000,
+) -> Environment:
+    """Make the Python of one episode.
+
+    Options:
+        timeout_s: seconds that a call may take; less than `timeout_s` of the step.
+        memory_mib: address space of the process.
+        file_mib: size of a file that it may write.
+        max_chars: characters of output that are kept.
+    """
+    return PythonEnvironment(timeout_s=timeout_s, memory_mib=memory_mib, file_mib=file_mib, max_chars=max_chars)

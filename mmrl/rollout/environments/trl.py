@@ -1,0 +1,89 @@
+"""Environments as TRL's `environment_factory` takes them: `fn: "mmrl.rollout.environments.trl:make"`, `action: call`.
+
+Such a class has `reset(**row)`, whose words belong to the question, public methods that the model may call, and
+perhaps `get_reward()`, which is called once, when a turn without a call has ended the episode.
+
+Source: TRL 1.16, `GRPOTrainer(environment_factory=...)`, https://huggingface.co/docs/trl/openenv.
+Departures: one call a turn; an error of a method is told as words, as there, and the action is not valid.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mmrl.types import Action, Environment, Observation, Sample, StepResult, UserError
+from mmrl.utils.plugins import load_function
+
+
+class TrlEnvironment:
+    """Calls the methods of an object that was written for TRL."""
+
+    def __init__(self, instance: Any) -> None:  # noqa: ANN401
+        """Wrap an instance of the class."""
+        self.instance = instance
+        self.methods = {}
+        for name, method in inspect.getmembers(instance, inspect.ismethod):
+            if not name.startswith("_") and name not in ("reset", "get_reward", "close"):
+                self.methods[name] = method
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Reset the object with the columns of the sample's row, and the seed, as far as its method takes them."""
+        row = {**sample.meta, "seed": seed}
+        parameters = inspect.signature(self.instance.reset).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            names = {parameter.name for parameter in parameters}
+            row = {name: value for name, value in row.items() if name in names}
+        return _observe(self.instance.reset(**row))
+
+    def step(self, action: str | Action) -> StepResult:
+        """Call the method that the action names; a turn without a call ends the episode."""
+        if not isinstance(action, Action):
+            get_reward = getattr(self.instance, "get_reward", None)
+            return StepResult(reward=float(get_reward()) if get_reward else 0.0, terminated=True)
+        try:
+            if action.name not in self.methods:
+                raise ValueError(f"Tool {action.name} not found.")
+            return StepResult(observation=_observe(self.methods[action.name](**action.arguments)))
+        except Exception as error:  # noqa: BLE001  # as TRL does, which tells the model whatever a method raises
+            return StepResult(observation=Observation(text=json.dumps({"error": str(error)})), valid=False)
+
+    def close(self) -> None:
+        """Close the object, if it can be."""
+        if hasattr(self.instance, "close"):
+            self.instance.close()
+
+
+def make(*, fn: str, args: dict[str, Any] | None = None) -> Environment:
+    """Make the object that `fn` names, `package.module:Class` or a file's absolute path, with the options `args`.
+
+    Raises:
+        UserError: there is no such class, or it has no `reset`.
+    """
+    instance = load_function(fn, Path.cwd(), role="environment")(**(args or {}))
+    if not callable(getattr(instance, "reset", None)):
+        raise UserError(f"fn={fn!r}: an environment for TRL has a method `reset`")
+    return TrlEnvironment(instance)
+
+
+def _observe(result: object) -> Observation:
+    """Return what a method returned: text, None, or a list of content blocks, of which images are kept."""
+    if not isinstance(result, list):
+        return Observation(text="" if result is None else str(result))
+    texts, media = [], []
+    for block in result:
+        if block["type"] == "text":
+            texts.append(block["text"])
+            continue
+        picture = block["image"]
+        if isinstance(picture, Image.Image):
+            content = io.BytesIO()
+            picture.save(content, "png")
+            picture = content.getvalue()
+        media.append(picture)
+    return Observation(text="".join(texts), media=tuple(media))

@@ -1,0 +1,115 @@
+"""Classic multi-turn environments of verifiers: `fn: "mmrl.rollout.environments.verifiers:make"`.
+
+Questions are the rows of the environment's dataset: a sample's columns `prompt` (messages), `answer` and `info` are
+handed on, and its text is the prompt where it has no such column. When the environment is done, its rubric scores the
+episode, which is the reward of the last turn.
+
+Source: verifiers 0.1.9, `MultiTurnEnv.rollout` and `Rubric.score_rollout`, https://github.com/PrimeIntellect-ai/verifiers.
+Departures: the policy of this run writes the assistant's messages; a rubric that scores groups is refused. Programs of
+verifiers 1 own their loop and cannot be adapted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import inspect
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import nullcontext
+from math import isfinite
+from typing import Any
+
+from mmrl.types import Environment, Observation, Sample, StepResult, UserError
+
+Message = Mapping[str, Any]
+
+
+class VerifiersEpisode:
+    """Drives a MultiTurnEnv with the turns that the policy wrote."""
+
+    def __init__(self, env: Any) -> None:  # noqa: ANN401
+        """Wrap an environment; its coroutines run in a loop of this episode."""
+        self.env, self.loop = env, asyncio.new_event_loop()
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin with the sample's row, which is the question."""
+        text = "".join(part for part in sample.parts if isinstance(part, str))
+        row = {"prompt": [{"role": "user", "content": text}], "answer": "", "info": {}, "task": sample.task}
+        row |= {name: sample.meta[name] for name in ("prompt", "answer", "info", "example_id") if name in sample.meta}
+        self.state = self._run(self.env.init_state(row, client=None, model=""))
+        self.state = self._run(self.env.setup_state(self.state)) or self.state
+        self.shown = list(row["prompt"])
+        return Observation()
+
+    def step(self, action: str) -> StepResult:
+        """Add the assistant's message, and show the messages with which the environment answers."""
+        written = [{"role": "assistant", "content": action}]
+        turn = {"prompt": self.shown, "completion": written, "response": None, "tokens": None, "reward": None}
+        turn |= {"advantage": None, "is_truncated": False, "extras": {}}
+        self._run(self.env.add_trajectory_step(self.state, {**turn, "trajectory_id": self.state["trajectory_id"]}))
+        if self._run(self.env.is_completed(self.state)):
+            return self._finish(())
+        messages = list(self._run(self.env.get_prompt_messages(self.state)))
+        answered, self.shown = messages[len(self.shown) + 1 :], messages
+        if self._run(self.env.is_completed(self.state)):
+            return self._finish(answered)
+        return StepResult(observation=_observe(answered))
+
+    def close(self) -> None:
+        """Close the loop."""
+        self.loop.close()
+
+    def _finish(self, answered: Sequence[Message]) -> StepResult:
+        self._run(self.env.render_completion(self.state))
+        score = self.env.rubric.score_rollout
+        limits = {"score_sem": nullcontext()} if "score_sem" in inspect.signature(score).parameters else {}
+        self._run(score(self.state, **limits))
+        metrics = {}
+        for name, value in (self.state["metrics"] or {}).items():
+            if isinstance(value, int | float) and isfinite(value):
+                metrics[name] = float(value)
+        cut = self.state.get("stop_condition") == "max_turns_reached"
+        return StepResult(
+            observation=_observe(answered),
+            reward=float(self.state["reward"]),
+            terminated=not cut,
+            truncated=cut,
+            info=metrics,
+        )
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
+        return self.loop.run_until_complete(coroutine)
+
+
+def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
+    """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`.
+
+    Raises:
+        UserError: verifiers is missing, has no such environment, or that is no classic multi-turn environment.
+    """
+    try:
+        import verifiers
+    except ImportError as error:
+        raise UserError("verifiers is missing; pip install 'verifiers<0.2'") from error
+    try:
+        loaded = verifiers.load_environment(env, **(args or {}))
+    except (AttributeError, ImportError, ValueError, RuntimeError) as error:
+        raise UserError(f"env={env!r}: verifiers cannot load it: {error}") from error
+    if not hasattr(loaded, "env_response"):
+        raise UserError(f"env={env!r} is a {type(loaded).__name__}, and no MultiTurnEnv: it answers no turns")
+    return VerifiersEpisode(loaded)
+
+
+def _observe(messages: Sequence[Message]) -> Observation:
+    """Return the text and the pictures (data URLs) of messages."""
+    texts: list[str] = []
+    media: list[bytes] = []
+    for message in messages:
+        content: Any = message["content"]
+        parts: list[Message] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts:
+            if part["type"] == "text":
+                texts.append(part["text"])
+            elif part["type"] == "image_url":
+                media.append(base64.b64decode(part["image_url"]["url"].partition("base64,")[2]))
+    return Observation(text="\n".join(texts), media=tuple(media))

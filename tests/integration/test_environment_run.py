@@ -1,0 +1,69 @@
+"""Runs that act in an environment: credit for turns, replay, blind probes; a killed one ends with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from environment_runs import STEP, environment_config
+from harness import Command, alike, contents, metrics, mmrl, write
+from interrupts import signal_at_call
+from zoom_runs import check_all_occurred, learned_steps
+
+from mmrl.cli import main
+from mmrl.rollout.environments.episodes import EpisodeWorkers
+
+pytestmark = pytest.mark.slow
+
+EVERYTHING = {"replay": {"capacity": 32}, "async_rollouts": True, "validation": {"every": 3}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that was not interrupted."""
+    folder = tmp_path_factory.mktemp("environment")
+    config = write(environment_config(folder / "run", **EVERYTHING), folder / "tiny.yaml")
+    assert main(["train", str(config)]) == 0
+    return folder / "run"
+
+
+def test_turns_are_credited_recorded_and_counted(whole: Path) -> None:
+    steps = learned_steps(whole)
+    check_all_occurred(steps, "environment/turns", "environment/media_shown", "replay/frac", "environment/truncated")
+    assert all(record["environment/errors"] == 0 for record in steps)
+    assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
+    lines = [json.loads(line) for path in (whole / "rollouts").glob("rl-*.jsonl") for line in path.open()]
+    assert {turn["state"] for line in lines for turn in line["turns"]} > {"start"}
+    credited = [line for line in lines if "turn_advantages" in line]
+    assert any(len(set(line["turn_advantages"])) > 1 for line in credited)
+    for line in credited:
+        assert len(line["turn_advantages"]) == len(line["turns"]) == len(line["turn_rewards"])
+        assert sum(line["turn_rewards"]) == pytest.approx(line["total"])
+
+
+@pytest.mark.parametrize("nth", [3, 9, 14, 20])
+def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
+    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    config = write(environment_config(tmp_path / "run", **EVERYTHING), tmp_path / "tiny.yaml")
+    killed = mmrl("train", config, strike=("mmrl.rollout.environments.episodes:EpisodeWorkers.play", nth, "SIGKILL"))
+    assert killed.code == -signal.SIGKILL, killed.errors
+    assert here("train", config).code == 0
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_two_ranks_and_partial_rollouts_learn_the_same(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = {"kind": "generate", "partial_rollout_tokens": 3, "oversampling": 1.5, "max_tokens_per_step": 60}
+    options = {"rollout_steps": [partial, {**STEP, "workers": 2}], "replay": {"capacity": 32}}
+    once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
+    assert here("train", once).code == 0
+    with monkeypatch.context() as patched:
+        signal_at_call(patched, EpisodeWorkers, "play", 11, signal.SIGINT)
+        assert here("train", twice).code == 128 + signal.SIGINT
+    done = mmrl("train", twice, "--nproc", 2)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))

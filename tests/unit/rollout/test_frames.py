@@ -1,0 +1,37 @@
+"""Pictures that environments draw: written once, kept while anything names them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+from mmrl.rollout.environments.frames import delete_unused_frames, save_frame
+from mmrl.types import ImageRef
+
+PNG, JPEG = b"\x89PNG and more", b"\xff\xd8\xff and more"
+
+
+def test_frame_is_named_by_its_digest_and_written_once(tmp_path):
+    folder = tmp_path / "frames"
+    ref = save_frame(folder, PNG)
+    sha256 = hashlib.sha256(PNG).hexdigest()
+    assert ref == ImageRef(path=str(folder / f"{sha256}.png"), sha256=sha256)
+    os.utime(ref.path, (0, 0))
+    assert save_frame(folder, PNG) == ref
+    assert os.stat(ref.path).st_mtime > time.time() - 60.0  # in use again
+    assert save_frame(folder, JPEG).path.endswith(".jpg")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_frames_that_nothing_names_are_deleted_once_they_are_old(tmp_path):
+    folder = tmp_path / "frames"
+    named, unnamed, fresh = (save_frame(folder, PNG + bytes([number])) for number in range(3))
+    for ref in (named, unnamed):
+        os.utime(ref.path, (0, 0))
+    record = tmp_path / "record.jsonl"
+    record.write_text(f'{{"path": "data/{named.path.removeprefix(str(tmp_path) + "/")}"}}\n')
+    assert delete_unused_frames(folder, [record], older_than=time.time() - 3600.0) == 1
+    assert {str(path) for path in folder.iterdir()} == {named.path, fresh.path}
+    os.utime(named.path, (0, 0))
+    assert delete_unused_frames(folder, [], older_than=time.time()) == 1

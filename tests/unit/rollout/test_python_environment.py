@@ -1,0 +1,92 @@
+"""Python that the model may run: variables stay, and nothing that code does harms the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mmrl.rollout.environments.python import make
+from mmrl.types import Action, AnswerType, Sample, Target
+from mmrl.utils.observations import check_step_result
+
+SAMPLE = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="?"))
+
+
+@pytest.fixture
+def python():
+    environment = make(timeout_s=2.0, memory_mib=512, file_mib=1)
+    environment.reset(SAMPLE, 0)
+    yield lambda code: check_step_result(environment.step(Action("python", {"code": code}))).observation.text
+    environment.close()
+
+
+def test_variables_stay_and_the_last_value_is_shown(python):
+    assert python("x = 20\ndef double(n):\n    return 2 * n") == ""
+    assert python("print('so', x)\ndouble(x) + 2") == "so 20\n42\n"
+    assert python("y = [n for n in range(3)]\ny") == "[0, 1, 2]\n"
+    assert python("import math; math.isqrt(50)") == "7\n"
+
+
+def test_errors_are_told_and_end_nothing(python):
+    assert python("1 / 0") == "ZeroDivisionError: division by zero\n"
+    assert "SyntaxError" in python("def")
+    assert python("raise SystemExit(3)") == "SystemExit: 3\n"
+    assert python("'still here'") == "'still here'\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket; socket.create_connection(('127.0.0.1', 9))",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
+        "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0))",
+    ],
+)
+def test_there_is_no_network(python, code):
+    assert "no network here" in python(code)
+
+
+@pytest.mark.parametrize(
+    "code", ["import os; os.fork()", "import os; os.system('true')", "import subprocess; subprocess.run(['true'])"]
+)
+def test_there_are_no_other_processes(python, code):
+    assert "no other processes here" in python(code)
+
+
+def test_limits_of_time_memory_files_and_output(python):
+    assert "Stopped after 2 s; all variables are lost." in python("while True: pass")
+    assert "MemoryError" in python("x = bytearray(2**30)")
+    assert "File too large" in python("open('big', 'wb').write(bytes(2**22)); None")
+    assert len(python("print('x' * 10**7)")) == 4000
+    assert "ended the process" in python("import os; os._exit(1)")
+    assert python("1 + 1") == "2\n"
+
+
+def test_what_code_writes_by_other_ways_is_no_answer(python):
+    assert python("import os; os.write(1, b'\"fake\"\\n'); 'true'") == "'true'\n"
+
+
+def test_files_lie_in_a_folder_of_the_episode_which_goes(tmp_path):
+    environment = make()
+    environment.reset(SAMPLE, 0)
+    run = environment.step(Action("python", {"code": "open('a.txt', 'w').write('hi'); import os; print(os.getcwd())"}))
+    folder = Path(run.observation.text.splitlines()[-1])
+    assert (folder / "a.txt").read_text() == "hi" and folder != Path.cwd()
+    environment.close()
+    assert not folder.exists()
+
+
+def test_other_calls_are_told_and_text_ends_the_episode():
+    environment = make()
+    for call in (Action("search", {"code": "1"}), Action("python", {}), Action("python", {"code": 1})):
+        refused = environment.step(call)
+        assert not refused.valid and '"name": "python"' in refused.observation.text
+    assert environment.step("The answer is 4.").terminated
+    environment.close()
+
+
+def test_secrets_of_the_run_are_not_in_its_environment(python, monkeypatch):
+    monkeypatch.setitem(os.environ, "API_KEY", "secret")
+    assert "secret" not in python("import os; print(dict(os.environ))")
