@@ -11,7 +11,6 @@ from mmrl_rewards import Endpoint, answer_value, target_value
 def served(response: Response, sample: Sample, *, service: Endpoint, max_chars: int = 8000) -> RewardValue:
     """Return the score that the service gives; 0 without asking for an answer that is longer than `max_chars`.
 
-    Source: this example. Departures: none.
     Unscorable: the target is not text, or the service fails.
     """
     target = target_value(sample, AnswerType.TEXT)
@@ -27,5 +26,4 @@ def read_score(reply: bytes) -> float:
     match json.loads(reply):
         case {"score": int() | float() as score} if 0.0 <= score <= 1.0:
             return float(score)
-        case other:
-            raise ValueError(f'{other!r:.80} is not {{"score": a number from 0 to 1}}')
+    raise ValueError(f'{reply!r:.80} is not {{"score": a number from 0 to 1}}')

@@ -8,6 +8,7 @@ from itertools import chain
 from operator import attrgetter
 from statistics import fmean, pstdev
 
+from mmrl.config.schema.rollout_steps import GREEDY_PROBE
 from mmrl.types import FinishReason, Group, RewardFailure, Rollout
 
 
@@ -86,6 +87,8 @@ def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     pairs: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
         for probe, blind_scores in group.probes.items():
+            if probe == GREEDY_PROBE:  # it saw the media
+                continue
             # Probes lack training-only terms, so a probe's terms decide what is compared.
             for name in set().union(*(score.terms for score in blind_scores)):
                 seen, blind = pairs.setdefault(f"probe/blind_gap/{probe}/{name}", ([], []))

@@ -20,7 +20,8 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
-from mmrl.types import Author, Group, RewardValue, Rollout, Score, UserError
+from mmrl.config.schema.rollout_steps import GREEDY_PROBE
+from mmrl.types import Author, Group, RewardValue, Rollout, Score, Unscorable, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -122,6 +123,29 @@ def blind_contrast(
     earned = pass_rate >= ratio * probe_rate
     reason = f"{pass_rate:.2f} correct, {probe_rate:.2f} with the probe {probe!r}"
     return tuple(RewardValue(float(ok and earned), reason) for ok in is_correct)
+
+
+def greedy_baseline(group: Group) -> tuple[RewardValue, ...]:
+    """Give every response -R_greedy, the total of the greedy response to the same prompt, negated.
+
+    With a weight of 1 the total becomes R - R_greedy, the advantage of ReMax where `advantage` subtracts nothing more.
+
+    Source: ReMax (arXiv:2310.10505, algorithm 1). Departures: the greedy response is scored as in evaluation, without
+    group rewards, schedules and `training_only` terms.
+
+    Raises:
+        UserError: no step of kind greedy made a response.
+        Unscorable: a reward term failed on the greedy response.
+    """
+    sample_id = group.prompt.sample.id
+    if GREEDY_PROBE not in group.probes:
+        raise UserError(f"group reward greedy_baseline, sample {sample_id!r}: add {{kind: greedy}} to rollout_steps")
+    score = group.probes[GREEDY_PROBE][0]
+    # One that another term decided has its value; any other failure was counted as the low end.
+    failed = [name for name in score.failures if name in score.terms and name not in score.decided_by]
+    if failed:
+        raise Unscorable(f"the greedy response: {failed[0]}: {score.failures[failed[0]].reason}")
+    return (RewardValue(-score.total, f"the greedy response earns {score.total:.3g}"),) * len(group.scores)
 
 
 def diversity(

@@ -15,6 +15,7 @@ from mmrl.config.schema import (
     CustomStepConfig,
     EnvironmentConfig,
     GenerateConfig,
+    GreedyConfig,
     RethinkConfig,
     RolloutStepConfigs,
     ToolsConfig,
@@ -98,10 +99,14 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
     # Probes come last and go through all other steps, wherever they are in the config: what a rethink or a tool adds
     # must not look like what seeing the image adds.
-    probes = []
+    probes: list[RolloutStep] = []
     for config in step_configs:
         if isinstance(config, BlindProbeConfig):
             probes.append(BlindProbe(options=config, context=context, steps=tuple(steps)))
+        elif isinstance(config, GreedyConfig):
+            from mmrl.rollout.steps.greedy import GreedyResponses
+
+            probes.append(GreedyResponses(context=context, steps=tuple(steps)))
     return StepPipeline(
         sampler=context.sampler,
         group_size=context.group_size,

@@ -13,10 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config import Config
-from mmrl.config.schema import GroupRewardConfig, ScoringConfig, matches_conditions
+from mmrl.config.schema import GroupRewardConfig, RewardFailurePolicy, ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.scoring.terms import make_worker_limits, worker_failure
-from mmrl.types import Contribution, Dropped, Group, RewardFailure, RewardValue, Sample, UserError
+from mmrl.types import (
+    Contribution,
+    Dropped,
+    Group,
+    MediaOpener,
+    RewardErrorKind,
+    RewardFailure,
+    RewardValue,
+    Sample,
+    Unscorable,
+    UserError,
+    use_media_opener,
+)
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
@@ -33,7 +45,8 @@ class BoundGroupReward:
     # Its options are bound; returns one value for each rollout, or the failure of the process that it runs in.
     compute: Callable[[Group], Sequence[RewardValue] | RewardFailure]
     options: GroupRewardConfig  # weight, schedule and `when`
-    drop_failed: bool = True  # a group without values leaves the step; otherwise its values count 0
+    # After a failure: `stop`, `fallback` (its values count 0), or else the group leaves the step.
+    on_missing_score: RewardFailurePolicy = "skip_group"
     close: Callable[[], None] = lambda: None  # ends the process that it runs in, if there is one
 
 
@@ -43,7 +56,8 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
     They are added in the order of `group_rewards`, with their weights at `step`.
 
     Raises:
-        UserError: a group reward is named like another term, or cannot be computed for this group.
+        UserError: a group reward is named like another term, cannot be computed for this group, or failed, and the
+            config says to stop.
     """
     for reward in group_rewards:
         if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
@@ -52,7 +66,10 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
         values, failures = reward.compute(group), {}
         if isinstance(values, RewardFailure):
             failures = {reward.name: values}
-            if reward.drop_failed:
+            if reward.on_missing_score == "stop":
+                sample_id = group.prompt.sample.id
+                raise RewardError(f"group reward {reward.name!r} on sample {sample_id!r}: {values.reason}")
+            if reward.on_missing_score != "fallback":
                 dropped = [Dropped(rollout, failures) for rollout in group.rollouts]
                 group = replace(group, rollouts=(), scores=(), dropped=(*group.dropped, *dropped))
                 continue
@@ -90,20 +107,19 @@ class IsolatedGroupReward:
     name: str
     load: Callable[[], GroupRewardFunction]  # picklable; loads the function in the worker
     options: ScoringConfig
+    media_opener: MediaOpener | None  # picklable
     # Runs a call on rank 0 for all ranks: they must agree on which call took too long.
     run_on_rank0: Callable[[Callable[[], Any]], Any]
-    _pool: WorkerPool[Group, Sequence[RewardValue]] | None = None
+    _pool: WorkerPool[Group, Sequence[RewardValue] | RewardFailure] | None = None
 
     def __call__(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
         """Return the values, or the failure of the process.
 
         Raises:
-            UserError: the function raised, no process can be started, or one failed and the config says to stop.
+            UserError: the function raised, or no process can be started.
             KeyboardInterrupt: this process is to stop, and the function hangs.
         """
         values: Sequence[RewardValue] | RewardFailure = self.run_on_rank0(partial(self._call_in_worker, group))
-        if isinstance(values, RewardFailure) and self.options.on_missing_score == "stop":
-            raise RewardError(f"group reward {self.name!r} on sample {group.prompt.sample.id!r}: {values.reason}")
         return values
 
     def close(self) -> None:
@@ -115,7 +131,7 @@ class IsolatedGroupReward:
     def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
         try:
             if self._pool is None:
-                load = partial(_start_group_reward, self.name, self.load)
+                load = partial(_start_group_reward, self.name, self.load, self.media_opener)
                 self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
             future = self._pool.submit(group)
             self._pool.wait_for_calls([future])
@@ -135,16 +151,29 @@ def _load_group_reward(options: GroupRewardConfig, base: Path) -> GroupRewardFun
 
 
 def _start_group_reward(
-    name: str, load: Callable[[], GroupRewardFunction], report: ReportActivity
-) -> Callable[[Group], Sequence[RewardValue]]:
+    name: str, load: Callable[[], GroupRewardFunction], media_opener: MediaOpener | None, report: ReportActivity
+) -> Callable[[Group], Sequence[RewardValue] | RewardFailure]:
     report(f"loading group reward {name!r}")
-    return partial(_call_group_reward, load())
+    return partial(_convert_errors, partial(_call_group_reward, load(), media_opener))
 
 
-def _call_group_reward(compute: GroupRewardFunction, group: Group) -> Sequence[RewardValue]:
+def _call_group_reward(
+    compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
+) -> Sequence[RewardValue] | RewardFailure:
+    """Return the values, or the failure of a function that abstained, which sees pictures through `media_opener`."""
+    try:
+        with use_media_opener(media_opener):
+            return list(compute(group))
+    except Unscorable as error:
+        return RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
+
+
+def _convert_errors(
+    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure], group: Group
+) -> Sequence[RewardValue] | RewardFailure:
     """Return the values; whatever the function raises becomes a UserError with file and line, which ends the run."""
     with ErrorCatcher() as caught:
-        return list(compute(group))
+        return compute(group)
     error = caught.error
     assert error is not None
     if isinstance(error, UserError):
@@ -177,22 +206,26 @@ def isolate_group_rewards(
     group_rewards: Sequence[BoundGroupReward],
     options: ScoringConfig,
     base: Path,
+    media_opener: MediaOpener | None = None,
     run_on_rank0: Callable[[Callable[[], Any]], Any] = call,
 ) -> tuple[BoundGroupReward, ...]:
     """Move the user's group rewards into worker processes, unless `options` keep them in this one.
+
+    They see pictures through `media_opener`, of which worker processes receive a pickled copy.
 
     In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
     """
     isolated = []
     for group_reward in group_rewards:
         comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
+        bound = replace(group_reward, on_missing_score=options.on_missing_score)
         if comes_with_mmrl or (options.custom_rewards != "worker" and not options.workers):
-            isolated.append(group_reward)
+            compute = partial(_call_group_reward, group_reward.compute, media_opener)
+            isolated.append(replace(bound, compute=compute))
             continue
         load = partial(_load_group_reward, group_reward.options, base)
-        compute = IsolatedGroupReward(group_reward.name, load, options, run_on_rank0)
-        drop_failed = options.on_missing_score != "fallback"
-        isolated.append(replace(group_reward, compute=compute, drop_failed=drop_failed, close=compute.close))
+        in_worker = IsolatedGroupReward(group_reward.name, load, options, media_opener, run_on_rank0)
+        isolated.append(replace(bound, compute=in_worker, close=in_worker.close))
     return tuple(isolated)
 
 

@@ -296,7 +296,7 @@ class RewardFunctionScorer:
                 )
             for term in terms:
                 # Nobody sampled the responses of a trial, so they have none of the features that `when` may ask for.
-                if not trial and not matches_rollout(term.options.when, response):
+                if term.options.when and not trial and not matches_rollout(term.options.when, response):
                     all_outcomes[index][term.name] = _NOT_FOR_ROLLOUT
                 elif not (trial and _asks_remote_service(term)):
                     pending.append((index, term))
@@ -510,7 +510,7 @@ def make_response(rollout: Rollout) -> Response:
         resize_maps=prompt.resize_maps,
         coordinate_system=prompt.coordinate_system,
         tool_resize_maps=tuple(observation.resize_map for observation in rollout.observations),
-        num_turns=sum(not reply for reply, _ in groupby(is_reply)),
+        num_turns=sum(not reply for reply, _ in groupby(is_reply)) if any(is_reply) else min(1, len(is_reply)),
         used_tool=any(is_reply),
         rethought=rollout.parent_index is not None,
         turns=rollout.turns,

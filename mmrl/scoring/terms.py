@@ -292,26 +292,24 @@ def combine_terms(
     Raises:
         UserError: a required term has no value, because it does not apply to this sample.
     """
-    terms_by_name = {term.name: term for term in terms}
     contributions: dict[str, Contribution] = {}
     counted_values: list[float] = []
+    shares: list[float] = []
     for term in terms:
         if term.name in left_out:
             contributions[term.name] = Contribution(0.0, term.options.weight_at(step), False, None)
             continue
-        counts = _requirements_met(term, terms_by_name, values_by_term)
+        counts = term.options.requires is None or _requirements_met(term, terms, values_by_term)
         transformed, weight = term.transform(values_by_term[term.name]), term.options.weight_at(step)
         counted = transformed if counts else 0.0
         share: float | None = None
-        if method == "sum":
-            share = weight * counted
-        elif method == "product":
-            share = counted**weight
+        if method != "min":
+            share = weight * counted if method == "sum" else counted**weight
+            shares.append(share)
         counted_values.append(counted)
         contributions[term.name] = Contribution(transformed, weight, counts, share)
     if not counted_values:
         return 0.0, contributions
-    shares = [each.share for each in contributions.values() if each.share is not None]
     match method:
         case "sum":
             total = sum(shares)
@@ -349,9 +347,7 @@ def divide_by_turn(
     return tuple(by_turn)
 
 
-def _requirements_met(
-    term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], values_by_term: Mapping[str, float]
-) -> bool:
+def _requirements_met(term: BoundTerm, terms: Sequence[BoundTerm], values_by_term: Mapping[str, float]) -> bool:
     """Return True if the required term has a value above `requires_above`, and the term that it requires, in turn."""
     while term.options.requires is not None:
         required = term.options.requires
@@ -361,5 +357,5 @@ def _requirements_met(
             )
         if values_by_term[required] <= term.options.requires_above:
             return False
-        term = terms_by_name[required]
+        term = next(other for other in terms if other.name == required)
     return True

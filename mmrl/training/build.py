@@ -230,7 +230,7 @@ def build_rewards(setup: RunSetup, resources: ExitStack) -> Rewards:
     pixel_reader = PixelReader(media_policy, config.data.media_limits)
     scorer = resources.enter_context(closing(RewardFunctionScorer(functions.rewards, config.rewards, pixel_reader)))
     group_rewards = isolate_group_rewards(
-        functions.group_rewards, config.rewards, base_dir, run_on_rank0=setup.ranks.on_rank0
+        functions.group_rewards, config.rewards, base_dir, pixel_reader, run_on_rank0=setup.ranks.on_rank0
     )
     for group_reward in group_rewards:
         resources.callback(group_reward.close)

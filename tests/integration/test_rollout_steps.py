@@ -1,4 +1,4 @@
-"""A run with forced rethinking and blind probes, from YAML to its metrics."""
+"""A run with forced rethinking, blind probes and greedy responses, from YAML to its metrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ MOVES = [f"rethink/{a}_to_{b}" for a in ("correct", "incorrect") for b in ("corr
 
 def rethink_config(run_dir: Path) -> dict[str, Any]:
     rethink = {**RETHINK, "temperature": 0.9, "fraction": 0.5}
-    rl = rl_stage(rollout_steps=[{"kind": "generate"}, rethink, {"kind": "probe", "corruption": "grey"}], steps=6)
+    probes = [{"kind": "probe", "corruption": "grey"}, {"kind": "greedy"}]
+    rl = rl_stage(rollout_steps=[{"kind": "generate"}, rethink, *probes], steps=6, advantage={"baseline": "batch_mean"})
+    rewards = experiment(run_dir)["rewards"]
+    rewards["group_rewards"] = [{"fn": "mmrl.algo.group_rewards:greedy_baseline"}]
     evaluation = {"max_new_tokens": 6, "batch_size": 8, "rollout_steps": [{"kind": "generate"}, RETHINK]}
-    return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], rl], evaluation=evaluation)
+    return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], rl], evaluation=evaluation, rewards=rewards)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,8 @@ def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
     for record in steps:
         assert sum(record[move] for move in MOVES) == record["rethink/attempted"] == record["rethink/kept"]
         assert sum(name.startswith("probe/blind_gap/grey/") for name in record) == 2
+        assert not any(name.startswith("probe/blind_gap/greedy") for name in record)
+        assert record["reward/term/greedy_baseline"] <= 0.0
     tests = [record for record in metrics(whole) if "test/count" in record]
     assert len(tests) == 2
     for record in tests:
@@ -43,6 +48,8 @@ def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
     check_all_occurred(steps, "rethink/attempted")
     check_all_occurred(tests, "test/rethink/attempted")
     saved = [json.loads(line) for file in (whole / "rollouts").glob("rl-*.jsonl") for line in file.open()]
+    for row in saved:
+        assert row["terms"]["greedy_baseline"]["value"] == -row["probes"]["greedy"]["total"]
     continued = [row for row in saved if len(row["segments"]) == 3]
     assert continued
     for row in continued:

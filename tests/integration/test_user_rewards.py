@@ -20,6 +20,7 @@ from mmrl_rewards.adapters import TrlReward
 pytestmark = pytest.mark.slow
 
 REWARDS = Path(__file__).parent / "user_rewards"
+SERVICE = f"{Path(__file__).parents[2]}/examples/service_reward.py:served"
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 ASK = {
     "objects": "Which objects do you see?",
@@ -30,7 +31,7 @@ ANSWERS = {"objects": '["cat", "cup"]', "caption": "a plain picture", "colour": 
 
 
 def score_by_length(handler, body):
-    reply(handler, {"score": min(1.0, len(body["caption"]) / 20)})
+    reply(handler, {"score": min(1.0, len(body["answer"]) / 20)})
 
 
 def make_rows(folder: Path) -> list[dict]:
@@ -49,7 +50,7 @@ def terms(url: str) -> list[dict]:
     service = {"url": url, "retries": 0, "timeout_s": 10.0}
     return [
         {"fn": f"{REWARDS}/sets.py:objects", "args": {"synonyms": {"mug": "cup"}}, "when": {"task": ["objects"]}},
-        {"fn": f"{REWARDS}/service.py:caption", "args": {"service": service}, "when": {"task": ["caption"]}},
+        {"fn": SERVICE, "args": {"service": service}, "when": {"task": ["caption"]}},
         {"fn": f"{REWARDS}/pixels.py:dominant_colour", "when": {"task": ["colour"]}},
         {"fn": "mmrl_rewards.format:tags", "weight": 0.1},
     ]
@@ -62,9 +63,9 @@ def source(folder: Path, rows: list[dict], task: str, answer_type: str) -> dict:
     return {"fn": "mmrl_datasets.readers.table:rows", "args": args}
 
 
-@pytest.mark.parametrize("name", ["sets", "service", "pixels"])
-def test_each_is_short(name):
-    assert len((REWARDS / f"{name}.py").read_text().splitlines()) < 30
+@pytest.mark.parametrize("path", [REWARDS / "sets.py", REWARDS / "pixels.py", Path(SERVICE.partition(":")[0])])
+def test_each_is_short(path):
+    assert len(path.read_text().splitlines()) < 30
 
 
 def test_mmrl_trains_with_them_to_the_end(tmp_path):
@@ -83,7 +84,7 @@ def test_mmrl_trains_with_them_to_the_end(tmp_path):
     steps = [row for row in metrics(tmp_path / "run") if "reward/mean" in row]
     assert len(steps) == 3
     seen = {key for row in steps for key in row if key.startswith("reward/term/")}
-    assert {"reward/term/objects", "reward/term/caption", "reward/term/dominant_colour"} <= seen
+    assert {"reward/term/objects", "reward/term/served", "reward/term/dominant_colour"} <= seen
     assert requests
 
 
@@ -102,10 +103,11 @@ def test_trl_takes_steps_with_them(tmp_path):
     trl = pytest.importorskip("trl")
     spec = FromScratchConfig.model_validate(TINY)
     tokenizer = train_tokenizer(["What do you see? <answer>red</answer>"], spec.language.vocab_size)
+    # TRL asks for this, and pads the token types of a processor that it is given on the tokenizer's side.
+    tokenizer.padding_side = "left"
     rows = []
     for row in make_rows(tmp_path):
-        # One question for all: with padded prompts, transformers computed position ids of another length here.
-        prompt = [{"role": "user", "content": "What do you see?"}]
+        prompt = [{"role": "user", "content": ASK[row["task"]]}]
         answers = {task: row["answer"] if row["task"] == task else None for task in ASK}
         rows.append({"prompt": prompt, "image": Image.open(tmp_path / row["picture"]), **answers})
     settings = {"per_device_train_batch_size": 6, "num_generations": 2, "max_completion_length": 40, "max_steps": 3}
@@ -113,7 +115,7 @@ def test_trl_takes_steps_with_them(tmp_path):
     with served(score_by_length) as (url, requests):
         rewards = [
             TrlReward(f"{REWARDS}/sets.py:objects", synonyms={"mug": "cup"}, target="objects"),
-            TrlReward(f"{REWARDS}/service.py:caption", service={"url": url, "retries": 0}, target="caption"),
+            TrlReward(SERVICE, service={"url": url, "retries": 0}, target="caption"),
             TrlReward(f"{REWARDS}/pixels.py:dominant_colour", target="colour"),
             TrlReward("format:tags", target="colour"),
         ]
@@ -127,7 +129,9 @@ def test_trl_takes_steps_with_them(tmp_path):
         )
         # The first response of each pair names the objects, the second one a colour.
         texts = ['<answer>["cat", "mug"]</answer><|im_end|>', "<answer>red</answer><|im_end|>"] * 3
-        token_ids = tokenizer(texts, padding="max_length", max_length=40, return_tensors="pt").input_ids
+        token_ids = tokenizer(
+            texts, padding="max_length", max_length=40, padding_side="right", return_tensors="pt"
+        ).input_ids
         generate = trainer.model.generate
 
         def generate_forced(**options):
@@ -139,12 +143,12 @@ def test_trl_takes_steps_with_them(tmp_path):
     assert trainer.state.global_step == 3
     assert any(not weight.equal(before[name]) for name, weight in model.named_parameters())
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    means = {name: [entry[f"rewards/{name}/mean"] for entry in log] for name in ("objects", "caption", "format")}
+    means = {name: [entry[f"rewards/{name}/mean"] for entry in log] for name in ("objects", "served", "format")}
     # A step without a row of a task has no mean of its reward.
     assert {mean for mean in means["objects"] if mean is not None} == {0.5}
-    assert [mean for mean in means["caption"] if mean is not None] == pytest.approx([(14 + 3) / 2 / 20] * 3)
+    assert [mean for mean in means["served"] if mean is not None] == pytest.approx([(14 + 3) / 2 / 20] * 3)
     assert means["format"] == [1.0] * 3
-    assert {body["caption"] for body, _ in requests} == {'["cat", "mug"]', "red"}
+    assert {body["answer"] for body, _ in requests} == {'["cat", "mug"]', "red"}
     colours = [entry["rewards/dominant_colour/mean"] for entry in log]
     assert any(mean for mean in colours)
     # Nine rows of three tasks were seen twice each: two rows of three are not of a reward's task.

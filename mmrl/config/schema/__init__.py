@@ -49,6 +49,7 @@ from mmrl.config.schema.rollout_steps import BlindProbeConfig as BlindProbeConfi
 from mmrl.config.schema.rollout_steps import CustomStepConfig as CustomStepConfig
 from mmrl.config.schema.rollout_steps import EnvironmentConfig as EnvironmentConfig
 from mmrl.config.schema.rollout_steps import GenerateConfig as GenerateConfig
+from mmrl.config.schema.rollout_steps import GreedyConfig as GreedyConfig
 from mmrl.config.schema.rollout_steps import RethinkConfig as RethinkConfig
 from mmrl.config.schema.rollout_steps import RethinkTriggerConfig as RethinkTriggerConfig
 from mmrl.config.schema.rollout_steps import RolloutStepConfigs as RolloutStepConfigs

@@ -293,6 +293,20 @@ class BlindProbeConfig(StrictModel):
     """The probe is made every so many steps."""
 
 
+GREEDY_PROBE: Final = "greedy"
+"""Name of the probe that a step of kind greedy makes; no blind probe has it."""
+
+
+class GreedyConfig(StrictModel):
+    """One more response to each prompt at temperature 0, which the group reward `greedy_baseline` subtracts.
+
+    It goes through all other steps, at temperature 0 as well, is scored, and never trains.
+    """
+
+    kind: Literal["greedy"]
+    """Selects this kind of step."""
+
+
 class CustomStepConfig(StrictModel):
     """A rollout step of the user's (docs/extending/rollout_step.md)."""
 
@@ -321,6 +335,7 @@ RolloutStepConfig = Annotated[
     | Annotated[ToolsConfig, Tag("tools")]
     | Annotated[EnvironmentConfig, Tag("environment")]
     | Annotated[BlindProbeConfig, Tag("probe")]
+    | Annotated[GreedyConfig, Tag("greedy")]
     | Annotated[CustomStepConfig, Tag("custom")],
     Discriminator(_find_step_kind),
 ]
@@ -338,6 +353,8 @@ def step_name(step: RolloutStepConfig) -> str:
     match step:
         case BlindProbeConfig():
             return step.name or step.corruption
+        case GreedyConfig():
+            return GREEDY_PROBE
         case RethinkConfig() | ToolsConfig() | EnvironmentConfig():
             return step.name
         case CustomStepConfig():
@@ -353,6 +370,8 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
     check_unique([step_name(step) for step in steps if step.kind != "generate"], "rollout_steps")
+    if any(isinstance(step, BlindProbeConfig) and step.name == GREEDY_PROBE for step in steps):
+        raise ValueError(f"a probe is named {GREEDY_PROBE!r}, as responses at temperature 0 are; choose another name")
     if "environment" in kinds:
         _check_environment(steps)
     return steps
@@ -376,12 +395,12 @@ def _check_environment(steps: RolloutStepConfigs) -> None:
 
 
 def check_plain_generation(steps: RolloutStepConfigs, owner: str) -> None:
-    """Raise ValueError for partial rollouts and probes, which `owner` ("evaluation") has no use for."""
+    """Raise ValueError for steps that `owner` ("evaluation") has no use for: partial rollouts, probes and greedy."""
     for step in steps:
         if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
             raise ValueError(f"{owner} completes every response: leave out `partial_rollout_tokens`")
-        if isinstance(step, BlindProbeConfig):
-            raise ValueError(f"a probe measures a step of training; {owner} has none")
+        if isinstance(step, BlindProbeConfig | GreedyConfig):
+            raise ValueError(f"a step of kind {step.kind} is for training; {owner} has no use for it")
 
 
 def check_free_tokens(steps: RolloutStepConfigs, max_new_tokens: int) -> None:

@@ -77,6 +77,8 @@ def _check_stage(
                 f"stage {stage.name!r}: drop_thinking_prob makes responses without thinking, which "
                 "`response_format.thinking: optional` (in tags or boxed style) allows"
             )
+    if isinstance(stage, RlStage) and "rewards" in sections:
+        _check_greedy_baseline(stage, sections["rewards"])
     if isinstance(stage, RlStage) and stage.reference.init_from == "base" and "model" in sections:
         if sections["model"].lora is None:
             raise ValueError(
@@ -84,6 +86,21 @@ def _check_stage(
             )
         if not stage.loss.kl.coef:
             raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
+
+
+def _check_greedy_baseline(stage: RlStage, rewards: RewardsConfig) -> None:
+    """Raise ValueError unless the greedy responses that a group reward subtracts are there, and subtracting counts."""
+    if not any(reward.fn == "mmrl.algo.group_rewards:greedy_baseline" for reward in rewards.group_rewards):
+        return
+    if not any(step.kind == "greedy" for step in stage.rollout_steps):
+        raise ValueError(
+            f"stage {stage.name!r}: the group reward greedy_baseline needs {{kind: greedy}} in rollout_steps"
+        )
+    if stage.advantage.fn is None and stage.advantage.baseline in ("group_mean", "leave_one_out"):
+        raise ValueError(
+            f"stage {stage.name!r}: the group reward greedy_baseline is the same for all rollouts of a group, so "
+            f"advantage.baseline {stage.advantage.baseline} takes it out again; set `baseline: none` or `batch_mean`"
+        )
 
 
 def _check_earlier_stage(

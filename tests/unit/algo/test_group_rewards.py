@@ -1,5 +1,6 @@
 """Group rewards: published numbers, slow versions, small groups, and functions of the user's with their limits."""
 
+import hashlib
 import json
 import os
 import random
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
+from PIL import Image
 
+from mmrl.algo.advantages import compute_advantages
 from mmrl.algo.group_rewards import (
     blind_contrast,
     correct_with_tool_media,
@@ -19,12 +22,15 @@ from mmrl.algo.group_rewards import (
     dast,
     diversity,
     excess_calls,
+    greedy_baseline,
     kimi_length,
     majority_vote,
     shortest_correct,
 )
+from mmrl.cli import main
 from mmrl.config.load import load_config
-from mmrl.config.schema import GroupRewardConfig
+from mmrl.config.schema import AdvantageConfig, GroupRewardConfig
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.build import build_scorer, load_reward_terms
 from mmrl.scoring.group_rewards import (
     BoundGroupReward,
@@ -39,11 +45,15 @@ from mmrl.types import (
     Author,
     ImageRef,
     MediaObservation,
+    MediaPolicy,
     ResizeMap,
+    RewardErrorKind,
+    RewardFailure,
     RewardValue,
     Score,
     Segment,
     Size,
+    Unscorable,
     UserError,
 )
 
@@ -136,6 +146,52 @@ def test_blind_contrast_without_its_probe_is_refused():
         blind_contrast(group([1], [1]), correct=CORRECT, probe="blank")
 
 
+def with_greedy(totals, greedy):
+    plain = group([1] * len(totals), [0] * len(totals), probes={"greedy": (greedy,)})
+    scores = [replace(score, total=total) for score, total in zip(plain.scores, totals, strict=True)]
+    return replace(plain, scores=tuple(scores))
+
+
+@pytest.mark.parametrize(("totals", "greedy"), [((1.0, 0.0, 0.5), 0.75), ((0.2,), 0.0), ((-1.0, 2.0), -0.5)])
+def test_advantages_over_the_greedy_response_are_those_of_remax(totals, greedy):
+    """A = r(x, y) - r(x, greedy y), line 6 of algorithm 1 of ReMax, for each of several responses."""
+    options = GroupRewardConfig(fn="mmrl.algo.group_rewards:greedy_baseline")
+    term = BoundGroupReward(name="greedy_baseline", compute=greedy_baseline, options=options)
+    after = add_group_rewards(with_greedy(totals, make_score(acc=greedy)), 0, group_rewards=[term])
+    (advantages,) = compute_advantages([after], AdvantageConfig(baseline="none", scale="none"), {})
+    assert advantages == pytest.approx([total - greedy for total in totals])
+
+
+def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
+    with pytest.raises(UserError, match="sample 's': add {kind: greedy} to rollout_steps"):
+        greedy_baseline(group([1], [1]))
+    failure = RewardFailure(RewardErrorKind.UNSCORABLE, "no reply")
+    failed = replace(make_score(acc=0.0), failures={"acc": failure})
+    with pytest.raises(Unscorable, match="greedy response: acc: no reply"):
+        greedy_baseline(with_greedy((1.0,), failed))
+    decided = replace(failed, decided_by={"acc": "judge"})
+    assert values(greedy_baseline(with_greedy((1.0,), decided))) == [0.0]
+    line = "{fn: 'mmrl.algo.group_rewards:greedy_baseline'}"
+    steps = "stages.1.rollout_steps=[{kind: generate}, {kind: greedy}]"
+    settings = [f"rewards.group_rewards=[{line}]", steps, "stages.1.advantage.baseline=none"]
+    (term,) = build_group_rewards(load_config(QUICKSTART, settings).config, QUICKSTART.parent)
+    after = add_group_rewards(with_greedy((1.0, 0.0), failed), 0, group_rewards=[term])
+    assert [skip.failures["greedy_baseline"].error_kind for skip in after.dropped] == ["unscorable"] * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ([], "the group reward greedy_baseline needs {kind: greedy}"),
+        (["stages.1.rollout_steps=[{kind: generate}, {kind: greedy}]"], "baseline group_mean takes it out again"),
+    ],
+)
+def test_a_greedy_baseline_without_effect_is_refused(overrides, complaint):
+    line = "rewards.group_rewards=[{fn: 'mmrl.algo.group_rewards:greedy_baseline'}]"
+    with pytest.raises(UserError, match=complaint):
+        load_config(QUICKSTART, [line, *overrides])
+
+
 def test_curiosity_and_calls_cost_what_the_published_code_says():
     """max(0.3 - s, 0) / 2 / s x 0.25 - 0.05 (n - 1) for a picture, of eight responses of which one called thrice."""
     rare = calling([1] * 8, [3] + [0] * 7)
@@ -215,7 +271,7 @@ def test_values_of_small_and_equal_groups_stay_in_range(term, lengths, right):
     got = term(group(lengths, [right] * len(lengths)))
     assert len(got) == len(lengths)
     assert all(-1.0 <= value <= 1.0 for value in values(got))
-    assert all(reason for _, reason in got)
+    assert all(term.reason for term in got)
 
 
 def test_a_response_is_correct_when_every_named_term_is():
@@ -347,6 +403,39 @@ def test_a_group_is_dropped_if_its_reward_hangs_exits_or_takes_too_much(tmp_path
         after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
     assert (after.rollouts, after.scores) == ((), ())
     assert [skip.failures["mine"].error_kind for skip in after.dropped] == [kind, kind]
+
+
+LOOKING = """
+from mmrl import Group, RewardValue
+
+def redness(group: Group) -> list[RewardValue]:
+    red = float(group.prompt.sample.image(0)[..., 0].mean()) / 255
+    return [RewardValue(red, "how red the picture is")] * len(group.rollouts)
+"""
+
+
+@pytest.mark.parametrize("place", ["worker", "main_process"])
+def test_a_group_reward_may_look(tmp_path, place, capsys):
+    (tmp_path / "look.py").write_text(LOOKING)
+    Image.new("RGB", (4, 4), (51, 0, 0)).save(tmp_path / "a.png")
+    overrides = ["rewards.group_rewards=[{fn: './look.py:redness'}]", f"rewards.custom_rewards={place}"]
+    config = load_config(QUICKSTART, overrides).config
+    loaded = load_group_rewards(config, tmp_path, load_reward_terms(config, tmp_path))
+    opener = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+    (term,) = isolate_group_rewards(loaded, config.rewards, tmp_path, opener)
+    before = group([1, 2], [1, 0])
+    digest = hashlib.sha256((tmp_path / "a.png").read_bytes()).hexdigest()
+    for name, totals in (("a.png", (1.2, 0.2)), ("b.png", ())):
+        ref = ImageRef(path=str(tmp_path / name), sha256=digest)
+        sample = replace(before.prompt.sample, parts=(ref, "How red?"))
+        with closing(term):
+            seen = replace(before, prompt=replace(before.prompt, sample=sample))
+            after = add_group_rewards(seen, 0, group_rewards=[term])
+        assert after.totals == pytest.approx(totals)
+    # A picture that cannot be opened is an abstention, and counted.
+    assert [skip.failures["redness"].error_kind for skip in after.dropped] == ["unscorable"] * 2
+    assert main(["reward", "lint", f"{tmp_path}/look.py:redness"]) == 2
+    assert "name it in `rewards.group_rewards`" in capsys.readouterr().err
 
 
 def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):

@@ -1,0 +1,52 @@
+"""Greedy responses: one more response to each prompt, at temperature 0. They are scored and never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mmrl.config.schema.rollout_steps import GREEDY_PROBE
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep
+from mmrl.rollout.steps.environment import EnvironmentStep
+from mmrl.rollout.steps.rethink import ForcedRethink
+from mmrl.rollout.steps.tools import ToolStep
+from mmrl.types import RolloutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyResponses:
+    """Adds the greedy response to each prompt to the probes of a batch."""
+
+    context: RolloutContext
+    steps: Sequence[RolloutStep] = ()  # all rollouts go through them
+
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with a greedy response to each prompt, of the name `GREEDY_PROBE`."""
+        prompts = []
+        for group in batch.groups:
+            prompt = group[0].prompt
+            # A sample id of its own: the episodes of the ordinary rollouts have the other.
+            sample = replace(prompt.sample, id=f"{prompt.sample.id}~{GREEDY_PROBE}")
+            prompts.append(replace(prompt, sample=sample))
+        context = replace(self.context, sampling_params=replace(self.context.sampling_params, temperature=0.0))
+        groups = context.sampler.generate(prompts, 1, context.sampling_params, step=step)
+        greedy_batch = RolloutBatch(groups=tuple(map(tuple, groups)))
+        for rollout_step in self.steps:
+            greedy_batch = _make_greedy(rollout_step, context)(greedy_batch, step=step)
+        # Its metrics are dropped: those of the batch count the rollouts that train, and no others.
+        probes = []
+        for earlier, rollouts in zip(batch.probes or ({},) * len(prompts), greedy_batch.groups, strict=True):
+            probes.append({**earlier, GREEDY_PROBE: rollouts})
+        return replace(batch, probes=tuple(probes))
+
+
+def _make_greedy(step: RolloutStep, context: RolloutContext) -> RolloutStep:
+    """Return a step of ours as it is at the temperature of `context`; one of the user's has been made with its own."""
+    match step:
+        case ForcedRethink():
+            return replace(step, context=context, options=step.options.model_copy(update={"temperature": None}))
+        case ToolStep():
+            return replace(step, context=context)
+        case EnvironmentStep():
+            return replace(step, sampling_params=context.sampling_params)
+    return step

@@ -1,0 +1,106 @@
+"""Greedy responses: one to each prompt at temperature 0, through all other steps; scored, and never trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samplers import make_pipeline
+from scoring import make_scorer, term
+
+from mmrl.algo.group_metrics import compute_blind_gaps
+from mmrl.algo.group_rewards import greedy_baseline
+from mmrl.config.schema import (
+    BlindProbeConfig,
+    GreedyConfig,
+    RethinkConfig,
+    RethinkTriggerConfig,
+)
+from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_plain_generation, check_rollout_steps
+from mmrl.types import Author
+from mmrl_rewards.contract import reward
+
+GREEDY = GreedyConfig(kind="greedy")
+GREY = BlindProbeConfig(kind="probe", corruption="grey")
+
+
+@reward(name="length", low=0.0, high=100.0)
+def length(response, sample) -> float:
+    """How many characters."""
+    return float(len(response.text))
+
+
+SCORER = make_scorer(term(length))
+
+
+@pytest.fixture(scope="module")
+def tiny(make_tiny):
+    return make_tiny()
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny):
+    """Prompts with one image, two, none, a video."""
+    return [tiny.processor.build(sample) for sample in tiny.samples[:4]]
+
+
+def run(tiny, prompts, *steps, step=0):
+    return make_pipeline(tiny, *steps, scorer=SCORER, swap_samples=tiny.samples).run(prompts, step=step)
+
+
+def tokens(rollout):
+    return [segment.token_ids for segment in rollout.segments]
+
+
+def test_each_prompt_has_the_response_of_greedy_sampling(tiny, prompts):
+    batch = run(tiny, prompts, GREY, GREEDY)
+    assert batch.groups == run(tiny, prompts).groups
+    greedy = replace(tiny.params, temperature=0.0)
+    for prompt, probes, sampled in zip(prompts, batch.probes, batch.groups, strict=True):
+        assert probes.keys() == ({"grey", "greedy"} if prompt.sample.media else {"greedy"})
+        (own,) = probes["greedy"]
+        (same,) = tiny.sampler().generate([prompt], 1, greedy, step=7)[0]
+        assert tokens(own) == tokens(same)
+        assert own.prompt.digest == prompt.digest and own.prompt.sample.id == f"{prompt.sample.id}~greedy"
+        assert tokens(own) != tokens(sampled[0]) or tokens(own) != tokens(sampled[1])
+    assert tokens(run(tiny, prompts, GREEDY, step=1).probes[0]["greedy"][0]) == tokens(batch.probes[0]["greedy"][0])
+
+
+@pytest.mark.parametrize("greedy_first", [True, False])
+def test_it_is_continued_greedily_and_not_counted(tiny, prompts, greedy_first):
+    triggers = (RethinkTriggerConfig(text=" Wait."),)
+    rethink = RethinkConfig(
+        kind="rethink", correct=("length",), max_new_tokens=3, triggers=triggers, temperature=2.0, fraction=1.0
+    )
+    # With these stop strings, most responses end themselves.
+    stopping = replace(tiny, params=replace(tiny.params, stop=tuple("aeiou ")))
+    steps = (GREEDY, rethink) if greedy_first else (rethink, GREEDY)
+    batch = run(stopping, prompts, *steps)
+    continued = [probes["greedy"][0] for probes in batch.probes if probes["greedy"][0].parent_index is not None]
+    assert continued
+    greedy = replace(stopping.params, temperature=0.0, max_new_tokens=3)
+    for rollout in continued:
+        first, forced, last = rollout.segments
+        assert forced.author is Author.FORCED
+        (again,) = tiny.sampler().extend([replace(rollout, segments=(first, forced))], greedy, step=3)
+        assert again.segments[-1].token_ids == last.token_ids
+    trained = [rollout for group in batch.groups for rollout in group]
+    assert batch.metrics["rethink/attempted"] == sum(rollout.parent_index is not None for rollout in trained)
+
+
+def test_its_total_is_subtracted_and_no_blind_gap(tiny, prompts):
+    batch = run(tiny, prompts[:1], GREEDY)
+    (group,) = SCORER.score_groups(batch.groups, step=0, probes=batch.probes)
+    greedy = len(batch.probes[0]["greedy"][0].text)
+    assert [value.value for value in greedy_baseline(group)] == [-float(greedy)] * len(group.rollouts)
+    assert compute_blind_gaps([group]) == {}
+
+
+def test_steps_that_make_no_sense_are_refused():
+    check_rollout_steps((*GENERATE_ONLY, GREEDY, GREY))
+    with pytest.raises(ValueError, match="a probe is named 'greedy'"):
+        check_rollout_steps((*GENERATE_ONLY, GREY.model_copy(update={"name": "greedy"})))
+    with pytest.raises(ValueError, match="'greedy'"):
+        check_rollout_steps((*GENERATE_ONLY, GREEDY, GREEDY))
+    with pytest.raises(ValueError, match="kind greedy is for training; evaluation"):
+        check_plain_generation((*GENERATE_ONLY, GREEDY), "evaluation")
