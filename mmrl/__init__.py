@@ -80,13 +80,13 @@ if TYPE_CHECKING:
     from mmrl.types import Target as Target
     from mmrl.types import TrainingState as TrainingState
     from mmrl.types import Turn as Turn
-    from mmrl.types import TurnRewards as TurnRewards
     from mmrl.types import Unscorable as Unscorable
     from mmrl.types import UserError as UserError
     from mmrl.types import VideoClip as VideoClip
     from mmrl.types import VideoFrames as VideoFrames
     from mmrl.types import VideoRef as VideoRef
     from mmrl.types import use_media_opener as use_media_opener
+    from mmrl_rewards.contract import TurnRewards as TurnRewards
     from mmrl_rewards.contract import reward as reward
 
 __version__ = "0.2.0"
@@ -121,10 +121,10 @@ _PUBLIC = {
         *("Experience", "FinishReason", "Group", "ImageCrop", "ImageRef", "MediaPolicy", "MediaRangeError"),
         *("Observation", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response", "RewardValue", "Rollout"),
         *("RolloutBatch", "Sample", "SamplingParams", "Score", "Segment", "SelectedExperiences", "Size", "StepResult"),
-        *("Target", "TrainingState", "Turn", "TurnRewards", "Unscorable", "UserError", "VideoClip"),
+        *("Target", "TrainingState", "Turn", "Unscorable", "UserError", "VideoClip"),
         *("VideoFrames", "VideoRef", "use_media_opener"),
     ),
-    "mmrl_rewards.contract": ("reward",),
+    "mmrl_rewards.contract": ("TurnRewards", "reward"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 

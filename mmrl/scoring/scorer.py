@@ -42,11 +42,11 @@ from mmrl.types import (
     Rollout,
     Sample,
     Score,
-    TurnRewards,
     UserError,
     use_media_opener,
 )
 from mmrl.utils.worker_pool import WorkerPool, WorkerStartError
+from mmrl_rewards.contract import TurnRewards
 
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_CHECK_BATCH_SIZE = 1000

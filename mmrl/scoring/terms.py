@@ -26,14 +26,13 @@ from mmrl.types import (
     RewardFailure,
     RewardValue,
     Sample,
-    TurnRewards,
     Unscorable,
     UserError,
 )
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
-from mmrl_rewards.contract import BoundReward, Of
+from mmrl_rewards.contract import BoundReward, Of, TurnRewards
 
 _MAX_REASON_CHARS = 2000
 _VERBS = {"requires": "requires", "fallback": "falls back on"}

@@ -61,7 +61,6 @@ from mmrl.types.rollout import RolloutBatch as RolloutBatch
 from mmrl.types.rollout import SamplingParams as SamplingParams
 from mmrl.types.rollout import Score as Score
 from mmrl.types.rollout import Segment as Segment
-from mmrl.types.rollout import TurnRewards as TurnRewards
 from mmrl.types.sample import Action as Action
 from mmrl.types.sample import AnswerType as AnswerType
 from mmrl.types.sample import ContentPart as ContentPart

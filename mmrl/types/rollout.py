@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -209,22 +209,6 @@ class RewardValue(NamedTuple):
 
     value: float  # within the range that the reward declares
     reason: str  # one line for a person who reads the rollout
-
-
-class TurnRewards(RewardValue):
-    """Result of a reward function that says what each turn in an environment earned; its value is their sum."""
-
-    by_turn: tuple[float, ...]  # one for each of `response.turns`
-
-    def __new__(cls, by_turn: Sequence[float], reason: str = "") -> TurnRewards:
-        """Return the rewards of turns, with one line for a person who reads the rollout."""
-        rewards = super().__new__(cls, float(sum(by_turn)), reason)
-        rewards.by_turn = tuple(map(float, by_turn))
-        return rewards
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return what `__new__` takes, for pickle."""
-        return self.by_turn, self.reason
 
 
 class RewardErrorKind(StrEnum):

@@ -116,8 +116,7 @@ def _build_turns(row: Row) -> Iterator[Row]:
             "state": _format_value(turn.get("state")),
             "valid": turn.get("valid") is not False,
             "end": end,
-            "reward": float(turn.get("reward", 0.0)),
-            "earned": float(earned[index]) if index < len(earned) else None,
+            "earned": float(earned[index]) if index < len(earned) else float(turn.get("reward", 0.0)),
             "advantage": float(advantages[index]) if index < len(advantages) else None,
         }
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
@@ -35,6 +35,22 @@ RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
 Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 """Part of a response that a reward reads: `answer`, `thought`, `response` for its whole text, or a section's tag."""
+
+
+class TurnRewards(RewardValue):
+    """Result of a reward function that says what each turn in an environment earned; its value is their sum."""
+
+    by_turn: tuple[float, ...]  # one for each of `response.turns`
+
+    def __new__(cls, by_turn: Sequence[float], reason: str = "") -> TurnRewards:
+        """Return the rewards of turns, with one line for a person who reads the rollout."""
+        rewards = super().__new__(cls, float(sum(by_turn)), reason)
+        rewards.by_turn = tuple(map(float, by_turn))
+        return rewards
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return what `__new__` takes, for pickle."""
+        return self.by_turn, self.reason
 
 
 class BadAnswer(Exception):

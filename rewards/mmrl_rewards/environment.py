@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.types import Response, RewardValue, Sample, TurnRewards, Unscorable
-from mmrl_rewards.contract import column_value, reward
+from mmrl.types import Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import TurnRewards, column_value, reward
 
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 

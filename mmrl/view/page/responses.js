@@ -53,9 +53,9 @@ function learningOf(rollout, kind) {
   if (kind !== "train" || !status) return null;
   if (status === "rejected") return [`rejected${because}`, "Dynamic sampling rejected its group."];
   if (status === "no_room") return ["no room", "The step had enough groups."];
-  if (status === "replayed") return ["replayed", `Drawn earlier; replayed ${count(times || 1, "time")}.`, true];
+  if (status === "replayed") return ["replayed", `Replayed ${count(times || 1, "time")}.`, true];
   if (!rollout.trained) return [`not trained${because}`, "No token of it was trained."];
-  if (rollout.advantage === 0) return ["zero advantage", "Its policy loss has no gradient."];
+  if (rollout.advantage === 0) return ["zero advantage", "It has no gradient."];
   return ["trained", "Its tokens had a gradient.", true];
 }
 
@@ -72,10 +72,10 @@ function responseBadges(rollout, learning) {
     learning && learning[0] !== "trained" && !inCardHead && badge(learning[0], learning[2] ? "" : "quiet", learning[1]),
     flip && flips[flip](),
     rollout.finish === "length" && badge("truncated", "warn", "It was cut at max_new_tokens."),
-    toolFailed(rollout) && badge("tool failed", "bad", "A tool failed, refused, or could not read a call."),
+    toolFailed(rollout) && badge("tool failed", "bad", "See its reply."),
     isNumber(twin) && badge(`duplicate of ${twin}`, "quiet"),
     isNumber(alike) && !isNumber(twin) && badge(`same answer as ${alike}`, "quiet"),
-    age > 0 && badge(`${count(age, "step")} off-policy`, "warn", "Policy versions between sampling and learning."),
+    age > 0 && badge(`${count(age, "step")} off-policy`, "warn", "Policy versions."),
     Object.entries(rollout.dropped || {}).map(([term, why]) => badge(`${term}: ${why}`, "bad")),
   ];
 }
@@ -211,7 +211,7 @@ function rewardTable(rollout) {
   const rows = Object.entries(rollout.terms).map(([name, term]) => {
     const off = term.counts === false;
     return el(
-      off ? "tr.off" : "tr", rowHead(name, off && badge("does not count", "quiet", "A condition of it is not met.")),
+      off ? "tr.off" : "tr", rowHead(name, off && badge("does not count", "quiet", "Its condition is not met.")),
       [term.value, term.transformed, term.weight].map((value) => el("td", number(value))),
       el("td", signed(term.contribution, 3)),
       el("td.reason", term.failure && badge(term.failure, "bad"), cut(term.reason || "", 2000)),
@@ -223,19 +223,13 @@ function rewardTable(rollout) {
   return table("rewards", ["Term", "Value", "Transformed", "Weight", "Adds", "Reason"], rows);
 }
 
-// What each turn in an environment did and earned; null for a response without turns.
-function turnTable({ turns }) {
-  if (!turns || !turns.length) return null;
-  const rows = turns.map(({ action, state, valid, end, reward, earned, advantage }, place) =>
-    el(
-      "tr", rowHead(String(place + 1)),
-      el("td.reason", action === null ? empty("(no action)") : cut(action, 300), !valid && badge("invalid", "warn")),
-      el("td.reason", { title: state }, cut(state || "", 24)),
-      [reward, earned].map((value) => el("td", number(value))),
-      el("td", signed(advantage, 3)),
-      el("td", end),
-    ));
-  return table("turns.rewards", ["Turn", "Action", "State", "Reward", "Earned", "Advantage", "End"], rows);
+// What each turn in an environment did and earned.
+function turnTable({ turns = [] }) {
+  const rows = turns.map(({ action, state, valid, end, earned, advantage }, place) => el(
+    "tr", [place + 1, cut(action || "", 300), state, number(earned), signed(advantage, 3), valid ? end : "invalid"]
+      .map((cell) => el("td", cell)),
+  ));
+  return rows[0] && table("rewards", ["Turn", "Action", "State", "Earned", "Advantage", ""], rows);
 }
 
 function cut(text, most) {

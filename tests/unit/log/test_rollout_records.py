@@ -146,6 +146,7 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
         "parent": 0,
         "is_correct": True,
         "first_correct": False,
+        "turns": [],
         "terms": {
             "iou": {"value": 0.5, "reason": "overlap", "failure": None}
             | {"transformed": 0.25, "weight": 4.0, "counts": True, "contribution": 1.0},
