@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from mmrl.rollout.environments.pictures import encode_png
-from mmrl.types import Environment, Observation, Sample, StepResult, UserError
+from mmrl.types import Action, Environment, Observation, Sample, StepResult, UserError
 
 
 class GymnasiumEnvironment:
@@ -26,9 +28,9 @@ class GymnasiumEnvironment:
         self.env.reset(seed=seed % 2**32)
         return Observation(text=self.question, media=(encode_png(self.env.render()),))
 
-    def step(self, action: str) -> StepResult:
+    def step(self, action: str | Action) -> StepResult:
         """Take the action that a word names; another word changes nothing and is not valid."""
-        word = action.strip().lower()
+        word = action.name.lower() if isinstance(action, Action) else action.strip().lower()
         number = self.actions.get(word)
         if number is None and not self.actions and word.isdecimal():
             number = int(word)
@@ -39,7 +41,7 @@ class GymnasiumEnvironment:
         _, reward, terminated, truncated, info = self.env.step(number)
         numbers = {}
         for name, value in info.items():
-            if isinstance(value, int | float) and isfinite(value):
+            if isinstance(value, int | float | np.number | np.bool_) and isfinite(value):
                 numbers[name] = float(value)
         return StepResult(
             observation=Observation(media=(encode_png(self.env.render()),)),
@@ -75,4 +77,5 @@ def make(
         env = gymnasium.make(id, render_mode="rgb_array", **(kwargs or {}))
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise UserError(f"id={id!r}: gymnasium cannot make it: {error}") from error
-    return GymnasiumEnvironment(env, actions or {}, question)
+    words = {word.lower(): number for word, number in (actions or {}).items()}
+    return GymnasiumEnvironment(env, words, question)

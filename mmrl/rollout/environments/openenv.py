@@ -30,7 +30,10 @@ class OpenEnvSession:
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin an episode of this seed."""
-        return self._observe(self._ask("reset", {"seed": seed % 2**31})["observation"])
+        answer = self._ask("reset", {"seed": seed % 2**31})
+        if answer["type"] == "error":
+            raise Unscorable(f"the server refuses to reset: {answer['data'].get('message')}")
+        return self._observe(answer["data"]["observation"])
 
     def step(self, action: str | Action) -> StepResult:
         """Send an action: text in its field, or else the object that the model wrote as JSON."""
@@ -43,7 +46,13 @@ class OpenEnvSession:
                 data = json.loads(action)
             except ValueError as error:
                 return StepResult(observation=Observation(text=f"This is no JSON: {error}"), valid=False)
+        if not isinstance(data, dict):
+            return StepResult(observation=Observation(text="An action is a JSON object."), valid=False)
         answer = self._ask("step", data)
+        if answer["type"] == "error":
+            # What the server says of an action is for the model, who may have written nonsense.
+            return StepResult(observation=Observation(text=str(answer["data"].get("message"))), valid=False)
+        answer = answer["data"]
         return StepResult(
             observation=self._observe(answer["observation"]),
             reward=float(answer.get("reward") or 0.0),
@@ -52,15 +61,12 @@ class OpenEnvSession:
 
     def close(self) -> None:
         """End the session."""
-        self.connection.send(json.dumps({"type": "close"}))
-        self.resources.close()
+        with self.resources:
+            self.connection.send(json.dumps({"type": "close"}))
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         self.connection.send(json.dumps({"type": kind, "data": data}))
-        answer = json.loads(self.connection.recv())
-        if answer["type"] == "error":
-            raise Unscorable(f"the server refuses to {kind}: {answer['data'].get('message')}")
-        return dict(answer["data"])
+        return dict(json.loads(self.connection.recv()))
 
     def _observe(self, fields: Mapping[str, Any]) -> Observation:
         media: tuple[bytes, ...] = ()
@@ -85,11 +91,12 @@ def make(*, url: str, text: str, picture: str | None = None, action: str | None 
         Unscorable: the server cannot be reached.
     """
     try:
+        from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
     except ImportError as error:
         raise UserError("the package websockets is missing; pip install websockets") from error
     address = url.replace("http", "ws", 1) if url.startswith("http") else url
     try:
         return OpenEnvSession(connect(f"{address.rstrip('/')}/ws", max_size=2**27), text, picture, action)
-    except OSError as error:
+    except (OSError, WebSocketException) as error:
         raise Unscorable(f"{url} cannot be reached: {error}") from error

@@ -17,7 +17,8 @@ def encode_png(pixels: object) -> bytes:
         UserError: they have another shape or type.
     """
     array = np.asarray(pixels)
-    if array.ndim != 3 or array.shape[2] != 3 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+    is_integer = np.issubdtype(array.dtype, np.integer) and array.size > 0
+    if array.ndim != 3 or array.shape[2] != 3 or not is_integer or array.min() < 0 or array.max() > 255:
         raise UserError(f"a picture is uint8 [height, width, 3], not {array.dtype} {list(array.shape)}")
     content = io.BytesIO()
     Image.fromarray(array.astype(np.uint8)).save(content, "png")

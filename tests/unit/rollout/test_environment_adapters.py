@@ -71,6 +71,9 @@ def test_gymnasium_keeps_its_two_ends_apart():
     numbered = adapter.make(id=grid["id"], question="?")
     numbered.reset(SAMPLE, 0)
     assert numbered.step("2").valid and not numbered.step("17").valid
+    capital = adapter.make(**{**grid, "actions": {"Left": 0}})
+    capital.reset(SAMPLE, 0)
+    assert capital.step("left").valid and capital.step(Action("left", {})).valid
 
 
 def test_gymnasium_names_what_it_cannot_make():
@@ -155,19 +158,21 @@ def test_openenv_session(server):
     assert seeds == [7] and (read(first) == 1).all()
     second = check_step_result(session.step("hello"))
     assert (second.observation.text, second.reward, second.terminated) == ("hello", 0.5, False)
-    with pytest.raises(Unscorable, match="no such action"):
-        session.step("crash")
+    refused = check_step_result(session.step("crash"))
+    assert (refused.valid, refused.observation.text) == (False, "no such action")
     third = check_step_result(session.step("bye"))
     assert third.terminated and (read(third.observation.media[0]) == 3).all()
     session.close()
     whole = openenv.make(url=url, text="echoed_message")
     whole.reset(SAMPLE, 1)
-    assert not whole.step("no json").valid
+    assert not whole.step("no json").valid and not whole.step("5").valid
     assert whole.step('{"message": "hi"}').observation.text == "hi"
     whole.close()
     assert closed
     with pytest.raises(Unscorable, match="cannot be reached"):
         openenv.make(url="ws://127.0.0.1:9", text="x")
+    with pytest.raises(Unscorable, match="cannot be reached"):
+        openenv.make(url="ftp://127.0.0.1:9", text="x")
 
 
 class StubEnv:
@@ -259,7 +264,9 @@ def test_episode_of_verifiers(make_env):
     assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
 
 
-@pytest.mark.parametrize("pixels", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), "picture"])
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), np.full((4, 4, 3), 300), "picture"]
+)
 def test_what_is_no_picture_is_refused(pixels):
     with pytest.raises(UserError, match=r"uint8 \[height, width, 3\]"):
         encode_png(pixels)
