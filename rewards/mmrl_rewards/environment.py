@@ -67,6 +67,7 @@ def retrieval(response: Response, sample: Sample, *, column: str = "pages") -> R
     gold = column_value(sample, column)
     if not isinstance(gold, list | tuple) or not gold:
         raise Unscorable(f"the column {column!r} lists no relevant page: {gold!r:.80}")
+    gold = set(map(str, gold))
     best = sum(1.0 / log2(rank + 1) for rank in range(1, len(gold) + 1))
     rewards: list[float] = []
     num_shown = num_relevant = 0

@@ -25,10 +25,23 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.types import LAST_MEDIUM, Environment, ImageCrop, ImageRef, Observation, Sample, StepResult, UserError
+from mmrl.types import (
+    LAST_MEDIUM,
+    Environment,
+    ImageCrop,
+    ImageRef,
+    Observation,
+    Sample,
+    StepResult,
+    Unscorable,
+    UserError,
+)
 from mmrl.utils.digests import file_digest
 
-_ACTION: Final = re.compile(r"<(search|bbox|answer)>(.*?)</\1>", re.DOTALL)
+_ACTION: Final = re.compile(r"<(search|bbox|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+_NUMBER: Final = r"\s*(-?[0-9]{1,6}(?:\.[0-9]{1,9})?)\s*"
+_BOX: Final = re.compile(rf"\s*\[{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}\]\s*")
+_THOUGHT: Final = re.compile(r"<think>.*?</think>", re.DOTALL)
 _WORD: Final = re.compile(r"\w+")
 _HELP: Final = (
     "One action a turn: <search>words</search>, <bbox>[x1, y1, x2, y2]</bbox> of the picture shown last, or "
@@ -70,17 +83,21 @@ class PageSearch:
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin with nothing shown; the question says it all."""
-        self.gold = set(map(str, sample.meta.get("pages", ())))
+        gold = sample.meta.get("pages", ())
+        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= set(self.corpus.ids):
+            raise Unscorable(f"the column 'pages' must list ids of pages of the corpus, not {gold!r:.80}")
+        self.gold = set(map(str, gold))
         self.queries = list(sample.meta.get("queries", ()))
         self.answer = str(sample.target.value)
         return Observation(state="no page")
 
     def step(self, action: str) -> StepResult:
         """Search, look closer, or answer."""
-        actions = _ACTION.findall(action)
+        # A thought may speak of actions.
+        actions = _ACTION.findall(_THOUGHT.sub("", action))
         if len(actions) != 1:
             return self._refuse(_HELP)
-        kind, content = actions[0]
+        kind, content = actions[0][0].lower(), actions[0][1]
         if kind == "answer":
             return StepResult(terminated=True)
         return self._search(content) if kind == "search" else self._look(content)
@@ -104,10 +121,10 @@ class PageSearch:
         return StepResult(observation=Observation(text="No further page fits these words.", state=self._state()))
 
     def _look(self, content: str) -> StepResult:
-        try:
-            x1, y1, x2, y2 = map(float, json.loads(content))
-        except (ValueError, TypeError):
+        match = _BOX.fullmatch(content)
+        if match is None:
             return self._refuse("A box is four numbers: [x1, y1, x2, y2].")
+        x1, y1, x2, y2 = map(float, match.groups())
         part = ImageCrop(medium_number=LAST_MEDIUM, box=(x1, y1, x2, y2))
         return StepResult(observation=Observation(media=(part,), state=self._state()))
 
@@ -144,6 +161,8 @@ def _load_corpus(table: Path) -> Corpus:
     except OSError as error:
         raise UserError(f"corpus={str(table)!r}: cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             page = json.loads(line)
             ids.append(str(page["id"]))
@@ -153,6 +172,8 @@ def _load_corpus(table: Path) -> Corpus:
             raise UserError(f"corpus={str(table)!r}, line {number}: needs id, path and text: {error}") from error
         if "sha256" in page:
             digests[len(ids) - 1] = str(page["sha256"])
+    if len(set(ids)) < len(ids):
+        raise UserError(f"corpus={str(table)!r}: two pages have one id")
     if not any(texts):
         raise UserError(f"corpus={str(table)!r}: no page has a text")
     return Corpus(tuple(ids), tuple(files), digests, BM25Okapi(texts))

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from pydantic import Field
@@ -69,11 +71,17 @@ class PythonEnvironment:
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(code).encode() + b"\n")
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], self.timeout_s)[0]:
-                self._kill()
-                return f"Stopped after {self.timeout_s:g} s; all variables are lost."
-            answer = process.stdout.readline()
-            if answer.endswith(b"\n"):
+            answer, ends_at = b"", monotonic() + self.timeout_s
+            while not answer.endswith(b"\n"):
+                if not select.select([process.stdout], [], [], max(0.0, ends_at - monotonic()))[0]:
+                    self._kill()
+                    return f"Stopped after {self.timeout_s:g} s; all variables are lost."
+                read = os.read(process.stdout.fileno(), 2**16)
+                if not read:
+                    break
+                answer += read
+            # Code that finds the pipe can write anything into it.
+            with suppress(ValueError):
                 return str(json.loads(answer))
         self._kill()
         return "The code ended the process; all variables are lost."
@@ -86,6 +94,7 @@ class PythonEnvironment:
             stderr=subprocess.PIPE,
             cwd=self.folder.name,
             env=_ENVIRONMENT,
+            start_new_session=True,
         )
         assert self.process.stderr is not None
         weakness = ""
@@ -98,8 +107,12 @@ class PythonEnvironment:
 
     def _kill(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                with suppress(BrokenPipeError):
+                    pipe.close()  # type: ignore[union-attr]  # all three are pipes
+            self.process.wait()
             self.process = None
 
 

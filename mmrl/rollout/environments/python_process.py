@@ -13,6 +13,7 @@ import ctypes
 import io
 import json
 import os
+import random
 import resource
 import sys
 import traceback
@@ -23,6 +24,12 @@ _REFUSED = {
     "socket.connect": "no network here",
     "socket.bind": "no network here",
     "socket.getaddrinfo": "no network here",
+    "socket.gethostbyname": "no network here",
+    "socket.gethostbyaddr": "no network here",
+    "socket.sendto": "no network here",
+    "socket.sendmsg": "no network here",
+    "os.kill": "no other processes here",
+    "os.killpg": "no other processes here",
     "os.fork": "no other processes here",
     "os.forkpty": "no other processes here",
     "os.exec": "no other processes here",
@@ -35,9 +42,11 @@ _REFUSED = {
 def main() -> None:
     """Give up rights, then answer until standard input ends."""
     limits = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w")
-    # Code that prints in other ways than by sys.stdout must not be read as an answer.
-    os.dup2(2, 1)
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # Code that reads or prints in other ways than by `sys` must not be taken for a request or an answer.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
     weakness = _leave_network()
     memory, size = limits["memory_mib"] * _MIB, limits["file_mib"] * _MIB
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -45,8 +54,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(_refuse)
     print(weakness, file=sys.stderr, flush=True)
+    os.dup2(nothing, 2)
+    # So that an episode can be played again.
+    random.seed(0)
     variables: dict[str, object] = {"__name__": "__main__"}
-    for line in sys.stdin:
+    for line in requests:
         output = run(json.loads(line), variables)
         print(json.dumps(output[: limits["max_chars"]]), file=answers, flush=True)
 
@@ -65,7 +77,7 @@ def run(code: str, variables: dict[str, object]) -> str:
                     print(repr(value))
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too: they end the code alone
             print("".join(traceback.format_exception_only(error)).strip())
-    return output.getvalue()
+    return output.getvalue().encode(errors="replace").decode()
 
 
 def _leave_network() -> str:

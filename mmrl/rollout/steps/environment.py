@@ -213,7 +213,7 @@ class EpisodePlayer:
                     segments.append(_environment_segment(pending))
                     pending = ()
                 segments.append(processor.build_tool_segment(ref))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             # The policy asked for a part that is not there, which the environment cannot know.
             rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
             observation, segments = Observation(text=f"This cannot be shown: {error}."), []

@@ -217,7 +217,10 @@ BENCHMARK = "evaluation.benchmarks=[{name: a, data: [x]}, {name: b, benchmark: r
     ("override", "said"),
     [
         ("evaluation.rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]", "completes every response"),
-        ("evaluation.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]", "evaluation has none"),
+        (
+            "evaluation.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]",
+            "has no use for it",
+        ),
         (f"evaluation.rollout_steps=[{{kind: generate}}, {RETHINK}, keep: correct}}]", "has `keep`"),
         ("evaluation.benchmarks.a.responses_per_question=4", "all 4 responses to a question are the same"),
         ("evaluation.benchmarks.b.coordinates=px_resized", "evaluation.benchmarks.1.coordinates: must be"),

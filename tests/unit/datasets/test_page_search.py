@@ -59,7 +59,7 @@ def search(tmp_path):
 
 
 def test_each_search_shows_the_best_page_that_was_not_seen(search):
-    first = search("<think>I need it.</think><search>the Invoice total</search>")
+    first = search("<think>I <search>need</search> it.</think><search>the Invoice total</search>")
     assert Path(first.observation.media[0].path).name == "invoice.png" and first.info == {"relevant": 1.0}
     again = search("<search>the Invoice total</search>")
     assert Path(again.observation.media[0].path).name == "letter.png" and again.info == {"relevant": 0.0}
@@ -86,6 +86,10 @@ def test_a_part_is_of_the_picture_shown_last(search):
         "<bbox>[1, 2, 3]</bbox>",
         "<bbox>left</bbox>",
         "<bbox>1</bbox>",
+        "<bbox>[1e999, 1, 2, 3]</bbox>",
+        "<bbox>[Infinity, 1, 2, 3]</bbox>",
+        "<bbox>[true, 1, 2, 3]</bbox>",
+        "<bbox>" + "[" * 100_000 + "</bbox>",
         "<search>never closed",
     ],
 )

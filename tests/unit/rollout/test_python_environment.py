@@ -90,3 +90,27 @@ def test_other_calls_are_told_and_text_ends_the_episode():
 def test_secrets_of_the_run_are_not_in_its_environment(python, monkeypatch):
     monkeypatch.setitem(os.environ, "API_KEY", "secret")
     assert "secret" not in python("import os; print(dict(os.environ))")
+
+
+def test_what_code_does_to_its_pipes_and_children_costs_its_own_process_alone(python):
+    assert python("import os; os.write(2, bytes(300_000)); 'fine'") == "'fine'\n"
+    assert "\ud800" not in python("print('\\ud800')")
+    assert "EOFError" in python("input()")
+    assert "no other processes" in python("import os; os.kill(os.getppid(), 15)")
+    assert "no network here" in python("import socket; socket.gethostbyname('localhost')")
+    lost = python("import os\nfor fd in range(3, 9):\n    try: os.write(fd, b'x\\n')\n    except OSError: pass")
+    assert "variables are lost" in lost
+    assert "Stopped" in python(
+        "import os, time\nfor fd in range(3, 9):\n    try: os.write(fd, b'x')\n    except OSError: pass\ntime.sleep(60)"
+    )
+    assert python("1") == "1\n"
+
+
+def test_random_numbers_can_be_played_again():
+    found = set()
+    for _ in range(2):
+        environment = make()
+        result = environment.step(Action("python", {"code": "import random; random.random()"}))
+        found.add(result.observation.text)
+        environment.close()
+    assert len(found) == 1
