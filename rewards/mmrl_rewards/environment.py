@@ -6,7 +6,7 @@ Each says what every turn earned, for `advantage.credit`. A response without tur
 from __future__ import annotations
 
 from math import log2
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import TurnRewards, column_value, reward
 
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+_ROUNDING: Final = 1e-9  # by which a sum of rewards may be off
 
 
 @reward(name="total", low=-1.0, attack_tolerance=0.5, judges_answer=True)
@@ -28,9 +30,9 @@ def total(response: Response, sample: Sample, *, scale: PositiveFloat = 1.0) -> 
     Unscorable: never.
     """
     rewards = [turn.reward / scale for turn in response.turns]
-    if not -1.0 <= sum(rewards) <= 1.0:
+    if abs(sum(rewards)) > 1.0 + _ROUNDING:
         raise ValueError(f"the turns earned {sum(rewards) * scale:g}, which is beyond scale={scale:g}; raise it")
-    return TurnRewards(rewards, f"{len(rewards)} turns earned {sum(rewards) * scale:g}")
+    return TurnRewards(_within_one(rewards), f"{len(rewards)} turns earned {sum(rewards) * scale:g}")
 
 
 @reward(name="success")
@@ -78,7 +80,7 @@ def retrieval(response: Response, sample: Sample, *, column: str = "pages") -> R
             num_relevant += turn.info["relevant"] > 0.0
             gain = (2.0 ** turn.info["relevant"] - 1.0) / log2(num_shown + 1) / best
         rewards.append(gain)
-    return TurnRewards(rewards, f"{num_relevant} of {len(gold)} relevant pages among {num_shown}")
+    return TurnRewards(_within_one(rewards), f"{num_relevant} of {len(gold)} relevant pages among {num_shown}")
 
 
 @reward(name="invalid", low=-1.0, high=0.0, attack_tolerance=1.0, judges_answer=False)
@@ -97,3 +99,11 @@ def invalid(
         rewards.append(0.0 if turn.valid else -min(penalty, left))
     count = sum(not turn.valid for turn in response.turns)
     return TurnRewards(rewards, f"{count} of {len(rewards)} actions could not be used")
+
+
+def _within_one(rewards: list[float]) -> list[float]:
+    """Return rewards whose sum is in [-1, 1], where it was so but for rounding."""
+    if abs(sum(rewards)) <= 1.0:
+        return rewards
+    scale = (1.0 - _ROUNDING) / abs(sum(rewards))
+    return [reward * scale for reward in rewards]
