@@ -137,7 +137,9 @@ def test_a_tensor_of_an_update_that_is_not_sent_is_found(make_tiny, device, wait
     device.place(tiny.policy.model, torch.bfloat16)
     # A component without weights has the norm 0, which is not on the device.
     tiny = replace(tiny, policy=Policy(tiny.policy.model, freeze=("projector",)))
-    learner = make_learner(tiny, shared_prefix=False, aggregation="fixed", fixed_length=8)
+    # A column that an objective does not read may stay on the host: `sequence_N` is for ratios of whole sequences.
+    objective = {"importance_ratio_level": "sequence", "aggregation": "fixed", "fixed_length": 8}
+    learner = make_learner(tiny, shared_prefix=False, **objective)
     calls = find_calls(*MODULES["update"])
     assert find_needless(calls, lambda: learner.step(experiences, step=0), waits) == []
 
