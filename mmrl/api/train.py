@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from mmrl.api.functions import name_function, name_rows, replace_functions
-from mmrl.config import Config, LoadedConfig, load_config, locate_errors
+from mmrl.config import Config, LoadedConfig, check_data_files, load_config, locate_errors
 from mmrl.distributed.launch import is_launched
 from mmrl.log.run_dir import RunDir, run_dir_of
 from mmrl.types import Sample, UserError
@@ -73,6 +73,7 @@ def train(
         KeyboardInterrupt: the run was interrupted. The step was saved; the same call continues it.
     """
     loaded = load(config, [*overrides, *_replaced_sections(rewards, dataset, callbacks)])
+    check_data_files(loaded)
     run_dir = run_dir_of(loaded.config)
     if not resume and run_dir.config.exists():
         raise UserError(f"{run_dir.path} holds a run; resume=True continues it, another run.dir starts a new one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +33,14 @@ def add_command(commands: Subparsers, name: str, summary: str, details: str) -> 
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments CONFIG and `key=value` overrides."""
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file, such as configs/quickstart.yaml")
+    """Add the arguments CONFIG and `key=value` overrides, and options that stand for overrides."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a recipe (`mmrl recipe list`)")
+    options = {"model": "model.path: the model to train", "data": "data.dir: the folder that `${data}` stands for"}
+    for option, text in options.items():
+        parser.add_argument(f"--{option}", metavar="DIR", dest=f"config_{option}", help=text)
+    parser.add_argument(
+        "--overlay", metavar="NAME", action="append", dest="config_overlays", help="lay settings of a method over it"
+    )
     parser.add_argument(
         "overrides",
         metavar="key=value",
@@ -41,6 +48,16 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set one value by dotted path, written as YAML; stages by name or index: stages.rl.steps=50",
     )
+
+
+def option_overrides(arguments: argparse.Namespace) -> list[str]:
+    """Return the overrides that the options of `add_config_arguments` stand for."""
+    settings = {
+        "model.path": arguments.config_model,
+        "data.dir": arguments.config_data,
+        "overlays": arguments.config_overlays,
+    }
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items() if value]
 
 
 def positive_int(text: str) -> int:

@@ -94,9 +94,10 @@ def add_parser(commands: Subparsers) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check the data and print the findings; return 1 if one of them is an error."""
-    from mmrl.config import load_config, locate_errors
+    from mmrl.config import check_data_files, load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
+    check_data_files(loaded)
     # A wrong config should be refused before these are imported, which takes seconds.
     with pause_gc_for_imports():
         from mmrl.data_check.check import DataCheck
@@ -141,9 +142,10 @@ def _write_outputs(report: DataCheckReport, json_file: str | None, plots_dir: Pa
 
 def _show(arguments: argparse.Namespace) -> int:
     """Print the samples, and draw them into an image if asked to."""
-    from mmrl.config import load_config, locate_errors
+    from mmrl.config import check_data_files, load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
+    check_data_files(loaded)
     with pause_gc_for_imports():
         from mmrl.data_check.contact_sheet import draw_contact_sheet
         from mmrl.data_check.sample_view import SampleBrowser, describe_sample

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, data, doctor, eval, export, plan, reward, train, view
-from mmrl.cli.common import echo
+from mmrl.cli import config, data, doctor, eval, export, plan, recipe, reward, train, view
+from mmrl.cli.common import echo, option_overrides
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
@@ -18,6 +18,7 @@ EPILOG = """\
 examples:
   mmrl train configs/quickstart.yaml
   mmrl train configs/quickstart.yaml run.seed=1 stages.rl.optimizer.lr=2e-4
+  mmrl recipe list
   mmrl view runs/quickstart
   mmrl eval runs/quickstart --benchmark run:test
   mmrl export runs/quickstart --out my-model
@@ -96,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, view, eval, export, plan, data, reward, config, doctor):
+    for command in (train, recipe, view, eval, export, plan, data, reward, config, doctor):
         command.add_parser(commands)
     return parser
 
@@ -112,4 +113,6 @@ def _parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ar
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if overrides:
         arguments.overrides += overrides
+    if "config_model" in arguments:
+        arguments.overrides = option_overrides(arguments) + arguments.overrides
     return arguments

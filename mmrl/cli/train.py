@@ -47,9 +47,10 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return 130 or 143 if interrupted and saved, 1 if `--verify-resume` finds a difference, else 0."""
-    from mmrl.config import load_config, locate_errors
+    from mmrl.config import check_data_files, load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
+    check_data_files(loaded)
     if arguments.verify_resume:
         from mmrl.checkpoint.verify_resume import verify_resume
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
+from mmrl.config.recipes import DATA, find_config
 from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
@@ -24,6 +25,8 @@ from mmrl.config.yaml_tree import (
     PlainValue,
     format_path,
     iter_leaves,
+    map_texts,
+    merge_configs,
     merge_nodes,
     parse_yaml,
 )
@@ -46,21 +49,31 @@ class LoadedConfig:
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
+    data_files: tuple[str, ...] = ()  # texts of settings that begin with `${data}/`, without that
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a config file or its settings, the files it extends, and `key=value` overrides.
+    """Read a config file or its settings, the files it extends, its overlays, and `key=value` overrides.
 
-    Relative paths in settings start from the working directory.
+    A file may be given by the name of a recipe. Relative paths in settings start from the working directory.
 
     Raises:
         UserError: the config is invalid; all problems at once, a line each: `file:line: dotted.path: problem`.
     """
     files = _ConfigFiles()
-    root = files.read_settings(source) if isinstance(source, Mapping) else files.read(Path(source), error_prefix="")
-    for override in overrides:
+    if isinstance(source, Mapping):
+        root = files.read_settings(source)
+    else:
+        root = files.read(find_config(source), error_prefix="")
+    of_overlays = [override for override in overrides if override.partition("=")[0].strip() == "overlays"]
+    for override in of_overlays:
         root = files.apply_override(root, override)
+    root = files.lay_overlays(root)
+    for override in overrides:
+        if override not in of_overlays:
+            root = files.apply_override(root, override)
+    root, data_files = _fill_in_data_folder(root, files.files[0].parent)
     # After the overrides, which may name a preset and win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
@@ -79,8 +92,38 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
             node, _ = root.find_nearest(("stages", index, *key_path))
             warnings.append(str(ConfigProblem(node.origin, ("stages", index, *key_path), text)))
     return LoadedConfig(
-        config=config, origins=MappingProxyType(origins), files=tuple(files.files), warnings=tuple(warnings)
+        config=config,
+        origins=MappingProxyType(origins),
+        files=tuple(files.files),
+        data_files=data_files,
+        warnings=tuple(warnings),
     )
+
+
+def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
+    """Return the tree with `data.dir` in place of `${data}`, and the paths below it that were named.
+
+    Its own paths start from the working directory on the command line, and from the file's folder in a file. Media may
+    lie there, unless the config names other roots. Without a `data.dir` the texts stay.
+    """
+    names: list[str] = []
+
+    def note(text: str) -> str:
+        if text.startswith(f"{DATA}/"):
+            names.append(text.removeprefix(f"{DATA}/"))
+        return text
+
+    map_texts(root, note)
+    node, depth = root.find_nearest(("data", "dir"))
+    if depth == 2 and isinstance(node.value, str):
+        base = Path() if node.origin == COMMAND_LINE_ORIGIN else base_dir
+        folder = str((base / Path(node.value).expanduser()).resolve())
+        root = map_texts(root, lambda text: text.replace(DATA, folder))
+        root = _set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
+        if root.find_nearest(("data", "media_roots"))[1] < 2:
+            roots = ConfigNode([ConfigNode(folder, node.origin)], node.origin)
+            root = _set_value(root, ("data", "media_roots"), roots)
+    return root, tuple(dict.fromkeys(names))
 
 
 @contextmanager
@@ -218,20 +261,39 @@ class _ConfigFiles:
             return tree
         # Later bases win over earlier ones, and the file itself over all.
         merged = ConfigNode({}, tree.origin)
-        for base, base_origin in self._find_bases(extends):
-            base_tree = self.read(path.parent / base, error_prefix=f"{base_origin}: extends: ", chain=chain)
-            merged = merge_nodes(merged, base_tree)
-        return merge_nodes(merged, tree)
+        for base, base_origin in _list_files(extends, "extends"):
+            file = path.parent / base
+            base_path = file if file.exists() or file.suffix else find_config(base)
+            base_tree = self.read(base_path, error_prefix=f"{base_origin}: extends: ", chain=chain)
+            merged = merge_configs(merged, base_tree)
+        return merge_configs(merged, tree)
 
-    def _find_bases(self, extends: ConfigNode) -> list[tuple[str, str]]:
-        entries = extends.value if isinstance(extends.value, list) else [extends]
-        bases = []
-        for entry in entries:
-            if isinstance(entry.value, str) and entry.value:
-                bases.append((entry.value, entry.origin))
-        if len(bases) < len(entries):
-            raise UserError(f"{extends.origin}: extends: must be a file name or a list of them")
-        return bases
+    def lay_overlays(self, root: ConfigNode) -> ConfigNode:
+        """Return a config merged with its `overlays`, whose names become part of the run's.
+
+        Raises:
+            UserError: an overlay cannot be read, names a stage that is not there, or disagrees with another.
+        """
+        assert isinstance(root.value, dict)
+        own = dict(root.value)
+        overlays = own.pop("overlays", None)
+        merged, seen = ConfigNode(own, root.origin), dict[str, tuple[PlainValue, str]]()
+        for name, origin in _list_files(overlays, "overlays") if overlays else ():
+            file = self.files[0].parent / name
+            path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
+            overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
+            for setting, value in iter_leaves(overlay.plain_value):
+                key = format_path(setting)
+                other, of = seen.setdefault(key, (value, name))
+                if other != value:
+                    raise UserError(
+                        f"{origin}: overlays: {of} sets {key} to {other!r} and {name} to {value!r}; use one"
+                    )
+            merged = merge_configs(merged, overlay)
+            run_name, depth = merged.find_nearest(("run", "name"))
+            if depth == 2:
+                merged = _set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
+        return merged
 
     def apply_override(self, root: ConfigNode, text: str) -> ConfigNode:
         """Return the tree with one `dotted.path=value` applied."""
@@ -247,6 +309,18 @@ class _ConfigFiles:
         node, problems = parse_yaml(value, lambda line: COMMAND_LINE_ORIGIN, path)
         self.problems += problems
         return _set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
+
+
+def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:
+    """Return the file names below a key, one or a list of them, with their origins."""
+    entries = node.value if isinstance(node.value, list) else [node]
+    files = []
+    for entry in entries:
+        if isinstance(entry.value, str) and entry.value:
+            files.append((entry.value, entry.origin))
+    if len(files) < len(entries):
+        raise UserError(f"{node.origin}: {key}: must be a file name or a list of them")
+    return files
 
 
 def _path_to_text(value: object) -> str:

@@ -93,6 +93,59 @@ def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     return ConfigNode(merged, over.origin)
 
 
+def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
+    """Merge two configs. `stages` of `over` may be a mapping, whose entries are merged over the stages that they name.
+
+    Raises:
+        UserError: a stage that does not exist is named.
+    """
+    merged = merge_nodes(base, over)
+    stages, changes = _child(base, "stages"), _child(over, "stages")
+    if not (isinstance(merged.value, dict) and isinstance(stages, list) and isinstance(changes, dict)):
+        return merged
+    node = ConfigNode(_merge_stages(stages, changes), merged.value["stages"].origin)
+    return ConfigNode({**merged.value, "stages": node}, merged.origin)
+
+
+def _merge_stages(stages: list[ConfigNode], changes: dict[str, ConfigNode]) -> list[ConfigNode]:
+    """Return stages with changes by name, or by `kind:KIND` for all of a kind; null removes them.
+
+    A new name whose settings have a kind is a new stage, put before those that the next key names.
+    """
+    merged, new = list(stages), list[ConfigNode]()
+    for key, change in changes.items():
+        by, wanted = ("kind", key.removeprefix("kind:")) if key.startswith("kind:") else ("name", key)
+        settings = change.value if isinstance(change.value, dict) else {}
+        chosen = [stage for stage in merged if _child(stage, by) == wanted]
+        if not chosen and by == "name" and "kind" in settings:
+            new.append(ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin))
+            continue
+        if not chosen:
+            there = ", ".join(f"{_child(stage, 'name')} ({_child(stage, 'kind')})" for stage in merged)
+            raise UserError(f"{change.origin}: stages: there is no stage {key!r} to change; there are {there}")
+        at = merged.index(chosen[0])
+        for index, stage in enumerate(merged):
+            if stage in chosen:
+                merged[index] = merge_nodes(stage, change)
+        merged[at:at] = new
+        merged, new = [stage for stage in merged if stage.value is not None], []
+    return merged + new
+
+
+def _child(node: ConfigNode, key: str) -> object:
+    """Return the value below a key of a mapping; None without it."""
+    return node.value[key].value if isinstance(node.value, dict) and key in node.value else None
+
+
+def map_texts(node: ConfigNode, change: Callable[[str], str]) -> ConfigNode:
+    """Return the tree with `change` applied to every text value."""
+    if isinstance(node.value, dict):
+        return ConfigNode({key: map_texts(inner, change) for key, inner in node.value.items()}, node.origin)
+    if isinstance(node.value, list):
+        return ConfigNode([map_texts(inner, change) for inner in node.value], node.origin)
+    return ConfigNode(change(node.value), node.origin) if isinstance(node.value, str) else node
+
+
 def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath, PlainValue]]:
     """Yield the settings of nested dicts and lists by path: scalars, empty containers and lists of scalars."""
     if isinstance(value, dict) and value:

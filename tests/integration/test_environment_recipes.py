@@ -52,10 +52,9 @@ def steps_of(run_dir: Path, stage: str) -> list[dict[str, Any]]:
     return [record for record in metrics(run_dir) if record["stage"] == stage and "learner/lr" in record]
 
 
-def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command) -> None:
     """In the columns of the authors' rag_dataset.json, with the two that the recipe's header adds."""
     pytest.importorskip("rank_bm25")
-    monkeypatch.chdir(tmp_path)
     text = (RECIPES / "vrag_rl.yaml").read_text().replace("max_tokens: 10240", "max_tokens: 1024")
     (tmp_path / "vrag_rl.yaml").write_text(text)
     write_corpus(tmp_path)
@@ -68,7 +67,7 @@ def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command, monkeypatc
         {"fn": "mmrl_rewards.text:exact", "name": "accuracy", "weight": 0.7},
         {"fn": "mmrl_rewards.environment:retrieval", "name": "ndcg", "weight": 0.2},
     ]
-    overrides = {"data.media_roots": ["."], "rewards.terms": terms}
+    overrides = {"data.dir": str(tmp_path), "rewards.terms": terms}
     run_dir = train(here, tmp_path / "vrag_rl.yaml", {"cold": "sft", "rl": "rl"}, overrides)
     cold = steps_of(run_dir, "cold")
     assert [record["environment/media_shown"] for record in cold] == [2.0, 2.0]

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import published_rows
 import pytest
 from harness import TINY, Command
 from PIL import Image
-from published_rows import MADE, ROWS, SAME
 from serving import judging, served
-from videos import SMALL, write_video
+from videos import SMALL
 
 from mmrl.checkpoint import export_hf_folder
 from mmrl.config import Config, explain, load_config
@@ -30,6 +31,7 @@ HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")
 PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
 MOST_LINES = 65
 SHORT = 8  # tokens
+NUM_STEPS = 2  # of each stage
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +44,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture and a video, wherever a row may look for them."""
-    folder = tmp_path_factory.mktemp("media")
-    for place in (folder, folder / "images/Ego", folder / "videos/Ego"):
-        place.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((32, 32), 60).convert("RGB").save(place / "1.png")
-        write_video(place / "1.mp4", range(24), size=(32, 32))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def judge() -> Iterator[str]:
     """The address of a judge that finds every answer wrong: a run asks it once before its first step."""
     with served(judging(lambda material: {"score": 0})) as (url, _):
@@ -60,7 +51,7 @@ def judge() -> Iterator[str]:
 
 
 def test_every_recipe_has_rows():
-    assert sorted([*ROWS, *SAME, *MADE]) == PUBLISHED
+    assert published_rows.names() == PUBLISHED
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -108,55 +99,40 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_runs_with_a_tiny_model(
-    name: str, tmp_path: Path, model: Path, folder: Path, judge: str, here: Command
+    name: str, tmp_path: Path, model: Path, judge: str, here: Command
 ) -> None:
-    recipe = RECIPES / f"{name}.yaml"
-    config = load_config(str(recipe)).config
-    overrides = {**sources(name, config, folder), **small(config, model, folder)}
+    config = load_config(name).config
+    overrides = small(config)
     for index, term in enumerate(config.rewards.terms):
         if "judge" in term.args:
             overrides[f"rewards.terms.{index}.args.judge.url"] = judge
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    done = here("train", recipe, *words, "--steps", 1, "--run-dir", tmp_path / "run")
+    data = published_rows.write_data(name, tmp_path / "data")
+    folders = ("--model", model, "--data", data, "--run-dir", tmp_path / "run")
+    done = here("train", name, *folders, *words, "--steps", NUM_STEPS)
     assert done.code == 0, done.errors
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     trained = [stage.name for stage in config.training_stages]
-    assert [record["stage"] for record in told if "learner/lr" in record] == trained
+    supervised = {stage.name for stage in config.stages if isinstance(stage, SftStage)}
+    stages = Counter(record["stage"] for record in told if "learner/lr" in record)
+    assert stages == dict.fromkeys(trained, NUM_STEPS)
+    assert all(record["learner/grad_norm"] > 0 for record in told if record["stage"] in supervised)
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-def sources(name: str, config: Config, folder: Path) -> dict[str, Any]:
-    """Where the recipe's tables are; those that it makes are made small."""
-    if name in MADE:
-        return {f"data.train.{index}.args.size": 8 for index in range(len(config.data.train))}
-    where: dict[str, Any] = {}
-    for index, (origin, table) in enumerate(zip(config.data.train, ROWS[SAME.get(name, name)], strict=True)):
-        path = folder / f"{name}{index}.{'json' if isinstance(table, dict) else 'jsonl'}"
-        text = json.dumps(table) if isinstance(table, dict) else "".join(lines(origin.args, table))
-        path.write_text(text.replace("{folder}", str(folder)))
-        where |= {f"data.train.{index}.args.path": str(path), f"data.train.{index}.args.media_root": str(folder)}
-    return where
-
-
-def lines(args: dict[str, Any], rows: Any) -> list[str]:
-    """Eight rows of JSON Lines, each with an id where the recipe names a column for one."""
-    column = args["columns"].get("id")
-    numbered = ({**rows[number % len(rows)], **({column: number} if column else {})} for number in range(8))
-    return [json.dumps(row) + "\n" for row in numbered]
-
-
-def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
+def small(config: Config) -> dict[str, Any]:
     """What is made small, and nothing else: model, media, and how much a step does."""
     values: dict[str, Any] = {
-        "model.path": str(model),
         "model.dtype": "float32",
         "model.device": "cpu",
         "model.min_pixels": 1024,
         "model.max_pixels": 1024,
         "model.video": {**SMALL.model_dump(), "max_frames": 4},
-        "data.media_roots": [str(folder)],
         "run.cpu_threads": 1,
     }
+    for index, source in enumerate(config.data.train):
+        if "size" in source.args:
+            values[f"data.train.{index}.args.size"] = 8  # what a recipe makes
     for stage in config.stages:
         at = f"stages.{stage.name}"
         if isinstance(stage, RlStage | SampleStage):
@@ -167,16 +143,22 @@ def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
                 f"{at}.num_mini_batches": min(2, stage.num_mini_batches),
             }
             values |= {f"{at}.dynamic_sampling.max_rounds": 2} if stage.dynamic_sampling else {}
-            for index, step in enumerate(stage.rollout_steps):
-                values |= {
-                    f"{at}.rollout_steps.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()
-                }
+        if isinstance(stage, RlStage | SftStage):
+            values |= small_steps(at, stage.rollout_steps)
         if isinstance(stage, SftStage):
             values[f"{at}.batch_size"] = 2
         if stage.kind == "sample":
             values[f"{at}.group_size"] = 5
         if stage.kind == "select" and stage.output == "responses":
             values[f"{at}.threshold"] = 0.0  # a tiny model is never right
+    return values | small_steps("evaluation", config.evaluation.rollout_steps)
+
+
+def small_steps(owner: str, steps: Sequence[Any]) -> dict[str, Any]:
+    values = {}
+    for index, step in enumerate(steps):
+        for key, number in SMALLER.get(step.kind, {}).items():
+            values[f"{owner}.rollout_steps.{index}.{key}"] = number
     return values
 
 
@@ -184,6 +166,6 @@ SMALLER = {
     "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
     "tools": {"max_total_tokens": 4 * SHORT},
     "probe": {"rollouts_per_prompt": 1},
-    "environment": {"turns": 2},
+    "environment": {"turns": 2, "max_tokens": 1024},
 }
 """Of the steps of a program."""

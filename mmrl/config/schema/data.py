@@ -96,6 +96,8 @@ class StreamingConfig(StrictModel):
 class DataConfig(StrictModel):
     """Sources of samples."""
 
+    dir: str | None = None
+    """Folder that `${data}` stands for in all texts of the config, as `--data DIR` sets it."""
     train: Annotated[tuple[DataSourceConfig, ...], Field(min_length=1)]
     """Sources of training samples, which are mixed in a seeded order."""
     validation: tuple[DataSourceConfig, ...] = ()
@@ -111,7 +113,8 @@ class DataConfig(StrictModel):
     """After a resumed run finds other rows or media than it began with: end it before anything is written, or list the
     differences, record them in the manifest and continue."""
     media_roots: tuple[str, ...] = (".",)
-    """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused."""
+    """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused. With
+    `dir` and without roots, media must lie in `dir`."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
     """Kinds of URLs that may name a medium; `http` includes https. A URL is fetched once, when samples are read."""
     media_workers: Workers = 0

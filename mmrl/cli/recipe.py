@@ -1,0 +1,83 @@
+"""`mmrl recipe list` and `mmrl recipe show`: the published systems that come as configs, and what one needs."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+
+from mmrl.cli.common import Subparsers, add_command, echo
+
+DETAILS = """\
+examples:
+  mmrl recipe list                            # all, by task
+  mmrl recipe list video 7B                   # those with all of these words: paper, task, model, reward, ...
+  mmrl recipe show vlm_r1_rec --data /data    # what it is, what it needs, and which files are missing
+  mmrl train vlm_r1_rec --model /models/Qwen2.5-VL-3B-Instruct --data /data
+"""
+_INDENT = 14
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "recipe", "list published systems that can be trained by name, or show one", DETAILS)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = add_command(actions, "list", "list recipes by task", DETAILS)
+    listing.add_argument("words", nargs="*", metavar="WORD", help="show those whose file has all of these words")
+    listing.set_defaults(run=_list)
+    show = add_command(actions, "show", "show what a recipe is and needs", DETAILS)
+    show.add_argument("name", metavar="NAME", help="name of the recipe, or a YAML file")
+    show.add_argument("--data", metavar="DIR", type=Path, help="look in this folder for the recipe's files")
+    show.set_defaults(run=_show)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from mmrl.config.recipes import iter_recipes, read_header
+
+    by_task: dict[str, list[tuple[str, str]]] = {}
+    for file in iter_recipes():
+        text = f"{file.stem}\n{file.read_text(encoding='utf-8')}".lower()
+        header = read_header(file)
+        if all(word.lower() in text for word in arguments.words):
+            task = header.sections.get("Task", "by hardware")
+            by_task.setdefault(task, []).append((file.stem, header.summary or header.title))
+    if not by_task:
+        echo(f"no recipe has all of the words {' '.join(arguments.words)}")
+        return 1
+    width = max(len(name) for recipes in by_task.values() for name, _ in recipes) + 2
+    for task, recipes in sorted(by_task.items()):
+        echo(f"{task}:")
+        for name, summary in recipes:
+            echo(f"  {name:{width}}{summary}")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from mmrl.config import load_config
+    from mmrl.config.recipes import find_config, find_missing_data, read_header
+
+    file = find_config(arguments.name)
+    header = read_header(file)
+    folder = [f"data.dir={arguments.data.resolve()}"] if arguments.data else []
+    loaded = load_config(file, folder)
+    config = loaded.config
+    echo(f"{header.title}: {header.summary}\n")
+    rows = dict(header.sections)
+    rows["Model"] = config.model.path or "made from scratch"
+    rows["Rewards"] = ", ".join(term.fn for term in config.rewards.terms)
+    rows["Stages"] = ", ".join(f"{stage.name} ({stage.kind})" for stage in config.stages)
+    for label, text in rows.items():
+        lines = textwrap.wrap(text, 120 - _INDENT, break_long_words=False, break_on_hyphens=False)
+        echo(f"{label:{_INDENT}}" + f"\n{'':{_INDENT}}".join(lines))
+    missing = dict(find_missing_data(loaded))
+    if loaded.data_files:
+        echo(f"\nFiles in {arguments.data or 'the data folder (--data DIR)'}:")
+    for name in loaded.data_files:
+        state = "" if not arguments.data else "missing  " if name in missing else "ok       "
+        echo(f"  {state}{name}")
+    if header.downloads and (missing or not arguments.data):
+        echo("\nTo fetch them, in that folder:")
+        for command in header.downloads:
+            echo(f"  {command}")
+    echo(f"\nTo train: mmrl train {arguments.name} --model DIR" + (" --data DIR" if loaded.data_files else ""))
+    return 0

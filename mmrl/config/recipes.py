@@ -1,0 +1,130 @@
+"""Recipes and overlays by name, the comments that head them, and the files that they expect below `data.dir`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import mmrl
+from mmrl.types import UserError
+
+if TYPE_CHECKING:
+    from mmrl.config.load import LoadedConfig
+
+DATA: Final = "${data}"
+"""Stands for `data.dir` in the texts of a config."""
+LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Benchmarks", "Departures")
+"""What the header of a recipe says, in this order."""
+_LABEL: Final = re.compile(rf"({'|'.join(LABELS)}): ?(.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The comment at the top of a recipe or an overlay."""
+
+    title: str  # the name of the system and its paper
+    summary: str  # what it does, in one line
+    sections: Mapping[str, str]  # text by label
+    downloads: tuple[str, ...]
+    """Commands that fetch the data, to be run in the data folder."""
+
+    @property
+    def departures(self) -> tuple[str, ...]:
+        """Differences from the published system, the most important first."""
+        return tuple(part.strip().rstrip(".") for part in self.sections.get("Departures", "").split(";"))
+
+
+def configs_folder() -> Path:
+    """Return the folder of the configs that come with mmrl: in a clone `configs`, in a wheel a package of its own."""
+    root = Path(mmrl.__file__).parents[1]
+    installed = root / "mmrl_configs"
+    return installed if installed.is_dir() else root / "configs"
+
+
+def iter_recipes(kind: str = "recipes") -> Iterable[Path]:
+    """Return the files of all recipes, or of all overlays with `kind` "overlays", by name."""
+    return sorted((configs_folder() / kind).glob("*.yaml"))
+
+
+def find_config(name: str | Path, kind: str = "recipes") -> Path:
+    """Return a path as it is, and for a bare name the file of that recipe, or of another config that comes with mmrl.
+
+    Raises:
+        UserError: there is neither a file nor a recipe of this name.
+    """
+    path = Path(name)
+    if not re.fullmatch(r"[\w-]+", str(name)) or path.exists():
+        return path
+    for folder in (kind, "."):
+        file = configs_folder() / folder / f"{name}.yaml"
+        if file.is_file():
+            return file
+    names = [file.stem for file in iter_recipes(kind)]
+    near = difflib.get_close_matches(path.name.lower().replace("-", "_"), names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    raise UserError(f"{name}: there is no such file and none of the {kind} has this name; {hint}")
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a recipe or an overlay; a file without one has an empty one.
+
+    Line 1 is `# Title: summary.`; each label begins a line; a text goes on in lines that are indented further, of which
+    those that begin with `$` are commands.
+    """
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").removeprefix(" "))
+    title, _, summary = (lines[0] if lines else "").partition("): ")
+    sections: dict[str, str] = {}
+    downloads, label = [], ""
+    for line in lines[1:]:
+        begins = _LABEL.match(line)
+        text = line.strip()
+        if begins:
+            label, text = begins.groups()
+        if text.startswith("$ "):
+            downloads.append(text.removeprefix("$ "))
+        elif label:
+            sections[label] = f"{sections.get(label, '')} {text}".strip()
+    return Header(
+        title=f"{title})" if summary else title,
+        summary=summary.strip().rstrip("."),
+        sections=sections,
+        downloads=tuple(downloads),
+    )
+
+
+def check_data_files(loaded: LoadedConfig) -> None:
+    """Check that what a config names as `${data}/...` is there, before anything is read.
+
+    Raises:
+        UserError: no data folder was given, or files are missing; with the commands that fetch them.
+    """
+    missing, folder = find_missing_data(loaded), loaded.config.data.dir
+    if missing and folder is None:
+        raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0][0]}; name its folder with --data DIR (data.dir)")
+    lines = []
+    for name, command in missing:
+        lines.append(f"{folder}/{name}: no such file" + (f"; to fetch it, in {folder}: {command}" if command else ""))
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def find_missing_data(loaded: LoadedConfig) -> list[tuple[str, str]]:
+    """Return the files below the data folder that are not there, each with the command that fetches it, or ""."""
+    commands: list[str] = []
+    for file in loaded.files:
+        commands += read_header(file).downloads if loaded.data_files and file.is_file() else ()
+    missing, folder = [], loaded.config.data.dir
+    for name in loaded.data_files:
+        if folder is None or not Path(folder, name).exists():
+            # The first command that names the file's top folder, else the first.
+            naming = [command for command in commands if name.split("/")[0] in command]
+            missing.append((name, next(iter([*naming, *commands]), "")))
+    return missing

@@ -1,0 +1,151 @@
+"""Recipes by name, their data folder, and overlays."""
+
+from dataclasses import replace
+
+import pytest
+from config_samples import SMALL, refused, write
+
+from mmrl.cli import main
+from mmrl.config import check_data_files, load_config, recipes
+from mmrl.config.recipes import find_missing_data, read_header
+from mmrl.types import UserError
+
+HEADER = """\
+# Counter (arXiv:2501.00001): counts things.
+# Task: counting
+# Data: two files
+#   of which one has pictures.
+#   $ hf download counts/rows --local-dir rows
+#   $ wget pictures.zip && unzip pictures.zip
+# Departures: none is large; the second.
+
+"""
+RECIPE = HEADER + SMALL.replace(
+    "fn: mmrl_datasets.generators.scenes:count",
+    "fn: a:b\n      args: {path: '${data}/rows/a.jsonl', media_root: '${data}/pictures'}",
+)
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A folder of configs in place of ours."""
+    for kind in ("recipes", "overlays"):
+        (tmp_path / kind).mkdir()
+    (tmp_path / "recipes" / "counter.yaml").write_text(RECIPE)
+    monkeypatch.setattr(recipes, "configs_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def lay(shipped, name, text):
+    (shipped / "overlays" / f"{name}.yaml").write_text(text)
+
+
+def test_a_recipe_is_found_by_name_and_extended_by_name(shipped, tmp_path):
+    assert load_config("counter").config.run.name == "demo"
+    mine = write(tmp_path, "extends: counter\nrun: {name: mine}\n", "mine.yaml")
+    assert load_config(mine).config.run.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("countre", "did you mean counter?"), ("xyz", "there are counter"), ("countre.yaml", "no such file")],
+)
+def test_a_mistyped_name_is_told_the_nearest(shipped, name, message):
+    assert message in refused(name)
+
+
+def test_a_header_has_labels_and_download_commands(shipped):
+    header = read_header(shipped / "recipes" / "counter.yaml")
+    assert (header.title, header.summary) == ("Counter (arXiv:2501.00001)", "counts things")
+    assert header.sections["Data"] == "two files of which one has pictures."
+    assert header.downloads == ("hf download counts/rows --local-dir rows", "wget pictures.zip && unzip pictures.zip")
+    assert header.departures == ("none is large", "the second")
+
+
+def test_data_stands_for_the_folder_and_media_lie_there(shipped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = load_config("counter", ["data.dir=sets"])
+    assert loaded.config.data.train[0].args["path"] == f"{tmp_path}/sets/rows/a.jsonl"
+    assert loaded.config.data.media_roots == (f"{tmp_path}/sets",)
+    assert loaded.data_files == ("rows/a.jsonl", "pictures")
+    mine = write(tmp_path, "extends: counter\ndata: {dir: below, media_roots: [/m]}\n", "mine.yaml")
+    data = load_config(mine).config.data
+    assert (data.dir, data.media_roots) == (f"{tmp_path}/below", ("/m",))
+
+
+def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
+    with pytest.raises(UserError, match="--data DIR"):
+        check_data_files(load_config("counter"))
+    loaded = load_config("counter", [f"data.dir={tmp_path}"])
+    with pytest.raises(UserError, match="hf download counts/rows") as error:
+        check_data_files(loaded)
+    assert len(str(error.value).splitlines()) == 2
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").touch()
+    assert find_missing_data(loaded) == [("pictures", "wget pictures.zip && unzip pictures.zip")]
+    (tmp_path / "pictures").mkdir()
+    check_data_files(loaded)
+    check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
+
+
+def test_stages_of_a_mapping_are_merged_by_name_and_by_kind(shipped, tmp_path):
+    text = """\
+extends: counter
+stages:
+  warm: {kind: sft, steps: 1}
+  kind:rl: {group_size: 4, loss: {kl: {coef: 0.5}}}
+  cold: null
+  late: {kind: sft, steps: 2}
+"""
+    stages = load_config(write(tmp_path, text, "mine.yaml")).config.stages
+    assert [(stage.name, stage.steps) for stage in stages] == [("warm", 1), ("rl", 20), ("late", 2)]
+    assert (stages[1].group_size, stages[1].loss.kl.coef) == (4, 0.5)
+
+
+@pytest.mark.parametrize("key", ["grpo", "kind:sample"])
+def test_a_stage_that_is_not_there_is_refused(shipped, tmp_path, key):
+    message = refused(write(tmp_path, f"extends: counter\nstages:\n  {key}: {{steps: 3}}\n", "mine.yaml"))
+    assert f"mine.yaml:3: stages: there is no stage '{key}' to change; there are cold (sft), rl (rl)" in message
+
+
+def test_overlays_come_after_the_recipe_and_before_the_command_line(shipped):
+    lay(shipped, "short", "stages: {'kind:rl': {steps: 5, group_size: 4}}\n")
+    lay(shipped, "seeded", "run: {seed: 3}\n")
+    loaded = load_config("counter", ["stages.rl.steps=6", "overlays=[short, seeded]"])
+    assert (loaded.config.stages[1].steps, loaded.config.stages[1].group_size) == (6, 4)
+    assert (loaded.config.run.name, loaded.config.run.seed) == ("demo-short-seeded", 3)
+    assert loaded.origins["stages.1.group_size"].endswith("overlays/short.yaml:1")
+
+
+def test_overlays_that_disagree_are_refused(shipped):
+    lay(shipped, "one", "run: {seed: 1}\n")
+    lay(shipped, "two", "run: {seed: 2}\n")
+    assert "one sets run.seed to 1 and two to 2" in refused("counter", "overlays=[one, two]")
+    assert "none of the overlays has this name; did you mean one?" in refused("counter", "overlays=[on]")
+    assert "must be a file name" in refused("counter", "overlays=[3]")
+
+
+def test_options_stand_for_overrides_and_a_file_may_lay_overlays(shipped, tmp_path, capsys):
+    lay(shipped, "seeded", "run: {seed: 3}\n")
+    text = "extends: counter\noverlays: [seeded]\nmodel: {from_scratch: null}\n"
+    mine = write(tmp_path, text.replace("[seeded]", "./overlays/seeded.yaml"), "mine.yaml")
+    assert load_config(mine, ["model.path=x"]).config.run.seed == 3
+    command = ["explain", mine, "--model", "/m", "--data", "/d", "--overlay", "seeded", "run.seed=4"]
+    main(list(map(str, command)))
+    page = capsys.readouterr().out
+    for setting in ("run.name demo-seeded", "model.path /m", "data.dir /d", "run.seed 4"):
+        key, value = setting.split()
+        assert any(line.split()[:2] == [key, value] for line in page.splitlines()), setting
+
+
+def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp_path, capsys):
+    assert main(["recipe", "list", "COUNT", "number:exact"]) == 0
+    assert capsys.readouterr().out == "counting:\n  counter  counts things\n"
+    assert main(["recipe", "list", "video"]) == 1
+    capsys.readouterr()
+    (tmp_path / "pictures").mkdir()
+    assert main(["recipe", "show", "counter", "--data", str(tmp_path)]) == 0
+    page = capsys.readouterr().out
+    assert "  missing  rows/a.jsonl\n  ok       pictures\n" in page
+    assert "Departures    none is large; the second." in page
+    assert page.endswith("To train: mmrl train counter --model DIR --data DIR\n")
