@@ -28,7 +28,9 @@ from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind, takes_group
 
 AnyReward = Reward[...]
-_CASES_DIR = Path(mmrl_rewards.__path__[0]).parent / "cases"
+# In a wheel they are a package of their own.
+_CASES_DIRS = tuple(Path(mmrl_rewards.__path__[0]).parent / name for name in ("mmrl_cases", "cases"))
+_CASES_DIR = next(filter(Path.is_dir, _CASES_DIRS), _CASES_DIRS[0])
 
 
 def builtin_rewards() -> dict[str, AnyReward]:

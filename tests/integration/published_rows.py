@@ -10,18 +10,32 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from harness import TINY
 from PIL import Image
 from ruamel.yaml import YAML
-from videos import write_video
+from videos import SMALL, write_video
+
+from mmrl.checkpoint import export_hf_folder
+from mmrl.config import Config
+from mmrl.config.schema import FromScratchConfig, RlStage, SampleStage, SftStage
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 
 FOLDER = Path(__file__).parents[1] / "data" / "recipe_rows"
 NUM_ROWS = 8
+SHORT = 8  # tokens
+SMALLER = {
+    "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
+    "tools": {"max_total_tokens": 4 * SHORT},
+    "probe": {"rollouts_per_prompt": 1},
+    "environment": {"turns": 2, "max_tokens": 1024},
+}
+"""Of the steps of a program."""
 
 
 def names() -> list[str]:
@@ -86,3 +100,53 @@ def embed(value: Any, folder: Path) -> Any:
         write_medium(folder / "embedded.png")
         return {**value, "bytes": (folder / "embedded.png").read_bytes()}
     return {key: embed(inner, folder) for key, inner in value.items()}
+
+
+def export_tiny_model(folder: Path) -> Path:
+    """Write a tiny Qwen2.5-VL into a folder, as a recipe's own model would be."""
+    spec = FromScratchConfig.model_validate(TINY)
+    tokenizer = train_tokenizer(["<think>One and one.</think><answer>2</answer>"], spec.language.vocab_size)
+    export_hf_folder(folder, make_model(spec, tokenizer, seed=0), make_processor(spec, tokenizer, (1024, 1024)))
+    return folder
+
+
+def make_small(config: Config) -> dict[str, Any]:
+    """Return overrides that make media, and what a step does, small, and nothing else."""
+    values: dict[str, Any] = {
+        "model.dtype": "float32",
+        "model.device": "cpu",
+        "model.min_pixels": 1024,
+        "model.max_pixels": 1024,
+        "model.video": {**SMALL.model_dump(), "max_frames": 4},
+        "run.cpu_threads": 1,
+    }
+    for index, source in enumerate(config.data.train):
+        if "size" in source.args:
+            values[f"data.train.{index}.args.size"] = 8  # what a recipe makes
+    for stage in config.stages:
+        at = f"stages.{stage.name}"
+        if isinstance(stage, RlStage | SampleStage):
+            values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
+        if isinstance(stage, RlStage):
+            values |= {
+                f"{at}.group_size": min(2, stage.group_size),
+                f"{at}.num_mini_batches": min(2, stage.num_mini_batches),
+            }
+            values |= {f"{at}.dynamic_sampling.max_rounds": 2} if stage.dynamic_sampling else {}
+        if isinstance(stage, RlStage | SftStage):
+            values |= small_steps(at, stage.rollout_steps)
+        if isinstance(stage, SftStage):
+            values[f"{at}.batch_size"] = 2
+        if stage.kind == "sample":
+            values[f"{at}.group_size"] = 5
+        if stage.kind == "select" and stage.output == "responses":
+            values[f"{at}.threshold"] = 0.0  # a tiny model is never right
+    return values | small_steps("evaluation", config.evaluation.rollout_steps)
+
+
+def small_steps(owner: str, steps: Sequence[Any]) -> dict[str, Any]:
+    values = {}
+    for index, step in enumerate(steps):
+        for key, number in SMALLER.get(step.kind, {}).items():
+            values[f"{owner}.rollout_steps.{index}.{key}"] = number
+    return values

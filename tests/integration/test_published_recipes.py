@@ -7,21 +7,18 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import published_rows
 import pytest
-from harness import TINY, Command
+from harness import Command
 from PIL import Image
+from published_rows import export_tiny_model, make_small
 from serving import judging, served
-from videos import SMALL
 
-from mmrl.checkpoint import export_hf_folder
-from mmrl.config import Config, explain, load_config
-from mmrl.config.schema import FromScratchConfig, RlStage, SampleStage, SftStage
-from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
+from mmrl.config import explain, load_config
+from mmrl.config.schema import RlStage, SftStage
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +27,12 @@ RECIPES = ROOT / "configs" / "recipes"
 HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")
 PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
 MOST_LINES = 65
-SHORT = 8  # tokens
 NUM_STEPS = 2  # of each stage
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen2.5-VL in a folder, as a recipe's own model would be."""
-    folder, spec = tmp_path_factory.mktemp("model"), FromScratchConfig.model_validate(TINY)
-    tokenizer = train_tokenizer(["<think>One and one.</think><answer>2</answer>"], spec.language.vocab_size)
-    export_hf_folder(folder, make_model(spec, tokenizer, seed=0), make_processor(spec, tokenizer, (1024, 1024)))
-    return folder
+    return export_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +94,7 @@ def test_a_published_recipe_runs_with_a_tiny_model(
     name: str, tmp_path: Path, model: Path, judge: str, here: Command
 ) -> None:
     config = load_config(name).config
-    overrides = small(config)
+    overrides = make_small(config)
     for index, term in enumerate(config.rewards.terms):
         if "judge" in term.args:
             overrides[f"rewards.terms.{index}.args.judge.url"] = judge
@@ -118,54 +110,3 @@ def test_a_published_recipe_runs_with_a_tiny_model(
     assert stages == dict.fromkeys(trained, NUM_STEPS)
     assert all(record["learner/grad_norm"] > 0 for record in told if record["stage"] in supervised)
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-
-
-def small(config: Config) -> dict[str, Any]:
-    """What is made small, and nothing else: model, media, and how much a step does."""
-    values: dict[str, Any] = {
-        "model.dtype": "float32",
-        "model.device": "cpu",
-        "model.min_pixels": 1024,
-        "model.max_pixels": 1024,
-        "model.video": {**SMALL.model_dump(), "max_frames": 4},
-        "run.cpu_threads": 1,
-    }
-    for index, source in enumerate(config.data.train):
-        if "size" in source.args:
-            values[f"data.train.{index}.args.size"] = 8  # what a recipe makes
-    for stage in config.stages:
-        at = f"stages.{stage.name}"
-        if isinstance(stage, RlStage | SampleStage):
-            values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
-        if isinstance(stage, RlStage):
-            values |= {
-                f"{at}.group_size": min(2, stage.group_size),
-                f"{at}.num_mini_batches": min(2, stage.num_mini_batches),
-            }
-            values |= {f"{at}.dynamic_sampling.max_rounds": 2} if stage.dynamic_sampling else {}
-        if isinstance(stage, RlStage | SftStage):
-            values |= small_steps(at, stage.rollout_steps)
-        if isinstance(stage, SftStage):
-            values[f"{at}.batch_size"] = 2
-        if stage.kind == "sample":
-            values[f"{at}.group_size"] = 5
-        if stage.kind == "select" and stage.output == "responses":
-            values[f"{at}.threshold"] = 0.0  # a tiny model is never right
-    return values | small_steps("evaluation", config.evaluation.rollout_steps)
-
-
-def small_steps(owner: str, steps: Sequence[Any]) -> dict[str, Any]:
-    values = {}
-    for index, step in enumerate(steps):
-        for key, number in SMALLER.get(step.kind, {}).items():
-            values[f"{owner}.rollout_steps.{index}.{key}"] = number
-    return values
-
-
-SMALLER = {
-    "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
-    "tools": {"max_total_tokens": 4 * SHORT},
-    "probe": {"rollouts_per_prompt": 1},
-    "environment": {"turns": 2, "max_tokens": 1024},
-}
-"""Of the steps of a program."""
