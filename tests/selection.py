@@ -12,7 +12,7 @@ from factories import make_group, make_prompt, make_rollout, make_sample, make_s
 
 from mmrl.algo.replay import find_changed_media
 from mmrl.algo.select_experiences import AdvantageFunction, ExperienceSelector
-from mmrl.types import FinishReason, Group, Rollout
+from mmrl.types import Experience, FinishReason, Group, Rollout
 
 NO_CHANGED_MEDIA = partial(find_changed_media, find_problems=lambda prompts: {}, warn=lambda text: None)
 """A finder for media that never change."""
@@ -28,6 +28,12 @@ def select_all(compute_advantages: AdvantageFunction, **settings: Any) -> Experi
 def centered(groups: Sequence[Group]) -> list[list[float]]:
     """Advantages without a scale: rewards minus their mean in the group."""
     return [[total - sum(group.totals) / len(group.totals) for total in group.totals] for group in groups]
+
+
+def scored(group: Group, *advantages: float) -> tuple[Experience, ...]:
+    """The rollouts of a group with these advantages."""
+    pairs = zip(group.rollouts, advantages, strict=True)
+    return tuple(Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs)
 
 
 def at_version(rollout: Rollout, *versions: int) -> Rollout:

@@ -9,11 +9,11 @@ from operator import attrgetter
 from statistics import fmean, pstdev
 
 from mmrl.config.schema.rollout_steps import GREEDY_PROBE
-from mmrl.types import FinishReason, Group, RewardFailure, Rollout
+from mmrl.types import Experience, FinishReason, Group, RewardFailure, Rollout
 
 
-def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return the metrics of a step's groups and of their rollouts' advantages; none if there is no group.
+def compute_step_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Experience]]) -> dict[str, float]:
+    """Return the metrics of a step's groups, and of the advantages of their scored rollouts; none without a group.
 
     A metric without a value in this step is left out. Rewards and advantages are those of scored rollouts; lengths and
     duplicates count dropped rollouts too.
@@ -30,7 +30,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
     metrics = {
         **compute_reward_metrics(groups),
         **compute_blind_gaps(groups),
-        "groups/nonzero_advantage_frac": fmean(map(any, advantages)),
+        "groups/nonzero_advantage_frac": fmean(any(map(attrgetter("signal"), row)) for row in scored),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_min": float(min(lengths)),
         "rollout/response_tokens_max": float(max(lengths)),
@@ -40,7 +40,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
         "rollout/duplicate_answer_frac": 1.0 - num_answers / len(rollouts),
     }
     # Groups that are not trained on count with their advantages of 0.
-    all_advantages = list(chain.from_iterable(advantages))
+    all_advantages = list(chain.from_iterable(map(attrgetter("advantages"), chain.from_iterable(scored))))
     if all_advantages:
         metrics["advantage/min"], metrics["advantage/max"] = min(all_advantages), max(all_advantages)
     return metrics

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from math import isfinite
 from operator import attrgetter
 from statistics import fmean
@@ -119,17 +120,20 @@ class ExperienceSelector:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
         # Rollout files and metrics show each group once: in the step that trains on it, or rejects it (advantage 0).
-        own_advantages = dict(zip(filtered.passed, advantages[num_carried:], strict=True))
-        shown, shown_advantages = list(filtered.carried), advantages[:num_carried]
+        made = iter(experiences)
+        shown = list(filtered.carried)
+        scored = [tuple(islice(made, len(group.rollouts))) for group in shown]
         selections = [GroupSelection("trained", carried_over=True)] * num_carried
         for index, group in enumerate(groups):
             if index not in filtered.waiting:
                 shown.append(group)
-                shown_advantages.append(own_advantages.get(index, (0.0,) * len(group.rollouts)))
+                untrained = (Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
+                source = made if index in filtered.passed else untrained
+                scored.append(tuple(islice(source, len(group.rollouts))))
                 selections.append(filtered.selection(index))
         return SelectedExperiences(
             groups=tuple(shown),
-            advantages=tuple(shown_advantages),
+            scored=tuple(scored),
             selections=tuple(selections),
             experiences=(*own, *replayed),
             replayed=replayed,
@@ -204,7 +208,7 @@ def make_experiences(
         turn_rows: Sequence[tuple[float, ...] | None] = compute_turn_advantages(group, row) or [None] * len(row)
         for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
             if turns is not None:
-                advantage = fmean(turns)  # noqa: PLW2901  # for metrics and records, which have one for each rollout
+                advantage = fmean(turns)  # noqa: PLW2901  # for whoever wants one for each rollout
             if not isfinite(advantage):
                 owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
                 raise ValueError(f"{owner}: advantage {advantage} is not finite")

@@ -193,8 +193,8 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
     has_begun = whole_response
     advantage, turn = experience.advantage, 0
-    turn_advantages = iter(experience.turn_advantages or ())
-    previous_author: Author | None = None
+    turns = enumerate(experience.turn_advantages or ())
+    begins_turn = True
     versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
     # The staleness of a rollout is that of its oldest token.
     current_version = min(versions, default=0) + experience.staleness
@@ -202,24 +202,23 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
         # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
         is_policy = segment.author is Author.POLICY
-        # Partial rollouts write a turn in several segments.
-        if experience.turn_advantages is not None and is_policy and previous_author is not Author.POLICY:
-            turn += previous_author is not None
-            advantage = _next_turn(turn_advantages, experience)
-        previous_author = segment.author
+        if is_policy and begins_turn and experience.turn_advantages is not None:
+            turn, advantage = _next_turn(turns, experience)
+        # A turn that partial rollouts continued, or that text was forced into, has several segments.
+        begins_turn = segment.author is Author.ENVIRONMENT or (begins_turn and not is_policy)
         if segment.author in TRAINED_AUTHORS:
             is_good = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
             in_sft_loss = has_sft_loss and is_good and has_begun and is_policy
             age = current_version - segment.version
             for logprob in segment.logprobs:
                 yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
-    if experience.turn_advantages is not None and turn + 1 != len(experience.turn_advantages):
+    if next(turns, None) is not None:
         raise _turn_error(experience)
 
 
-def _next_turn(turn_advantages: Iterator[float], experience: Experience) -> float:
+def _next_turn(turns: Iterator[tuple[int, float]], experience: Experience) -> tuple[int, float]:
     try:
-        return next(turn_advantages)
+        return next(turns)
     except StopIteration:
         raise _turn_error(experience) from None
 

@@ -39,8 +39,8 @@ METRICS: Final = (
     Metric("reward/dropped", "Rollouts left out because a reward could not score them."),
     Metric("reward/<term>/<failure>", "Failed calls of one reward term, by kind of failure."),
     Metric("reward/<term>/fallback", "Rollouts about which the fallback of a reward term decided."),
-    Metric("advantage/min", "Least advantage of a rollout of the step."),
-    Metric("advantage/max", "Largest advantage of a rollout of the step."),
+    Metric("advantage/min", "Least advantage of a rollout of the step, or of a turn of one."),
+    Metric("advantage/max", "Largest advantage of a rollout of the step, or of a turn of one."),
     # Selection
     Metric(
         "groups/nonzero_advantage_frac", "Share of groups with a nonzero advantage.", label="informative", form=".0%"

@@ -90,13 +90,13 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
         index_by_id.setdefault(id(experience.rollout), place)
     records: list[RolloutRecord] = []
     selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
-    rows = zip(selected.groups, selected.advantages, selections, strict=True)
-    for number, (group, advantages, selection) in enumerate(rows):
+    rows = zip(selected.groups, selected.scored, selections, strict=True)
+    for number, (group, scored, selection) in enumerate(rows):
         if number >= max_groups:
             break
         outcomes: list[dict[str, Any]] = []
-        for score, advantage in zip(group.scores, advantages, strict=True):
-            outcomes.append({**_score_fields(score), "advantage": advantage})
+        for score, experience in zip(group.scores, scored, strict=True):
+            outcomes.append(_score_fields(score) | _advantage_fields(experience))
         for _, failures in group.dropped:
             # There are no failures if the rollout was dropped because a sibling failed.
             reasons = {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}
@@ -106,8 +106,6 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
             fate = {**selection._asdict(), "staleness": _staleness(rollout, version)}
             outcome |= {"selection": fate, "probes": probes}
             index = index_by_id.get(id(rollout))
-            if index is not None and selected.experiences[index].turn_advantages is not None:
-                outcome["turn_advantages"] = selected.experiences[index].turn_advantages
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
     first_replayed = min(max_groups, len(selected.groups))
     replayed = _replayed_records(selected.replayed, index_by_id, first_group=first_replayed, max_groups=max_groups)
@@ -121,6 +119,11 @@ def list_scored_records(groups: Iterable[Group]) -> list[RolloutRecord]:
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=_score_fields(score)))
     return records
+
+
+def _advantage_fields(experience: Experience) -> dict[str, Any]:
+    fields = {"advantage": experience.advantage, "turn_advantages": experience.turn_advantages}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _score_fields(score: Score) -> dict[str, Any]:
@@ -236,7 +239,7 @@ def _replayed_records(
             continue
         seen.add(id(rollout))
         selection = {"status": "replayed", "staleness": experience.staleness, "times": times[id(rollout)]}
-        outcome = {"advantage": experience.advantage, "selection": selection}
+        outcome = {**_advantage_fields(experience), "selection": selection}
         yield RolloutRecord(group=group, rollout=rollout, outcome=outcome, experience=index_by_id[id(rollout)])
 
 

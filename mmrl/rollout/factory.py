@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -258,15 +259,17 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     """
     response = compute_max_response_tokens(config, policy)
     limit = (config.model.max_prompt_tokens, "model.max_prompt_tokens")
-    if config.rollout.engine not in VLLM_ENGINES:
+    steps = chain(config.evaluation.rollout_steps, *(getattr(stage, "rollout_steps", ()) for stage in config.stages))
+    # Other engines have no limit of their own, but episodes are as long as the model's context allows.
+    if config.rollout.engine not in VLLM_ENGINES and not any(isinstance(step, EnvironmentConfig) for step in steps):
         return limit
     model_len = compute_max_model_len(config, policy)
     if model_len <= response:
         raise UserError(
             f"rollout.engine {config.rollout.engine}: a response may have {response} tokens, with all that "
             f"steps add to it, and the engine takes {model_len} with the prompt; lower max_new_tokens (of "
-            "`sampling`, `evaluation` or rethink), and max_total_tokens and max_result_chars of tools, whose "
-            f"characters count as {_TOKENS_PER_CHAR} tokens"
+            "`sampling`, `evaluation` or rethink), max_tokens of an environment, and max_total_tokens and "
+            f"max_result_chars of tools, whose characters count as {_TOKENS_PER_CHAR} tokens"
         )
     engine_limit = (model_len - response, f"{model_len} tokens of the rollout engine less {response} for the response")
     return min(limit, engine_limit)

@@ -156,7 +156,7 @@ class RewardFunctionScorer:
                 continue
             sample, failure = rollout.prompt.sample, rollout.failure
             outcomes = {term.name: failure for term in self.applicable_terms(sample, evaluation=True)}
-            scores.append(self._combine_outcomes(sample, outcomes))
+            scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(rollout.turns)))
         return tuple(scores)
 
     def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:

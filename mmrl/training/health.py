@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import TrainStepResult
-from mmrl.types import TrainingState, UserError, WorstToken
+from mmrl.types import RewardErrorKind, TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
@@ -108,9 +108,11 @@ STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
 )
 MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the mean without
 MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
+MAX_FAILED_EPISODE_FRAC: Final = 0.5
 MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 CALLS_SUFFIX: Final = "/calls"
+EPISODES_SUFFIX: Final = "/episodes"
 TERM_PREFIX: Final = "reward/term/"
 TOTAL_METRIC: Final = "reward/mean"
 SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
@@ -220,6 +222,7 @@ class HealthMonitor:
         yield from self._find_violations(HEALTH_RULES, means)
         yield from self._find_blind_probes(means)
         yield from self._find_failing_tools(means)
+        yield from self._find_failing_environments(means)
         yield from self._find_falling_terms(means)
 
     def _find_blind_probes(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -249,6 +252,21 @@ class HealthMonitor:
                     name,
                     f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises or exceeds its timeout; "
                     "the rollouts contain its error messages. Fix it, or end the run there with `on_error: stop`",
+                )
+
+    def _find_failing_environments(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        for name, episodes in means.items():
+            if not name.endswith(EPISODES_SUFFIX) or not episodes:
+                continue
+            step_name = name.removesuffix(EPISODES_SUFFIX)
+            failures = {kind: means.get(f"{step_name}/{kind}", 0.0) for kind in RewardErrorKind}
+            failed, most_by = sum(failures.values()) / episodes, max(failures, key=failures.__getitem__)
+            if failed > MAX_FAILED_EPISODE_FRAC:
+                yield (
+                    name,
+                    f"{failed:.0%} of the episodes in step {step_name} fail, most by {most_by}: they leave their "
+                    "groups, so little is learned. The records in rollouts/ give the reasons; fix the environment, "
+                    "raise its limits, or end the run there with `on_error: stop`",
                 )
 
     def _find_falling_terms(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:

@@ -175,7 +175,7 @@ def end_step(
     """Count the step, put its metrics together, and run the callbacks."""
     # From here on rollouts are sampled from the new weights, whose number is `state.version`.
     state.step, state.version = state.step + 1, state.version + 1
-    metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.advantages), **selected.metrics}
+    metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.scored), **selected.metrics}
     result = TrainStepResult(selected=selected, metrics={**metrics, **learner_metrics}, seconds=collected.timer.seconds)
     for callback in components.callbacks:
         callback.on_step_end(state, result)

@@ -100,6 +100,5 @@ def _as_selected(experiences: Sequence[Experience]) -> SelectedExperiences:
     for experience in experiences:
         rollout = experience.rollout
         groups.append(Group(prompt=rollout.prompt, rollouts=(rollout,), scores=(unscored,)))
-    return SelectedExperiences(
-        groups=tuple(groups), advantages=((0.0,),) * len(groups), experiences=tuple(experiences), has_signal=False
-    )
+    scored = tuple((experience,) for experience in experiences)
+    return SelectedExperiences(groups=tuple(groups), scored=scored, experiences=tuple(experiences), has_signal=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from mmrl.types.rollout import Group, Rollout, RolloutBatch
@@ -25,11 +26,14 @@ class Experience:
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
 
     @property
+    def advantages(self) -> tuple[float, ...]:
+        """Advantages of the turns, or that of the rollout if its turns share it."""
+        return self.turn_advantages or (self.advantage,)
+
+    @property
     def signal(self) -> float:
         """Mean absolute advantage over the turns: 0 if the policy loss learns nothing from the rollout."""
-        if self.turn_advantages is None:
-            return abs(self.advantage)
-        return sum(map(abs, self.turn_advantages)) / len(self.turn_advantages)
+        return sum(map(abs, self.advantages)) / len(self.advantages)
 
 
 class TokenValues(NamedTuple):
@@ -63,12 +67,17 @@ class SelectedExperiences:
     # For metrics and rollout files: the groups that an earlier step carried over to this one, and those that this step
     # scored and does not carry over to the next.
     groups: tuple[Group, ...]
-    advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
+    scored: tuple[tuple[Experience, ...], ...]  # the scored rollouts of each of `groups`; advantage 0 if not trained
     experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
     selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
     replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
     has_signal: bool  # True if a rollout that is trained on for the first time has an advantage; replay does not count
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
+
+    @property
+    def advantages(self) -> tuple[tuple[float, ...], ...]:
+        """A row for each of `groups`, with the advantage of each scored rollout: the mean of its turns'."""
+        return tuple(tuple(map(attrgetter("advantage"), row)) for row in self.scored)
 
 
 class SampleStats(NamedTuple):

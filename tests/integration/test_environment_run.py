@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from environment_runs import STEP, environment_config
-from harness import Command, alike, contents, metrics, mmrl, write
+from harness import Command, alike, contents, metrics, mmrl, scheduled, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -52,6 +52,22 @@ def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
     assert killed.code == -signal.SIGKILL, killed.errors
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(whole)
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [{"credit": "to_go", "compare": "group", "discount": 0.8}, {"credit": "gigpo", "step_weight": 0.5}],
+)
+def test_two_ranks_credit_turns_as_one_does(tmp_path: Path, here: Command, advantage: dict[str, object]) -> None:
+    options = {"rollout_steps": [{"kind": "generate"}, STEP], "advantage": advantage, "steps": 3}
+    options["optimizer"] = scheduled(3e-3, 3)
+    once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
+    assert here("train", once).code == 0
+    done = mmrl("train", twice, "--nproc", 2)
+    assert done.code == 0, done.errors
+    steps = learned_steps(tmp_path / "1")
+    assert any(record["advantage/max"] > 0 for record in steps)
+    alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
 def test_two_ranks_and_partial_rollouts_learn_the_same(

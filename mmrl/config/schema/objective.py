@@ -84,6 +84,15 @@ class AdvantageConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_credit(self) -> AdvantageConfig:
+        # Compared with the defaults: the config that a run saves states every key.
+        readers = {"discount": ("to_go", "gigpo"), "step_weight": ("gigpo",), "compare": ("to_go",)}
+        for name, credits in readers.items():
+            value = getattr(self, name)
+            if self.credit not in credits and value != AdvantageConfig.model_fields[name].default:
+                raise ValueError(
+                    f"`{name}: {value}` has no effect with `credit: {self.credit}`; take it out, or set `credit` to "
+                    f"{' or '.join(credits)}"
+                )
         if self.credit == "broadcast":
             return self
         # These compare or change the advantages of rollouts, which turns do not have.

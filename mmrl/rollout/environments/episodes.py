@@ -49,6 +49,7 @@ class EpisodeRequest(NamedTuple):
     digests: tuple[str, ...]  # of the observation after each of them
     action: str | Action | None  # None for the one that the environment's expert would take
     replayable: bool
+    only_looks: bool = False  # take no action, only tell the state
 
     @property
     def owner(self) -> str:
@@ -230,7 +231,7 @@ class _Episodes:
     def _act(self, request: EpisodeRequest) -> EpisodeReply:
         episode = self.episodes.get(request.key)
         replayed = False
-        if episode is None or episode.num_actions != len(request.past) or not request.past:
+        if episode is None or episode.num_actions != len(request.past):
             if request.past and not request.replayable:
                 raise UserError(
                     "its process was lost, and an environment that is not replayable cannot be played again"
@@ -239,6 +240,8 @@ class _Episodes:
             for action, digest in zip(request.past, request.digests, strict=True):
                 _step(episode, action, digest)
         state = episode.state
+        if request.only_looks:
+            return EpisodeReply("", state, StepResult(), "", replayed)
         action = _ask_expert(episode.environment) if request.action is None else request.action
         result = _step(episode, action)
         digest = observation_digest(result.observation)

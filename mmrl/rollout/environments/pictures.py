@@ -7,6 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from mmrl.config.schema import MediaLimitsConfig
 from mmrl.types import UserError
 
 
@@ -14,9 +15,13 @@ def encode_png(pixels: object) -> bytes:
     """Return pixels as a PNG file: uint8 [height, width, 3], as an array or nested lists of numbers.
 
     Raises:
-        UserError: they have another shape or type.
+        UserError: they have another shape or type, or are more than `data.media_limits.max_pixels` is by default.
     """
     array = np.asarray(pixels)
+    # Encoding a huge picture would take until the deadline; a lower limit of the config is checked as it is opened.
+    limit = MediaLimitsConfig().max_pixels
+    if array.size > 3 * limit:
+        raise UserError(f"a picture of {list(array.shape)} exceeds {limit:,} pixels; draw a smaller one")
     is_integer = np.issubdtype(array.dtype, np.integer) and array.size > 0
     if array.ndim != 3 or array.shape[2] != 3 or not is_integer or array.min() < 0 or array.max() > 255:
         raise UserError(f"a picture is uint8 [height, width, 3], not {array.dtype} {list(array.shape)}")

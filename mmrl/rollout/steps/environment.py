@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -91,19 +91,25 @@ class EpisodePlayer:
         self,
         episodes: Mapping[EpisodeKey, Episode],
         actions: Mapping[EpisodeKey, str | Action | None],
+        unreadable: Collection[EpisodeKey] = (),
         *,
         room_for_turn: int,
         shows: bool,
     ) -> Counter[str]:
         """Take an action in each of several episodes (None: the expert's), and show what comes of it; return counts.
 
-        Those that end are over afterwards. `room_for_turn` tokens must be left for the turn after an observation; in
-        the last turn, which nothing follows, `shows` is False.
+        The turns of those that are `unreadable` hold no action: the environment does not move, and the model is told,
+        or the episode ends. Episodes that end are over afterwards. `room_for_turn` tokens must be left for the turn
+        after an observation; in the last turn, which nothing follows, `shows` is False.
 
         Raises:
             UserError: an environment failed, and `on_error` is `stop`.
         """
-        requests = [self._make_request(key, episodes[key], action) for key, action in actions.items()]
+        requests = []
+        for key, action in actions.items():
+            request = self._make_request(key, episodes[key], action)
+            # Such a turn has a state too, by which `gigpo` compares siblings, and which the process knows.
+            requests.append(request._replace(only_looks=key in unreadable))
         counts: Counter[str] = Counter(turns=len(requests))
         for request, outcome in zip(requests, self.workers.play(requests), strict=True):
             episode = episodes[request.key]
@@ -111,8 +117,12 @@ class EpisodePlayer:
                 counts[outcome.error_kind] += 1
                 self._fail(episode, request, outcome)
                 continue
-            counts["invalid"] += not outcome.result.valid
             counts["replayed"] += outcome.replayed
+            if request.only_looks:
+                counts["invalid"] += 1
+                self._refuse(episode, outcome.state, room_for_turn=room_for_turn, shows=shows)
+                continue
+            counts["invalid"] += not outcome.result.valid
             self._record(episode, request, outcome)
             if episode.is_over:
                 continue
@@ -123,11 +133,10 @@ class EpisodePlayer:
                 self._fail(episode, request, failure)
         return counts
 
-    def refuse(self, episode: Episode, *, room_for_turn: int, shows: bool) -> None:
-        """Count a turn without an action, in which the environment does not move; the model is told, or it ends."""
-        turns = episode.rollout.turns
-        turn = Turn(action=None, state=turns[-1].state if turns else "", valid=False)
-        episode.rollout = replace(episode.rollout, turns=(*turns, turn))
+    def _refuse(self, episode: Episode, state: str, *, room_for_turn: int, shows: bool) -> None:
+        """Add a turn without an action to an episode in this state, and tell the model, or end the episode."""
+        turn = Turn(action=None, state=state, valid=False)
+        episode.rollout = replace(episode.rollout, turns=(*episode.rollout.turns, turn))
         if self.options.on_invalid == "end" or not shows:
             episode.end(truncated=True)
             return
@@ -136,7 +145,7 @@ class EpisodePlayer:
 
     def close(self, episodes: Mapping[EpisodeKey, Episode]) -> None:
         """Close the environments of episodes that a limit ended; those of the others are closed."""
-        self.workers.close_episodes([key for key, episode in episodes.items() if episode.past])
+        self.workers.close_episodes([key for key, episode in episodes.items() if episode.rollout.turns])
 
     def _make_request(self, key: EpisodeKey, episode: Episode, action: str | Action | None) -> EpisodeRequest:
         sample = episode.rollout.prompt.sample
@@ -302,15 +311,9 @@ class EnvironmentStep:
             num_turns += 1
             shows = num_turns < player.options.turns
             # All episodes take their turn together, in one request to the processes and one to the engine.
-            actions: dict[EpisodeKey, str | Action] = {}
-            for key, episode in playing.items():
-                action = self._read_action(episode.rollout)
-                if action is None:
-                    counts.update(turns=1, invalid=1)
-                    player.refuse(episode, room_for_turn=room, shows=shows)
-                else:
-                    actions[key] = action
-            counts.update(player.act(playing, actions, room_for_turn=room, shows=shows))
+            actions = {key: self._read_action(episode.rollout) for key, episode in playing.items()}
+            unreadable = {key for key, action in actions.items() if action is None}
+            counts.update(player.act(playing, actions, unreadable, room_for_turn=room, shows=shows))
             playing = {key: episode for key, episode in playing.items() if not episode.is_over}
             going_on = [episode.rollout for episode in playing.values()]
             longer = self.sampler.extend(going_on, self.sampling_params, step=step) if going_on else ()
@@ -329,7 +332,7 @@ class EnvironmentStep:
         if options.action == "tag":
             return rollout.answer.text
         start = len(rollout.segments)
-        while start and rollout.segments[start - 1].author is Author.POLICY:
+        while start and rollout.segments[start - 1].author is not Author.ENVIRONMENT:
             start -= 1
         text = processor.decode_segments(rollout.segments[start:])
         call = find_final_call(text) if options.action == "call" else None

@@ -30,7 +30,16 @@ def make_group(rewards, states):
 
 
 def turn_advantages(rewards, states, **options):
-    config = AdvantageConfig(**{"discount": 0.9, **options})
+    options = {"discount": 0.9, **options}
+    # These are refused where they have no effect.
+    without_effect = {
+        "broadcast": ("discount", "step_weight", "compare"),
+        "to_go": ("step_weight",),
+        "gigpo": ("compare",),
+    }
+    for name in without_effect[options["credit"]]:
+        options.pop(name, None)
+    config = AdvantageConfig(**options)
     advantages = normalize_rewards([[sum(row) for row in rewards]], config)[0]
     return compute_turn_advantages(make_group(rewards, states), advantages, config)
 
@@ -132,6 +141,24 @@ def test_broadcast_and_rollouts_without_turns_share_their_advantage():
 def test_returns_are_discounted():
     assert discounted_returns([0.0, 0.0, 1.0], 0.9) == pytest.approx([0.81, 0.9, 1.0])
     assert discounted_returns([], 0.9) == []
+
+
+@pytest.mark.parametrize(
+    ("credit", "option", "remedy"),
+    [
+        ("broadcast", {"discount": 0.9}, "`discount: 0.9` has no effect with `credit: broadcast`.*to_go or gigpo"),
+        ("broadcast", {"step_weight": 0.5}, "`step_weight: 0.5` has no effect with `credit: broadcast`.*to gigpo"),
+        ("broadcast", {"compare": "group"}, "`compare: group` has no effect with `credit: broadcast`.*to to_go"),
+        ("to_go", {"step_weight": 0.0}, "`step_weight: 0.0` has no effect with `credit: to_go`"),
+        ("gigpo", {"compare": "group"}, "`compare: group` has no effect with `credit: gigpo`"),
+    ],
+)
+def test_options_without_effect_are_refused(credit, option, remedy):
+    with pytest.raises(ValidationError, match=remedy):
+        AdvantageConfig(credit=credit, **option)
+    # A run saves its config with all keys.
+    saved = AdvantageConfig(credit=credit).model_dump()
+    assert AdvantageConfig(**saved) == AdvantageConfig(credit=credit)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def shift_all(experiences, by):
 def warnings_of(metrics):
     """The warnings that the metrics of one step cause."""
     warnings = []
-    nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
+    nothing = SelectedExperiences(groups=(), scored=(), experiences=(), has_signal=True)
     result = TrainStepResult(selected=nothing, metrics=metrics, seconds={})
     HealthMonitor(HealthConfig(), warnings.append).on_step_end(TrainingState(step=1), result)
     return warnings

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from learning import KeepGradients, make_learner, make_off_policy_experiences, replace_segments
 
-from mmrl.config.schema import LossConfig
+from mmrl.algo.advantages import normalize_rewards
+from mmrl.algo.credit import compute_turn_advantages
+from mmrl.algo.select_experiences import make_experiences
+from mmrl.config.schema import AdvantageConfig, LossConfig
 from mmrl.learner.tokens import iter_trained_tokens
-from mmrl.types import Author, Segment
+from mmrl.types import Author, Group, Rollout, Score, Segment, Turn
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,50 @@ def test_ratio_of_a_sequence_is_that_of_a_turn(tiny, episodes):
             assert list(values.ratios[turn]) == pytest.approx(expected, rel=1e-4)
             compared += 1
     assert compared == 2 * len(experiences)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_one_turn_has_the_gradient_of_broadcast(tiny, level):
+    """From rewards to the gradient: `to_go`, and `gigpo` without a weight for steps, of episodes that end at once."""
+    experiences = make_off_policy_experiences(tiny, group_size=3)
+    groups: dict[str, list[Rollout]] = {}
+    for experience in experiences:
+        rollout = replace(experience.rollout, turns=(Turn(action="a", state="s"),))
+        groups.setdefault(rollout.prompt.digest, []).append(rollout)
+
+    def credited(credit, **options):
+        advantage = AdvantageConfig(credit=credit, **options)
+        made = []
+        for number, rollouts in enumerate(groups.values()):
+            totals = [0.1 * (number + 1) * rollout.index for rollout in rollouts]
+            scores = tuple(Score(terms={}, total=total, by_turn=(total,)) for total in totals)
+            group = Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores)
+            turns = partial(compute_turn_advantages, options=advantage)
+            rows = normalize_rewards([totals], advantage)
+            made += make_experiences([group], rows, version=0, stale_old_logprobs=None, compute_turn_advantages=turns)
+        return made
+
+    shared = credited("broadcast")
+    assert {experience.turn_advantages for experience in shared} == {None}
+    expected, _ = gradients(tiny, shared, importance_ratio_level=level)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
+    for other in (credited("to_go"), credited("gigpo", step_weight=0.0)):
+        assert {len(experience.turn_advantages) for experience in other} == {1}
+        found, _ = gradients(tiny, other, importance_ratio_level=level)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("forced_first", [False, True])
+def test_forced_text_does_not_end_a_turn(episodes, forced_first):
+    """It belongs to the turn around it: before the first token, within a turn, before and after what is shown."""
+    forced = Segment(token_ids=(50, 51), logprobs=(0.0,) * 2, author=Author.FORCED)
+    for experience in with_turns(episodes, 2.0, -3.0):
+        first, shown, *second = experience.rollout.segments
+        parts = [forced] * forced_first + [first, forced, first, forced, shown, forced, *second]
+        tokens = list(iter_trained_tokens(replace_segments(experience, *parts), LossConfig()))
+        assert [token.advantage for token in tokens] == [2.0] * 4 + [-3.0] * (len(tokens) - 4)
+        assert [token.turn for token in tokens] == [0] * 4 + [1] * (len(tokens) - 4)
 
 
 @pytest.mark.parametrize("advantages", [(1.0,), (1.0, 2.0, 3.0)])

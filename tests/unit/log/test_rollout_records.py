@@ -3,11 +3,13 @@
 import json
 import math
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score, write_file
+from selection import scored as as_scored
 
 from mmrl.log.rollout_records import (
     list_scored_records,
@@ -52,11 +54,11 @@ def lines_of(path):
 
 def select(groups, advantages, **fields):
     """Select all rollouts of some groups for training."""
-    experiences = []
+    scored = []
     for group, row in zip(groups, advantages, strict=True):
-        experiences += [Experience(rollout=r, advantage=a) for r, a in zip(group.rollouts, row, strict=True)]
-    defaults = {"experiences": tuple(experiences), "has_signal": True}
-    return SelectedExperiences(groups=tuple(groups), advantages=tuple(advantages), **defaults | fields)
+        scored.append(as_scored(group, *row))
+    defaults = {"experiences": tuple(chain.from_iterable(scored)), "has_signal": True}
+    return SelectedExperiences(groups=tuple(groups), scored=tuple(scored), **defaults | fields)
 
 
 def make_pair(name="a", **prompt_fields):

@@ -377,6 +377,20 @@ def test_longest_prompt_leaves_the_engine_room_for_the_response(make_tiny, tmp_p
     assert reason.endswith(" for the response" if overrides else "model.max_prompt_tokens")
 
 
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_longest_prompt_leaves_the_context_room_for_an_episode(make_tiny, tmp_path, engine):
+    def limit_of(max_tokens):
+        step = f"{{kind: environment, fn: './x.py:make', max_tokens: {max_tokens}}}"
+        overrides = [f"rollout.engine={engine}", f"stages.rl.rollout_steps=[{{kind: generate}}, {step}]"]
+        return prompt_limit(load_config(write(tmp_path, SMALL), overrides).config, make_tiny().policy)
+
+    limit, reason = limit_of(4000)
+    assert limit == 96 and reason == "4096 tokens of the rollout engine less 4000 for the response"
+    with pytest.raises(UserError, match="do not fit the model's context of 4096") as caught:
+        limit_of(4096)
+    assert caught.value.key == "stages.1.rollout_steps.1.max_tokens"
+
+
 def test_response_that_leaves_no_room_for_a_prompt_is_refused(make_tiny, tmp_path):
     overrides = [VLLM, f"stages.rl.rollout_steps=[{{kind: generate}}, {{{ZOOM}}}]"]
     config = load_config(write(tmp_path, SMALL), overrides).config

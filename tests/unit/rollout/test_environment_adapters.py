@@ -264,6 +264,14 @@ def test_episode_of_verifiers(make_env):
     assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
 
 
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_encoded():
+    """`np.broadcast_to` takes no memory; the limit is the default of `data.media_limits.max_pixels`."""
+    pixel = np.zeros((1, 1, 3), np.uint8)
+    with pytest.raises(UserError, match=r"\[20000, 20000, 3\] exceeds 100,000,000 pixels"):
+        encode_png(np.broadcast_to(pixel, (20_000, 20_000, 3)))
+    assert encode_png(np.broadcast_to(pixel, (100, 100, 3))).startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     "pixels", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), np.full((4, 4, 3), 300), "picture"]
 )

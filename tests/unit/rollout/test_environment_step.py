@@ -28,6 +28,7 @@ from mmrl.types import (
     RewardErrorKind,
     Rollout,
     RolloutBatch,
+    Segment,
     UserError,
 )
 from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
@@ -127,7 +128,8 @@ def play(tiny, base):
         media_root = Path(tiny.samples[0].images[0].path).parent
         runners.append(ToolRunner(partial(load_tool, base), base, frames_dir=media_root / "frames"))
         defaults = {"turns": 3, "timeout_s": 20.0}
-        config = EnvironmentConfig(kind="environment", fn="./world.py:make", args=args or {}, **{**defaults, **options})
+        defaults["fn"] = "./world.py:make"
+        config = EnvironmentConfig(kind="environment", args=args or {}, **{**defaults, **options})
         pipeline = make_pipeline(tiny, config, tool_runner=runners[-1])
         return pipeline.steps[0](batch or responses(tiny, *texts), step=step)
 
@@ -265,6 +267,49 @@ def test_calls_and_tags_are_read_as_actions(play):
     assert tagged.turns[0].action == "stop" and tagged.turns[0].terminated
     ((untagged,),) = play("stop", action="tag", turns=2).groups
     assert untagged.turns[0].action is None and not untagged.turns[0].valid
+
+
+NAMED = textwrap.dedent(WORLD).replace("Observation(text=self.first)", 'Observation(state="n0")')
+
+
+@pytest.mark.parametrize("on_invalid", ["tell", "end"])
+def test_turn_without_an_action_is_in_the_state_in_which_it_was_written(tiny, play, base, on_invalid):
+    (base / "named.py").write_text(NAMED)
+    options = {"fn": "./named.py:make", "action": "call", "on_invalid": on_invalid, "turns": 4}
+    broken, call = "<tool_call>{go</tool_call>", '<tool_call>{"name": "go", "arguments": {}}</tool_call>'
+    ((at_once, later),) = play(broken, call, **options).groups
+    assert (at_once.turns[0].action, at_once.turns[0].state) == (None, "n0")
+    # The tiny model never writes a call that is broken, so its text is an action.
+    moved = ["n0"] if on_invalid == "end" else ["n0", "n0", "n1", "n2"]
+    assert [turn.state for turn in at_once.turns] == moved
+    assert [turn.state for turn in later.turns] == ["n0", "n1", "n2", "n3"]
+
+
+def test_turn_without_an_action_after_others_is_in_the_state_that_they_led_to(tiny, play, base):
+    (base / "named.py").write_text(NAMED)
+    ((rollout,),) = play("<answer>go</answer>", fn="./named.py:make", action="tag", turns=4).groups
+    assert rollout.turns[0].action == "go" and rollout.turns[1].action is None
+    assert [turn.state for turn in rollout.turns] == ["n0", "n1", "n1", "n1"]
+    assert [turn.valid for turn in rollout.turns] == [True, False, False, False]
+
+
+def test_environment_that_fails_to_begin_fails_a_turn_without_an_action(play, base):
+    (base / "broken.py").write_text(NAMED.replace('Observation(state="n0")', "1 / 0"))
+    batch = play("stop", fn="./broken.py:make", action="tag")
+    ((failed,),) = batch.groups
+    assert failed.failure.reason.startswith("action 1: the environment raised ZeroDivisionError")
+    assert (batch.metrics["environment/errors"], batch.metrics["environment/turns"]) == (1.0, 1.0)
+
+
+def test_text_that_a_step_forced_into_a_turn_is_part_of_its_action(tiny, play):
+    batch = responses(tiny, "go")
+    ((rollout,),) = batch.groups
+    forced = Segment(token_ids=tiny.processor.tokenize(" on"), logprobs=(0.0,), author=Author.FORCED)
+    (written,) = rollout.segments
+    more = replace(written, token_ids=tiny.processor.tokenize(" now"))
+    joined = replace(rollout, segments=(written, forced, more))
+    ((played,),) = play(batch=RolloutBatch(groups=((joined,),)), turns=1).groups
+    assert played.turns[0].action == "go on now"
 
 
 def test_blind_probe_stays_blind(tiny, play):

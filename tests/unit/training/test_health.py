@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
+from selection import scored
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.config.schema import HealthConfig
@@ -28,13 +29,16 @@ HEALTHY = {
     "tools/calls": 8.0,
     "tools/errors": 1.0,
     "tools/timeouts": 0.0,
+    "environment/episodes": 8.0,
+    "environment/crashes": 2.0,
+    "environment/errors": 2.0,
     "reward/term/count": 0.6,
     "reward/mean": 0.5,
 }
 
 
 def monitor_steps(monitor, steps):
-    selected = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
+    selected = SelectedExperiences(groups=(), scored=(), experiences=(), has_signal=False)
     for number, metrics in enumerate(steps, 1):
         monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
 
@@ -60,6 +64,10 @@ def warnings_of(steps, **options):
         ({"rollout/stale_logprob_diff_mean": 0.3}, "0.3 nats from the learner.*logprob_check/diff_mean"),
         ({"replay/staleness_max": 57.0}, "57 policy versions old.*replay.max_staleness"),
         ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the tool calls in step tools.*`on_error: stop`"),
+        (
+            {"maze/episodes": 8.0, "maze/timeouts": 3.0, "maze/crashes": 2.0},
+            "62% of the episodes.*maze fail, most by time",
+        ),
         ({"probe/blind_gap/grey/count": 0.01}, "probe grey.* 0.010 when the media are hidden"),
     ],
 )
@@ -98,7 +106,7 @@ def test_resumed_monitor_reports_what_one_that_was_never_interrupted_reports_aft
     monitor_steps(HealthMonitor(HealthConfig(window=3), print, lambda *event: whole.append(event)), steps)
     resumed = HealthMonitor(HealthConfig(window=3), print, lambda *event: later.append(event))
     resumed.restore((number, metrics) for number, metrics in enumerate(steps[:resumed_at], 1))
-    selected = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
+    selected = SelectedExperiences(groups=(), scored=(), experiences=(), has_signal=False)
     for number, metrics in enumerate(steps[resumed_at:], resumed_at + 1):
         resumed.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
     assert later == [event for event in whole if event[0].step > resumed_at]
@@ -170,6 +178,6 @@ def test_duplicates_are_counted_within_groups():
             answer = replace(make_answer(), text=text.split()[-1])
             rollouts.append(make_rollout(prompt, index, text, answer))
         groups.append(make_group(prompt, rollouts, [make_score(count=0.0)] * len(texts)))
-    metrics = compute_step_metrics(groups, [group.totals for group in groups])
+    metrics = compute_step_metrics(groups, [scored(group, *group.totals) for group in groups])
     assert metrics["rollout/duplicate_frac"] == pytest.approx(2 / 6)
     assert metrics["rollout/duplicate_answer_frac"] == pytest.approx(3 / 6)
