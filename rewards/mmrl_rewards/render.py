@@ -88,13 +88,13 @@ def latex(
 
 
 @reward(name="render_table", answer_types=(AnswerType.TEXT,))
-def table(response: Response, sample: Sample, *, measure: Measure = "cw_ssim") -> RewardValue:
+def table(response: Response, sample: Sample, *, measure: Measure = "ssim") -> RewardValue:
     """Return the similarity of the table and the target beyond a blank page, in [0, 1].
 
     Both, in LaTeX, HTML or Markdown, are drawn as their cells with a frame around each, as wide as the table's longest
-    cell. Similarity is as in `svg`, by the complex wavelet SSIM unless `measure` says ssim.
+    cell. Similarity is as in `svg`.
 
-    Source: the visual reward of Table2LaTeX-RL (arXiv:2509.17589), CW-SSIM above 0.6.
+    Source: the visual reward of Table2LaTeX-RL (arXiv:2509.17589): `measure` cw_ssim with {threshold: 0.6}.
     Departures: those of `latex`. Neither rules nor fonts nor alignment count, and maths is drawn as its source, since
     the table is parsed, not set by TeX: `page` with a renderer of yours does that.
     Unscorable: the target is not one table, or too large to be drawn.

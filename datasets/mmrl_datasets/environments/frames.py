@@ -1,4 +1,6 @@
-"""Looking at more frames of a video before the answer, in FrameThinker's grammar. A turn is a thought and an action:
+"""Look at more frames of a video before the answer, in FrameThinker's grammar.
+
+A turn is a thought and an action:
 
     <think>..</think><action>choose frames between 120 and 480</action>    shows frames from between these two
     <think>..</think><action>get frame number at time 01:30</action>       says which frame is shown at that time
@@ -31,7 +33,8 @@ _LONG_SECONDS: Final = 300
 _THOUGHT: Final = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _ACTION: Final = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _CONTENT: Final = re.compile(
-    r"choose frames between (\d{1,9}) and (\d{1,9})|get frame number at time\s+(\d{1,3}):(\d{2})|output answer:\s*(\S+)",
+    r"choose frames between (\d{1,9}) and (\d{1,9})|get frame number at time\s+(\d{1,3}):(\d{2})"
+    r"|output answer:\s*(\S+)",
     re.ASCII,
 )
 _NUMBER: Final = re.compile(r"(?<![\w:])\d{1,9}(?![\w:])", re.ASCII)  # a number that is no part of a time

@@ -38,13 +38,11 @@ def read_recipe(tmp_path):
 
 def total(config, text, sample, values=None, **fields):
     """The total of a response by the terms of a config; those that `values` names have these values."""
-    terms = []
-    for term in load_reward_terms(config, Path()):
-        if term.name in (values or {}):
-            term = replace(term, reward=bind(constant(values[term.name], name=term.name, low=-1.0), {}))
-        terms.append(term)
+    terms = {term.name: term for term in load_reward_terms(config, Path())}
+    for name, value in (values or {}).items():
+        terms[name] = replace(terms[name], reward=bind(constant(value, name=name, low=-1.0), {}))
     response = replace(rollout(text, sample, grammar=build_response_format(config)), **fields)
-    return scored(make_scorer(*terms), response).total
+    return scored(make_scorer(*terms.values()), response).total
 
 
 @pytest.mark.parametrize(
