@@ -26,12 +26,10 @@ BOX = [0, 0, 10, 10]
 
 @pytest.fixture
 def read_recipe(tmp_path):
-    """Read a recipe, with overrides; its data are in a folder that does not exist."""
+    """Read a recipe, with overrides; its data are in a folder that is empty."""
 
     def read(name: str, *overrides: str) -> Config:
-        text = (ROOT / f"configs/recipes/{name}.yaml").read_text(encoding="utf-8")
-        (tmp_path / f"{name}.yaml").write_text(text.replace("${data}", str(tmp_path / "data")), encoding="utf-8")
-        return load_config(str(tmp_path / f"{name}.yaml"), overrides).config
+        return load_config(name, [f"data.dir={tmp_path}", *overrides]).config
 
     return read
 
