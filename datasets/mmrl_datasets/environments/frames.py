@@ -47,8 +47,8 @@ class FrameSearch:
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin with the first look, which the question shows."""
-        video = sample.meta.get("extra_info")
         try:
+            video = sample.meta["extra_info"]
             self.fps, self.num_frames = float(video["fps"]), int(video["total_frames"])
             self.asks_for_time = bool(_TIME.search(video["question"]))
             if not (self.fps > 0 and self.num_frames > 0):
