@@ -1,4 +1,4 @@
-"""Rewards for text that is drawn: SVG, formulas, pages, programs that plot. The rewards compare the images.
+"""Rewards for text that is drawn: SVG, formulas, tables, pages, programs that plot. The rewards compare the images.
 
 Most of a drawing is empty, so a blank page resembles any drawing. The value is therefore how far an image gets beyond a
 blank page: (s - s0) / (1 - s0), clipped at 0. s is its similarity to the target's image. s0 is that of the best blank
@@ -14,12 +14,14 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
 from mmrl_rewards.services.encoder import embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
+from mmrl_rewards.table import parse_table
 
 SidePixels = Annotated[int, Field(ge=32, le=1024)]
 SimilarityFn = Callable[[ImageArray, ImageArray], float]
@@ -29,6 +31,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _CW_WINDOW, _CW_SCALES, _CW_ORIENTATIONS, _CW_CONSTANT, _CW_MAX_SIDE = 7, 4, 8, 0.01, 512
 _MAX_REASON_CHARS = 80
+_CHAR_WIDTH, _ROW_HEIGHT, _MAX_CELL_CHARS, _MAX_TABLE_PIXELS = 6, 16, 40, 4_000_000  # pixels of Pillow's own font
 _draw_cached: Final = lru_cache(maxsize=64)(draw)  # the target of a group is drawn once
 
 
@@ -82,6 +85,22 @@ def latex(
     target = target_value(sample, AnswerType.LATEX)
     paint = partial(_draw_cached, "latex", side=0, limits=limits)
     return _score_drawing(response, target, paint, _choose_similarity(measure, encoder))
+
+
+@reward(name="render_table", answer_types=(AnswerType.TEXT,))
+def table(response: Response, sample: Sample, *, measure: Measure = "ssim") -> RewardValue:
+    """Return the similarity of the table and the target beyond a blank page, in [0, 1].
+
+    Both, in LaTeX, HTML or Markdown, are drawn as their cells with a frame around each, as wide as the table's longest
+    cell. Similarity is as in `svg`.
+
+    Source: the visual reward of Table2LaTeX-RL (arXiv:2509.17589): `measure` cw_ssim with {threshold: 0.6}.
+    Departures: those of `latex`. Neither rules nor fonts nor alignment count, and maths is drawn as its source, since
+    the table is parsed, not set by TeX: `page` with a renderer of yours does that.
+    Unscorable: the target is not one table, or too large to be drawn.
+    """
+    target = target_value(sample, AnswerType.TEXT)
+    return _score_drawing(response, target, _draw_table, _choose_similarity(measure, None))
 
 
 @reward(name="render_page", answer_types=(AnswerType.TEXT,), uses_service=True)
@@ -232,6 +251,44 @@ def _score_drawing(
         return RewardValue(0.0, "a plain page")
     value = similarity_beyond_blank(given, expected, similarity)
     return RewardValue(value, f"{value:.2f} of the way from a plain page to the target's picture")
+
+
+def _draw_table(source: str) -> ImageArray:
+    """Draw the one table in a text, each cell in a frame.
+
+    Raises:
+        DrawingError: there is no table, or more than one, or it is too large.
+    """
+    try:
+        rows = parse_table(source).rows
+    except ValueError as error:
+        raise DrawingError(f"shows {error}") from error
+    cells = []
+    taken: set[tuple[int, int]] = set()  # row and column of squares that a cell covers
+    for row_index, row in enumerate(rows):
+        column = 0
+        for cell in row:
+            while (row_index, column) in taken:
+                column += 1
+            height, width = min(cell.rowspan, len(rows) - row_index), cell.colspan
+            if len(taken) + height * width > _MAX_TABLE_PIXELS // _ROW_HEIGHT**2:
+                raise DrawingError("has too many cells")
+            taken.update((row_index + i, column + j) for i in range(height) for j in range(width))
+            cells.append((column, row_index, width, height, cell.text[:_MAX_CELL_CHARS]))
+            column += width
+    cell_width = _CHAR_WIDTH * (2 + max(len(text) for *_, text in cells))
+    size = cell_width * (1 + max(column for _, column in taken)) + 1, _ROW_HEIGHT * len(rows) + 1
+    if size[0] * size[1] > _MAX_TABLE_PIXELS:
+        raise DrawingError(f"would have {size[0]} x {size[1]} pixels")
+    page = Image.new("RGB", size, "white")
+    brush, font = ImageDraw.Draw(page), ImageFont.load_default_imagefont()
+    for column, row_index, width, height, text in cells:
+        x, y = column * cell_width, row_index * _ROW_HEIGHT
+        brush.rectangle((x, y, x + width * cell_width, y + height * _ROW_HEIGHT), outline="black")
+        # The font has Latin-1 alone.
+        written = text.encode("latin-1", "replace").decode("latin-1")
+        brush.text((x + _CHAR_WIDTH, y + 3), written, fill="black", font=font)
+    return np.asarray(page)
 
 
 def _choose_similarity(measure: Measure, encoder: str | None) -> SimilarityFn:

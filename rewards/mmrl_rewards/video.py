@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import floor
-from typing import Annotated, Final
+from math import ceil, floor
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,45 +13,83 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import answer_value, reward, target_value
+from mmrl_rewards.contract import BadAnswer, Of, answer_value, part_value, reward, target_value
 
 _MAX_SECONDS: Final = 1e6
+_MAX_SPAN_INSTANTS: Final = 10_000
 _NUMERAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
 BoxesByInstant = dict[int, tuple[float, ...]]
+Step = Annotated[float, Field(ge=0.001)]  # seconds from one instant to the next
 
 
 @reward(name="tube", answer_types=(AnswerType.JSON,))
-def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> RewardValue:
+def tube(
+    response: Response,
+    sample: Sample,
+    *,
+    step: Step = 1.0,
+    over: Literal["union", "target"] = "union",
+    of: Of = "answer",
+) -> RewardValue:
     """Return the vIoU of boxes over time, in [0, 1]: sum over S_i of IoU / |S_u|.
 
     S_i are the instants in both tubes and S_u those in either. Answer and target are JSON, [{"time": seconds,
     "bbox_2d": [x1, y1, x2, y2]}, ...], with a box every `step` seconds. A time stands for the nearest multiple of
-    `step`.
+    `step`. With `over: target` the sum is divided by the number of the target's instants: it is their mean IoU,
+    whatever the answer says about others. `of` names the part of the response that is compared.
 
-    Source: VidSTG (arXiv:2001.06891).
+    Source: VidSTG (arXiv:2001.06891); `over: target` is the spatial reward of STVG-o1 (arXiv:2511.21375), and of the
+    thought its think reward.
     Departures: instants replace frames, because a policy writes its boxes down. Boxes are compared in px_original.
     Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate system,
     or its image or video does not exist.
     """
-    try:
-        expected = _parse_tube(target_value(sample, AnswerType.JSON), step)
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
-    if not expected:
-        raise Unscorable("the target has no boxes")
+    expected = _target_boxes(sample, step)
     targets = {time: geometry.target_to_pixels(response, sample, box) for time, box in expected.items()}
-    try:
-        given = _parse_tube(answer_value(response), step)
-    except ValueError as error:
-        return RewardValue(0.0, f"the answer {error}")
+    given = _given_boxes(response, of, step)
     both = given.keys() & expected.keys()
     overlaps = []
     for instant in sorted(both):
         answer_box = geometry.answer_to_pixels(response, sample, given[instant])
         overlaps.append(geometry.iou(answer_box, targets[instant]))
-    value = sum(overlaps) / len(given.keys() | expected.keys())
+    value = sum(overlaps) / len(expected if over == "target" else given.keys() | expected.keys())
     reason = f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}"
     return RewardValue(value, reason)
+
+
+@reward(name="tube_span", answer_types=(AnswerType.JSON,))
+def span(response: Response, sample: Sample, *, of: Of, step: Step = 1.0) -> RewardValue:
+    """Return the temporal IoU of a span and the target's tube, |S_i| / |S_u|, in [0, 1].
+
+    S_i are the instants, multiples of `step` seconds, in both, and S_u those in either. The part `of` of the response
+    is the span, [start, end] in seconds; the target is that of `tube`.
+
+    Source: the temporal reward of STVG-o1 (arXiv:2511.21375). Departures: instants replace frames, as in `tube`.
+    Unscorable: the target is not a list of boxes with times, is empty or has two boxes at one instant.
+    """
+    expected = _target_boxes(sample, step)
+    given = _given_instants(response, of, step)
+    shared = len(given & expected.keys())
+    value = shared / len(given | expected.keys())
+    return RewardValue(value, f"tIoU {value:.2f}: {shared} instants shared of {len(given)}, expected {len(expected)}")
+
+
+@reward(name="tube_consistency", answer_types=(AnswerType.JSON,), judges_answer=False)
+def consistency(response: Response, sample: Sample, *, of: Of, step: Step = 1.0) -> RewardValue:
+    """Return 1 if thought and answer both have a box for each instant of the response's span, and for no other, else 0.
+
+    The part `of` is the span, as in `span`; thought and answer are boxes over time, as in `tube`.
+
+    Source: the consistency reward of STVG-o1 (arXiv:2511.21375). Departures: instants replace frames, as in `tube`.
+    Unscorable: the target is not JSON.
+    """
+    target_value(sample, AnswerType.JSON)
+    instants = _given_instants(response, of, step)
+    for part in ("thought", "answer"):
+        given = _given_boxes(response, part, step)
+        if given.keys() != instants:
+            return RewardValue(0.0, f"{part} has {len(given)} instants, {of} has {len(instants)}, or they are others")
+    return RewardValue(1.0, f"{len(instants)} instants in thought, answer and {of}")
 
 
 @reward(name="frames", answer_types=(AnswerType.LIST,))
@@ -77,6 +115,36 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
     near = np.abs(given[:, None] - expected[None, :]) <= tolerance
     matched = matching.match_one_to_one(near.astype(np.float64))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
+
+
+def _target_boxes(sample: Sample, step: float) -> BoxesByInstant:
+    """Return the target's boxes by instant; raises Unscorable if it is no tube, or has no box."""
+    try:
+        boxes = _parse_tube(target_value(sample, AnswerType.JSON), step)
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+    if not boxes:
+        raise Unscorable("the target has no boxes")
+    return boxes
+
+
+def _given_boxes(response: Response, of: Of, step: float) -> BoxesByInstant:
+    """Return the boxes by instant of a part of the response; raises BadAnswer if it is no tube."""
+    try:
+        return _parse_tube(part_value(response, AnswerType.JSON, of), step)
+    except ValueError as error:
+        raise BadAnswer(f"the {of} {error}") from error
+
+
+def _given_instants(response: Response, of: Of, step: float) -> set[int]:
+    """Return the instants within a span of the response; raises BadAnswer if there is none, or far too many."""
+    start, end = part_value(response, AnswerType.SPAN, of)
+    if end - start > _MAX_SPAN_INSTANTS * step:
+        raise BadAnswer(f"{of} lasts for more than {_MAX_SPAN_INSTANTS} instants")
+    instants = set(range(ceil(start / step), floor(end / step) + 1))
+    if not instants:
+        raise BadAnswer(f"no instant from {start:g} to {end:g} s")
+    return instants
 
 
 def _parse_tube(value: object, step: float) -> BoxesByInstant:

@@ -116,11 +116,16 @@ def _parse_json_line(line: bytes) -> Cells | BadRowError:
 
 
 def _read_json(file: Path) -> Iterator[Row]:
+    """Yield the rows of a list, of the list under `data`, or of an object whose names become the column `key`."""
     content = load_json(file)
-    # The list itself, or an object that holds it under `data`.
-    items = content.get("data") if isinstance(content, dict) else content
+    items = content
+    if isinstance(content, dict):
+        items = content.get("data")
+        if content and all(isinstance(item, dict) for item in content.values()):
+            items = [{"key": key, **item} for key, item in content.items()]
     if not isinstance(items, list):
-        raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {short_repr(content)}")
+        forms = "must be a list of rows, hold one under `data`, or be an object of rows by name"
+        raise UserError(f"{file}: {forms}; is {short_repr(content)}")
     for number, item in enumerate(items, start=1):
         yield Row(f"row-{number}", f"{file}: row {number}", _as_cells(item))
 

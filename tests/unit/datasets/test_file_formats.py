@@ -109,6 +109,14 @@ def test_json_is_a_list_or_holds_one_under_data(read_table, wrap):
     check_rejected([bad], ["a.json: row 2: must be an object of columns, is [3]"])
 
 
+def test_json_may_be_rows_by_name(read_table):
+    """An object of objects is a table, whose names are the column `key`, as in HC-STVG's annotations."""
+    content = json.dumps({"a.mp4": {"q": "1+1?", "a": 2}, "b.mp4": {"q": "2+1?", "a": 3, "key": "own"}}).encode()
+    first, second = read_table("a.json", content, columns={"question": "q", "answer": "a", "id": "key"})
+    assert first.id.endswith("/a.mp4") and first.target.value == 2
+    assert second.id.endswith("/own") and second.target.value == 3
+
+
 def test_json_too_large_for_memory_is_refused(read_table, monkeypatch):
     monkeypatch.setattr(tables, "MAX_JSON_BYTES", 5)
     with pytest.raises(UserError, match="write it as JSON Lines"):

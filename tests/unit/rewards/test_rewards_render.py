@@ -282,3 +282,28 @@ def test_cw_ssim_takes_images_of_any_size(shape):
     image = np.random.default_rng(5).integers(0, 256, (*shape, 3), dtype=np.uint8)
     assert render.cw_ssim(image, image) == pytest.approx(1.0)
     assert render.cw_ssim(np.full_like(image, 255), image) < 0.3
+
+
+def test_a_table_is_drawn_as_cells_in_their_places():
+    """The frame of each cell lies where a grid of equal columns puts it; spans cover what is below and beside."""
+    rows = r"\multirow{2}{*}{A} & \multicolumn{2}{c}{BB} \\ & C & D \\ E & F & G"
+    page = render._draw_table(rf"\begin{{tabular}}{{lcc}} {rows} \end{{tabular}}")
+    width, height = 6 * (2 + 2), 16  # two letters and a margin to both sides; one row
+    assert page.shape == (3 * height + 1, 3 * width + 1, 3)
+    black = (page == 0).all(axis=-1)
+    for column in range(3):
+        for row in range(3):
+            top = black[row * height, column * width + 1 : (column + 1) * width].all()
+            left = black[row * height + 1 : (row + 1) * height, column * width].all()
+            assert top == (row != 1 or column != 0), (row, column)  # A goes on below
+            assert left == (row != 0 or column != 2), (row, column)  # BB goes on to the right
+    inner = black[1 : 2 * height, 1:width]
+    assert inner[:height].any() and not inner[height:].any()  # the letter is at the top of its cell
+
+
+def test_tables_that_are_too_large_are_not_drawn():
+    rows = r"A & B \\ " * 4000
+    wide = " & ".join(["x" * 50] * 300)
+    for body in (rows * 20, wide + r" \\ " + rows):
+        with pytest.raises(DrawingError, match="too many cells|would have 75601 x 64017 pixels"):
+            render._draw_table(rf"\begin{{tabular}}{{l}} {body} \end{{tabular}}")
