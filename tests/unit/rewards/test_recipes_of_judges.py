@@ -1,17 +1,20 @@
 """Golden numbers of the recipes of judges and reward models, by the terms that the recipes themselves name."""
 
-from functools import partial
+import json
 from pathlib import Path
 
 import pytest
-from factories import make_context, make_sample
+from factories import make_context, make_group, make_prompt, make_rollout, make_sample, make_score
+from ruamel.yaml import YAML
 from scoring import make_scorer, rollout, scored
 from serving import reply, served
 
 from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring.build import load_reward_terms
+from mmrl.scoring.group_rewards import add_group_rewards, load_group_rewards
 from mmrl.types import AnswerType
+from mmrl_datasets.readers import table
 from mmrl_rewards.services.judge import sigmoid
 
 RECIPES = Path(__file__).parents[3] / "configs" / "recipes"
@@ -77,27 +80,33 @@ def test_video_reward_bench_pays_as_r1_reward(thought, answer, expected):
     assert total(terms, text, make_sample(2)) == expected
 
 
+@pytest.mark.parametrize(
+    ("right", "expected"), [([1, 1, 1], [1.5, 1.0, 0.5]), ([0, 1, 1], [0.0, 1.0, 0.5]), ([1, 1, 0], [1.5, 1.0, -0.5])]
+)
+def test_kimi_k1_5_pays_for_length_once_the_first_stage_is_over(right, expected):
+    """2.3.3: 0.5 for the shortest right response, -0.5 for the longest, 0 for a short wrong one."""
+    config, terms = load("kimi_k1_5")
+    group_rewards = load_group_rewards(config, RECIPES, terms)
+    prompt = make_prompt(make_sample("2", AnswerType.LATEX))
+    rollouts = [make_rollout(prompt, index, num_tokens=100 * index + 100) for index in range(3)]
+    group = make_group(prompt, rollouts, [make_score(accuracy=value) for value in right])
+    stages = {stage.name: stage for stage in config.stages}
+    assert stages["easy_to_hard"].steps == 100
+    assert add_group_rewards(group, 99, group_rewards=group_rewards).totals == tuple(map(float, right))
+    assert add_group_rewards(group, 100, group_rewards=group_rewards).totals == pytest.approx(expected)
+
+
 def test_the_better_reply_of_a_pair_is_where_the_answer_says(tmp_path):
-    """Of each source of the recipe, and in both places."""
-    from ruamel.yaml import YAML
-
-    from mmrl_datasets.readers import table
-
+    """In the training pairs and in the benchmark, and in both places."""
     config, _ = load("video_reward_bench")
-    file = Path(__file__).parents[2] / "data" / "recipe_rows" / "video_reward_bench.yaml"
-    (tmp_path / "pairs.jsonl").write_text("")
-    for source, rows in zip(
-        [*config.data.train, *config.data.test], YAML(typ="safe").load(file)["files"].values(), strict=True
-    ):
+    tables = YAML(typ="safe").load(RECIPES.parents[1] / "tests/data/recipe_rows/video_reward_bench.yaml")["files"]
+    for source, rows in zip([*config.data.train, *config.data.test], tables.values(), strict=True):
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = {"answer_type": "number", "prompt": source.args["prompt"]}
         columns = {"answer": source.args["columns"]["answer"]}
-        lines = [str(row).replace("'", '"').replace("\n", "\\n") + "\n" for row in rows]
-        (tmp_path / "pairs.jsonl").write_text("".join(lines))
-        read = partial(table.rows, make_context(tmp_path), path="pairs.jsonl", answer_type="number")
-        samples = list(read(columns=columns, prompt=source.args["prompt"]))
-        places = set()
+        samples = list(table.rows(make_context(tmp_path), path="pairs.jsonl", columns=columns, **options))
         for sample, row in zip(samples, rows, strict=True):
-            (question,) = sample.parts
-            first, second = question.index(row["chosen"]), question.index(row["rejected"])
-            assert sample.target.value == 1 + (second < first)
-            places.add(sample.target.value)
-        assert places == {1, 2}
+            question = "".join(part for part in sample.parts if isinstance(part, str))
+            is_first = question.index(row["chosen"]) < question.index(row["rejected"])
+            assert sample.target.value == (1 if is_first else 2)
+        assert {sample.target.value for sample in samples} == {1, 2}
