@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossCoefficientConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema.base import PositiveFloat
 
 
 def importance_ratios(log_ratio_N: Tensor, response_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
@@ -59,6 +60,21 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, c
     """
     # Detached, because the ratio only weights REINFORCE's gradient, which comes from `logprobs`.
     return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs
+
+
+def mirror_descent(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, tau: PositiveFloat
+) -> Tensor:
+    """Return -A log policy + (tau / 2) s^2 / T for each of the T tokens of a response, [tokens]: a `policy_loss.fn`.
+
+    s is the log ratio of the whole response, the sum of `logprobs` - `old_logprobs`. Summed over the tokens, its
+    gradient is that of (A - tau s)^2 / (2 tau), so the policy stays near the one that sampled without a clip.
+
+    Source: Kimi k1.5 (arXiv:2501.12599, 2.3.2, eq. 3). Departures: none with `advantage: {scale: none}`, which makes A
+    the reward minus the group's mean, and `aggregation: fixed` of length 1, which sums over tokens.
+    """
+    log_ratio = (mask * (logprobs - old_logprobs)).sum()
+    return mask * (tau / 2.0 * log_ratio.square() / mask.sum() - advantages * logprobs)
 
 
 def estimate_kl(

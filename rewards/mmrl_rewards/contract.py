@@ -100,14 +100,21 @@ class BoundReward:
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
     abstains_on_bad_answer: bool = False  # a bad answer raises Unscorable, so that the term's fallback decides
+    abstains_on_low: bool = False  # so does every answer that gets the low end
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options.
 
         Raises:
             Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
-                the answer is bad.
+                the answer is bad, and with `abstains_on_low` where it gets the low end.
         """
+        if self.abstains_on_low:
+            value = self.reward(response, sample, **self.args)
+            number, reason = value if isinstance(value, RewardValue) else (value, "")
+            if number == self.reward.low:
+                raise Unscorable(f"the low end: {reason}")
+            return value
         if not self.abstains_on_bad_answer:
             return self.reward(response, sample, **self.args)
         try:

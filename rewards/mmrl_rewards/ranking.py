@@ -18,6 +18,7 @@ from mmrl_rewards import strings
 from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
 
 Depth = Annotated[int, Field(ge=1)]
+Power = Annotated[float, Field(gt=0.0)]
 _ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
 
 
@@ -36,13 +37,14 @@ class RankingTarget(NamedTuple):
 
 
 @reward(name="ndcg", answer_types=_ANSWER_TYPES)
-def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
+def ndcg(response: Response, sample: Sample, *, k: Depth = 10, power: Power | None = None) -> RewardValue:
     """Return DCG@k / the best DCG@k, in [0, 1], where DCG@k is the sum over ranks i <= k of gain / log2(i + 1).
 
-    The gain is 1 for a relevant item. In a permutation of n items it is n - i for the item that belongs at rank i.
+    The gain is 1 for a relevant item. In a permutation of n items it is n - i for the item that belongs at rank i. With
+    `power` the discount is 1 / i^power: of 3, it pays for little but the first ranks.
 
     Source: Järvelin and Kekäläinen 2002, 2.2, with the discount of Burges et al. 2005; as reward in VRAG-RL
-    (arXiv:2505.22019).
+    (arXiv:2505.22019), and with the power 3 in MM-R5 (arXiv:2506.12364, 3.3.2).
     Departures: repeats and permutations are treated as the module states.
     Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
@@ -51,12 +53,12 @@ def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     if target.num_items is not None:
         best_gains = list(range(target.num_items - 1, 0, -1))
     gains = dict(zip(target.relevant, best_gains, strict=False))
-    best = _dcg(best_gains, k)
-    found = _dcg([gains.get(name, 0.0) for name in _blank_repeats(answer_value(response))], k)
+    best = _dcg(best_gains, k, power)
+    found = _dcg([gains.get(name, 0.0) for name in _blank_repeats(answer_value(response))], k, power)
     chance = 0.0
     if target.num_items:
         # In a random order, every rank has the mean gain.
-        chance = _dcg([sum(best_gains) / target.num_items] * target.num_items, k) / best
+        chance = _dcg([sum(best_gains) / target.num_items] * target.num_items, k, power) / best
     return target.make_term(f"NDCG@{k}", found / best, chance)
 
 
@@ -124,6 +126,9 @@ def _blank_repeats(answer: Sequence[object]) -> list[str]:
     return [name if seen.setdefault(name, rank) == rank else "" for rank, name in enumerate(names)]
 
 
-def _dcg(gains: Sequence[float], k: int) -> float:
+def _dcg(gains: Sequence[float], k: int, power: float | None) -> float:
     """Return the discounted cumulative gain of the first k ranks."""
-    return sum(gain / log2(rank + 1) for rank, gain in enumerate(gains[:k], 1))
+    total = 0.0
+    for rank, gain in enumerate(gains[:k], 1):
+        total += gain / (log2(rank + 1) if power is None else rank**power)
+    return total

@@ -116,15 +116,19 @@ def _parse_json_line(line: bytes) -> Cells | BadRowError:
 
 
 def _read_json(file: Path) -> Iterator[Row]:
-    """Yield the rows of a list, of the list under `data`, or of an object whose names become the column `key`."""
+    """Yield the rows of a list, of the only list of an object or that under `data`, or of an object of rows by name.
+
+    Such a name becomes the column `key`.
+    """
     content = load_json(file)
     items = content
     if isinstance(content, dict):
-        items = content.get("data")
+        lists = [value for value in content.values() if isinstance(value, list)]
+        items = content.get("data", lists[0] if len(lists) == 1 else None)
         if content and all(isinstance(item, dict) for item in content.values()):
             items = [{"key": key, **item} for key, item in content.items()]
     if not isinstance(items, list):
-        forms = "must be a list of rows, hold one under `data`, or be an object of rows by name"
+        forms = "must be a list of rows, hold one (under `data` if several), or be an object of rows by name"
         raise UserError(f"{file}: {forms}; is {short_repr(content)}")
     for number, item in enumerate(items, start=1):
         yield Row(f"row-{number}", f"{file}: row {number}", _as_cells(item))

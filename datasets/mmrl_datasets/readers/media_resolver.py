@@ -149,7 +149,7 @@ class MediaResolver:
             path = resolve_inside(os.path.join(self.base, written), self.media_policy.roots, self.folders)
             if media_type is VIDEO and path.is_dir():
                 raise BadRowError(
-                    f"{source} is a folder; make its frames a video file, or name `fps`, as benchmarks can"
+                    f"{source} is a folder; make its frames a video file, or name `fps` (tables and benchmarks)"
                 )
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import Field
 
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.choices import format_choices
@@ -47,6 +49,7 @@ def rows(
     prompt: str | None = None,
     task: str | None = None,
     media_root: str | None = None,
+    fps: Annotated[float, Field(gt=0.0)] | None = None,
     limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield the samples of a file, a folder or a hub dataset, and a `RejectedRow` for each row that makes none.
@@ -74,6 +77,7 @@ def rows(
         task: the task of rows whose column gives none; null takes the name of the file.
         media_root: folder that relative paths of media start from, relative to the config; null takes the folder of the
             table.
+        fps: frames per second of videos that are folders of frames; null refuses such.
         limit: most rows to read.
 
     Raises:
@@ -86,20 +90,20 @@ def rows(
         roles["question"] = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format, choice_answer)
-    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver)
+    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, fps=fps)
     expected = collect_required_columns(roles.values()) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)
     return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(
-    cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver
+    cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver, fps: float | None
 ) -> SampleFields:
     values = {role: column.read(cells) for role, column in roles.items()}
     choices = parse_choices(values.get("choices"))
     question = check_text(values["question"], "question") + format_choices(choices)
     images = resolver.images(values.get("images"))
-    videos = resolver.videos(values.get("videos"), parse_time_range(values.get("start"), values.get("end")))
+    videos = resolver.videos(values.get("videos"), parse_time_range(values.get("start"), values.get("end")), fps)
     return SampleFields(
         parts=insert_media(split_at_placeholders(question), images, videos),
         answer_spec=answer_spec.resolve(cells),

@@ -165,8 +165,9 @@ class RewardTermConfig(BaseRewardConfig):
     """Name of a term that decides where this one abstains or fails; that term then counts nowhere else. Or the value in
     place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the reward's
     range when left out."""
-    fallback_on: Literal["abstention", "bad_answer"] = "abstention"
-    """With `bad_answer`, the term that `fallback` names also decides about answers that this one cannot read."""
+    fallback_on: Literal["abstention", "bad_answer", "low"] = "abstention"
+    """With `bad_answer`, the term that `fallback` names also decides about answers that this one cannot read; with
+    `low`, about all answers that get the low end of this one's range."""
     timeout_s: Seconds | None = None
     """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
 
@@ -234,6 +235,6 @@ class RewardsConfig(ScoringConfig):
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
         for term in self.terms:
-            if term.fallback_on == "bad_answer" and not isinstance(term.fallback, str):
-                raise ValueError(f"{term.fn}: fallback_on bad_answer needs a `fallback` that names a term")
+            if term.fallback_on != "abstention" and not isinstance(term.fallback, str):
+                raise ValueError(f"{term.fn}: fallback_on {term.fallback_on} needs a `fallback` that names a term")
         return self

@@ -15,6 +15,7 @@ from mmrl.algo.losses import (
     estimate_kl,
     importance_ratios,
     learning_rate,
+    mirror_descent,
     suffix_sums,
 )
 from mmrl.config.schema import LossCoefficientConfig, OptimizerConfig, RolloutCorrectionConfig
@@ -42,6 +43,32 @@ def test_cispo_equals_the_surrogate_where_nothing_is_clipped_and_keeps_the_gradi
     torch.testing.assert_close(gradients[0][:3], gradients[1][:3])
     torch.testing.assert_close(gradients[1], torch.tensor([-0.9, 2.0, -3.45, -1.2, 0.8], dtype=torch.float64))
     assert gradients[0][3:].tolist() == [0.0, 0.0]
+
+
+def test_mirror_descent_has_the_gradient_of_the_squared_residual_of_kimi_k1_5():
+    """L = (r - mean r - tau log ratio)^2 of a whole response (2.3.2), over 2 tau; r - mean r is the advantage."""
+    rng = random.Random(1)
+    for _ in range(50):
+        size, advantage, tau = rng.randint(1, 9), rng.uniform(-1, 1), rng.uniform(0.05, 2)
+        old = torch.tensor([rng.uniform(-4, -0.1) for _ in range(size)], dtype=torch.float64)
+        current = (old + torch.tensor([rng.gauss(0, 0.3) for _ in range(size)])).requires_grad_()
+        mask = torch.ones(size, dtype=torch.bool)
+        losses = mirror_descent(current, old, torch.full_like(old, advantage), mask, tau=tau)
+        assert losses.shape == (size,)
+        (ours,) = torch.autograd.grad(losses.sum(), current)
+        residual = advantage - tau * sum(new - then for new, then in zip(current.tolist(), old.tolist(), strict=True))
+        # d residual / d log-prob is -tau for each token, so that of residual^2 / (2 tau) is -residual.
+        torch.testing.assert_close(ours, torch.full_like(old, -residual))
+
+
+def test_mirror_descent_leaves_out_what_the_mask_does():
+    logprobs, old = torch.tensor([-1.0, -2.0, -7.0], dtype=torch.float64), torch.tensor([-1.5, -2.0, -1.0])
+    padded = mirror_descent(logprobs, old, torch.ones(3), torch.tensor([True, True, False]), tau=0.5)
+    torch.testing.assert_close(
+        padded[:2], mirror_descent(logprobs[:2], old[:2], torch.ones(2), torch.ones(2) > 0, tau=0.5)
+    )
+    assert padded[2] == 0.0
+    assert padded.sum().item() == pytest.approx(3.0 + 0.25 * 0.5**2)  # -A log policy + tau / 2 s^2
 
 
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():

@@ -49,7 +49,13 @@ def test_wide_encodings_are_refused_or_rejected(read_table, name, encoding):
         ("a.json", b"[1,", "is not JSON"),
         ("a.json", b"\xff", "is not JSON"),
         ("a.json", b"[" * 99_999, "is not JSON"),
-        ("a.json", b'{"rows": []}', "must be a list of rows"),
+        ("a.json", b'{"rows": []}', "holds no row"),
+        (
+            "a.json",
+            b'{"images": [], "annotations": []}',
+            "must be a list of rows, hold one (under `data` if several)",
+        ),
+        ("a.json", b'{"data": {}, "rows": []}', "must be a list of rows"),
         ("a.json", b"3", "must be a list of rows"),
         ("a.tsv", b"q\ta\n", "holds no row"),
         ("a.tsv", b"", "the first line must name the columns"),
@@ -101,8 +107,16 @@ def test_a_line_that_is_too_long_is_rejected_in_bounded_memory(context, read_tab
     assert peak < 1_000_000
 
 
-@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"version": 1, "data": rows}])
-def test_json_is_a_list_or_holds_one_under_data(read_table, wrap):
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda rows: rows,
+        lambda rows: {"version": 1, "data": rows},
+        lambda rows: {"tags": [1], "data": rows},
+        lambda rows: {"images": rows, "dataset": "coco"},
+    ],
+)
+def test_json_is_a_list_or_holds_one_under_data_or_no_other(read_table, wrap):
     content = json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])).encode("utf-8-sig")
     good, bad = read_table("a.json", content)
     assert (good.id, good.parts) == ("a/train/row-1", ("1+1?",))

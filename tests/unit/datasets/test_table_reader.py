@@ -361,3 +361,14 @@ def test_an_answer_that_names_no_choice_or_several_is_rejected(read, answer, cho
     row = ROW | {"a": answer, "c": choices}
     options = {"columns": COLUMNS | {"choices": "c"}, "answer_type": "choice", "choice_answer": choice_answer}
     check_rejected(read(row, **options), [reason])
+
+
+def test_a_video_may_be_a_folder_of_frames_where_the_rate_is_named(read, context):
+    frames = context.base_dir / "pics" / "v_1"
+    for name in ("c01_0002.jpeg", "c01_0001.jpeg"):
+        write_file(frames / name, name.encode())
+    columns = {"videos": "v", "question": "q", "answer": "a"}
+    (sample,) = read({"v": "v_1", "q": "How many?", "a": 3}, columns=columns, fps=0.5)
+    video = sample.parts[0]
+    assert (Path(video.path).name, video.fps) == ("v_1", 0.5)
+    check_rejected(read({"v": "v_1", "q": "How many?", "a": 3}, columns=columns), ["is a folder"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from factories import make_response, make_sample
 from PIL import Image
+from tiny_clip import LONGEST, write_clip
 
 from mmrl.answer import ResponseFormat
 from mmrl.media.pixel_reader import PixelReader
@@ -13,39 +14,12 @@ from mmrl.types import AnswerType, ImageRef, MediaPolicy, Unscorable, use_media_
 from mmrl.utils.digests import file_digest
 from mmrl_rewards import caption
 
-WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a", "red", "blue", "square", "on", "white"]
-LONGEST = 8
+WORDS = ("a", "red", "blue", "square", "on", "white")
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    """A CLIP with random weights, a tokenizer of whole words and an image processor, as transformers saves them."""
-    import torch
-
-    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
-
-    tolerate_cuda_builds()
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("clip")
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    text = {**layers, **ids, "vocab_size": len(WORDS), "max_position_embeddings": LONGEST}
-    vision = {**layers, "image_size": 32, "patch_size": 8}
-    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
-    )
-    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    CLIPProcessor(CLIPImageProcessor(**sizes), tokenizer).save_pretrained(folder)
-    return str(folder)
+    return str(write_clip(tmp_path_factory.mktemp("clip"), WORDS))
 
 
 @pytest.fixture

@@ -234,6 +234,17 @@ def test_rankings_equal_scikit_learn_and_counting():
         assert got == pytest.approx([ndcg_score(gains, scores, k=k), 1 / first if first <= k else 0, found])
 
 
+def test_a_power_discounts_as_the_code_of_mm_r5_does():
+    """rerank_reward of github.com/i2vec/MM-R5 at 0806019: sum of 1 / rank^3 over that of the best order."""
+    rng = random.Random(9)
+    for _ in range(100):
+        relevant, answer = rng.sample(NAMES, rng.randint(1, 4)), rng.sample(NAMES, rng.randint(1, len(NAMES)))
+        found = [1 / (answer.index(name) + 1) ** 3 for name in relevant if name in answer]
+        best = [1 / rank**3 for rank in range(1, len(relevant) + 1)]
+        got = value(ranking.ndcg, AnswerType.LIST, relevant, answer, k=len(NAMES), power=3)
+        assert got == pytest.approx(sum(found) / sum(best))
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_a_permutation_earns_what_it_has_above_the_mean_of_all_orders(size):
     orders = list(itertools.permutations(range(1, size + 1)))

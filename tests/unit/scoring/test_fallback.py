@@ -14,7 +14,7 @@ from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.types import Author, FinishReason, Segment, Unscorable, UserError
 from mmrl_rewards import format, number
-from mmrl_rewards.contract import reward
+from mmrl_rewards.contract import bind, reward
 
 ANY = rollout("<answer>3</answer>")
 ABSTAINS = Unscorable("no rule for this")
@@ -142,6 +142,15 @@ def test_answers_that_the_rule_cannot_read_go_to_the_fallback_where_asked_for():
     assert scored(scorer, rollout("<answer>three or so</answer>")).decided_by == {"rule": "judge"}
     judge, calls = counted("judge")
     assert scored(make_scorer(term(number.exact, fallback="judge"), judge), rollout("no")).total == 0.0 and not calls
+
+
+@pytest.mark.parametrize(("fn", "nearly"), [(number.exact, 0.25), (number.graded, 2 / 3)])
+def test_all_answers_that_earn_the_low_end_go_to_the_fallback_where_asked_for(fn, nearly):
+    judge, _ = counted("judge", 0.25)
+    rule = replace(bind(fn, {}), abstains_on_low=True)
+    scorer = make_scorer(replace(term(fn, "rule", fallback="judge"), reward=rule), judge)
+    texts = ("<answer>3</answer>", "<answer>4</answer>", "<answer>90</answer>", "three or so")
+    assert [scored(scorer, rollout(text)).total for text in texts] == pytest.approx([1.0, nearly, 0.25, 0.25])
 
 
 def as_read_whole(options):
