@@ -72,7 +72,7 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
 def read_header(path: Path) -> Header:
     """Return the header of a recipe or an overlay; a file without one has an empty one.
 
-    Line 1 is `# Title: summary.`; each label begins a line; a text goes on in lines that are indented further, of which
+    Line 1 is `# Title (paper): summary.` or `# Title: summary.`; each label begins a line; a text goes on in lines that are indented further, of which
     those that begin with `$` are commands.
     """
     lines = []
@@ -80,7 +80,9 @@ def read_header(path: Path) -> Header:
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").removeprefix(" "))
-    title, _, summary = (lines[0] if lines else "").partition("): ")
+    first = lines[0] if lines else ""
+    # The link of a paper has a colon of its own: `VLM-R1 (arXiv:2504.07615): ...`.
+    title, separator, summary = first.partition("): " if "): " in first else ": ")
     sections: dict[str, str] = {}
     downloads, label = [], ""
     for line in lines[1:]:
@@ -93,7 +95,7 @@ def read_header(path: Path) -> Header:
         elif label:
             sections[label] = f"{sections.get(label, '')} {text}".strip()
     return Header(
-        title=f"{title})" if summary else title,
+        title=title + separator.rstrip(": "),
         summary=summary.strip().rstrip("."),
         sections=sections,
         downloads=tuple(downloads),
