@@ -90,6 +90,8 @@ def read_header(path: Path) -> Header:
         text = line.strip()
         if begins:
             label, text = begins.groups()
+        elif not line.startswith("  "):
+            label = ""
         if text.startswith("$ "):
             downloads.append(text.removeprefix("$ "))
         elif label:

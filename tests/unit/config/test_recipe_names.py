@@ -18,6 +18,8 @@ HEADER = """\
 #   of which one has pictures.
 #   $ hf download counts/rows --local-dir rows
 #   $ wget pictures.zip && unzip pictures.zip
+# A remark, which belongs to no label:
+#   neither does this.
 # Departures: none is large; the second.
 
 """
