@@ -72,8 +72,8 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
 def read_header(path: Path) -> Header:
     """Return the header of a recipe or an overlay; a file without one has an empty one.
 
-    Line 1 is `# Title (paper): summary.` or `# Title: summary.`; each label begins a line; a text goes on in lines that are indented further, of which
-    those that begin with `$` are commands.
+    Line 1 is `# Title (paper): summary.` or `# Title: summary.`; each label begins a line; a text goes on in lines that
+    are indented further, of which those that begin with `$` are commands.
     """
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
