@@ -72,15 +72,17 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
 def read_header(path: Path) -> Header:
     """Return the header of a recipe or an overlay; a file without one has an empty one.
 
-    Line 1 is `# Title: summary.`; each label begins a line; a text goes on in lines that are indented further, of which
-    those that begin with `$` are commands.
+    Line 1 is `# Title (paper): summary.` or `# Title: summary.`; each label begins a line; a text goes on in lines that
+    are indented further, of which those that begin with `$` are commands.
     """
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").removeprefix(" "))
-    title, _, summary = (lines[0] if lines else "").partition("): ")
+    first = lines[0] if lines else ""
+    # The link of a paper has a colon of its own: `VLM-R1 (arXiv:2504.07615): ...`.
+    title, separator, summary = first.partition("): " if "): " in first else ": ")
     sections: dict[str, str] = {}
     downloads, label = [], ""
     for line in lines[1:]:
@@ -88,12 +90,14 @@ def read_header(path: Path) -> Header:
         text = line.strip()
         if begins:
             label, text = begins.groups()
+        elif not line.startswith("  "):
+            label = ""
         if text.startswith("$ "):
             downloads.append(text.removeprefix("$ "))
         elif label:
             sections[label] = f"{sections.get(label, '')} {text}".strip()
     return Header(
-        title=f"{title})" if summary else title,
+        title=title + separator.rstrip(": "),
         summary=summary.strip().rstrip("."),
         sections=sections,
         downloads=tuple(downloads),

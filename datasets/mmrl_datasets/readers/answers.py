@@ -70,7 +70,7 @@ class AnswerSpec:
     def _parse_value(self, cell: object, role: str) -> AnswerValue:
         """Parse an answer of any other type, given as JSON or as the text of an answer."""
         if self.answer_type is AnswerType.BOXES and self.box_format == "xywh":
-            entries = _parse_json(cell) if isinstance(cell, str) else cell
+            entries = parse_json(cell) if isinstance(cell, str) else cell
             if isinstance(entries, list):
                 cell = list(map(_to_xyxy, entries))
         try:
@@ -104,7 +104,7 @@ class AnswerSpec:
         return letters.pop()
 
     def _parse_box(self, value: object, role: str) -> list[float]:
-        box = _parse_json(value) if isinstance(value, str) else value
+        box = parse_json(value) if isinstance(value, str) else value
         if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
             raise BadRowError(f"{role} must be four finite numbers {self.box_format}, is {short_repr(value)}")
         x1, y1, x2, y2 = box
@@ -169,8 +169,8 @@ def _to_xyxy(entry: AnswerValue) -> AnswerValue:
             return entry
 
 
-def _parse_json(text: str) -> object:
-    # None for text that is not JSON: every caller refuses it as a value of the wrong type.
+def parse_json(text: str) -> object:
+    """Return the value of a JSON text, None for any other text: every caller refuses it as a value of a wrong type."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

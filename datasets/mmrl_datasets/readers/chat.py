@@ -12,7 +12,7 @@ from mmrl.answer.tool_calls import find_final_call
 from mmrl.types import AnswerType, ContentPart, DatasetContext, ImageRef, RejectedRow, Sample, UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
 from mmrl_datasets.formats.tables import open_rows
-from mmrl_datasets.readers.answers import BoxFormat, check_text
+from mmrl_datasets.readers.answers import BoxFormat, check_text, parse_json
 from mmrl_datasets.readers.columns import Column, collect_required_columns, optional_value, parse_columns
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
@@ -87,10 +87,11 @@ def rows(
     A system turn tells how to answer, which is up to the config, so it goes into `meta`.
 
     Options:
-        columns: turns is the conversation. Images and videos are in it (`image_url`, `image`, `video_url` and `video`
-            parts), or in the columns images and videos, which a row may lack; then each `<image>` or `<video>`, and
-            each part of that type without a value, takes the next one. The answer is the first turn of the assistant
-            unless a column is named for it. Also id, start, end, label, thinking and media_index.
+        columns: turns is the conversation, a list or its JSON as text. Images and videos are in it (`image_url`,
+            `image`, `video_url` and `video` parts), or in the columns images and videos, which a row may lack; then
+            each `<image>` or `<video>`, and each part of that type without a value, takes the next one. Images of a
+            column also replace the paths of `image` parts. The answer is the first turn of the assistant unless a
+            column is named for it. Also id, start, end, label, thinking and media_index.
         exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
             cuts them before it. With `calls` they continue after tool calls, and everything the assistant says becomes
             the sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column.
@@ -136,7 +137,7 @@ def _read_fields(
         # Some rows hold their answer as JSON, such as the numbers of a box.
         reply = _split_reply(said, tags) if isinstance(said, str) else _Reply(said)
     values = {role: optional_value(cells, roles.get(role)) for role in ROLES}
-    pieces = _parse_content(conversation.question, resolver)
+    pieces = _parse_content(conversation.question, resolver, has_images=values["images"] is not None)
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
     meta = unused_cells(cells, roles.values())
@@ -156,6 +157,8 @@ def _read_fields(
 
 
 def _parse_turns(value: object) -> list[_Turn]:
+    if isinstance(value, str):
+        value = parse_json(value)
     if not isinstance(value, list):
         raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
     turns = []
@@ -300,13 +303,19 @@ def _turn_text(content: object) -> object:
     return content
 
 
-def _parse_content(content: object, resolver: MediaResolver) -> list[ContentPart | MediaPlaceholder]:
-    """Return the pieces of the question, with a placeholder for each image or video of a column."""
+def _parse_content(
+    content: object, resolver: MediaResolver, *, has_images: bool
+) -> list[ContentPart | MediaPlaceholder]:
+    """Return the pieces of the question, with a placeholder for each image or video of a column.
+
+    `has_images`: there is a column of images, which prevails over the paths of `image` parts.
+    """
     if not isinstance(content, list):
         return [*split_at_placeholders(check_text(content, "question"))]
     pieces: list[ContentPart | MediaPlaceholder] = []
     for entry in content:
-        pieces += _parse_content_part(entry, resolver)
+        is_in_column = has_images and isinstance(entry, dict) and entry.get("type") == "image"
+        pieces += _parse_content_part({"type": "image"} if is_in_column else entry, resolver)
     if not any(isinstance(piece, str) and piece.strip() for piece in pieces):
         raise BadRowError("the question must say something besides images and videos")
     return pieces

@@ -1,6 +1,7 @@
 """Recipes by name, their data folder, and overlays."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from config_samples import SMALL, refused, write
@@ -17,6 +18,8 @@ HEADER = """\
 #   of which one has pictures.
 #   $ hf download counts/rows --local-dir rows
 #   $ wget pictures.zip && unzip pictures.zip
+# A remark, which belongs to no label:
+#   neither does this.
 # Departures: none is large; the second.
 
 """
@@ -60,6 +63,20 @@ def test_a_header_has_labels_and_download_commands(shipped):
     assert header.sections["Data"] == "two files of which one has pictures."
     assert header.downloads == ("hf download counts/rows --local-dir rows", "wget pictures.zip && unzip pictures.zip")
     assert header.departures == ("none is large", "the second")
+
+
+@pytest.mark.parametrize(
+    ("line", "title", "summary"),
+    [
+        ("# A 3B model on one GPU: every weight by GRPO.", "A 3B model on one GPU", "every weight by GRPO"),
+        ("# R1-V (github.com/a/b): counting; no: more.", "R1-V (github.com/a/b)", "counting; no: more"),
+        ("# A title alone", "A title alone", ""),
+        ("run: {name: bare}", "", ""),
+    ],
+)
+def test_the_first_line_has_a_title_and_a_summary(tmp_path, line, title, summary):
+    header = read_header(Path(write(tmp_path, f"{line}\n", "mine.yaml")))
+    assert (header.title, header.summary) == (title, summary)
 
 
 def test_data_stands_for_the_folder_and_media_lie_there(shipped, tmp_path, monkeypatch):

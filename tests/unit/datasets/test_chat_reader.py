@@ -76,6 +76,20 @@ def test_rows_of_verl(read_chat, images):
     assert (sample.target.value, sample.meta) == (3, {"data_source": "geo3k"})
 
 
+def test_a_conversation_may_be_text_and_its_images_in_a_column(read_chat, images):
+    """The rows of R1-Reward: its README, 2.3, and the columns of yifanzhang114/R1-Reward-RL at c3243ab."""
+    content = [{"type": "text", "text": "Which is better?"}, {"type": "image", "image": "/home/them/cake.jpg"}]
+    row = {"message": json.dumps([{"role": "user", "content": content}]), "answer": ["<answer>2</answer>"]}
+    columns = {"turns": "message", "answer": "{{ answer[0] | striptags }}"}
+    (sample,) = read_chat({**row, "image": "a.png"}, columns={**columns, "images": "image"}, answer_type="number")
+    assert (sample.parts, sample.target.value) == (("Which is better?", images["a"]), 2)
+    # Without the column, the path within the text counts.
+    content[1]["image"] = "b.png"
+    row["message"] = json.dumps([{"role": "user", "content": content}])
+    (sample,) = read_chat(row, columns=columns, answer_type="number")
+    assert sample.parts == ("Which is better?", images["b"])
+
+
 def test_a_longer_conversation_is_cut_only_with_exchange_first(read_chat):
     row = llava_row(QUESTION, REPLY, {"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "Yes."})
     bad = read_chat(row, columns=LLAVA)
@@ -189,7 +203,7 @@ TEXT, IMAGE = {"type": "text", "text": "?"}, {"type": "image"}
         (openai_turns({"type": "audio", "audio": "a.wav"}), "a part must be of type text, image_url, image, video_url"),
         (openai_turns(IMAGE), "must say something besides images"),
         (openai_turns(IMAGE, IMAGE, TEXT), "says <image> 2 times, and there"),
-        (openai_turns({**IMAGE, "image": "d.png"}, TEXT), "image 'd.png' cannot be read"),
+        (openai_turns({"type": "image_url", "image_url": "d.png"}, TEXT), "image 'd.png' cannot be read"),
     ],
 )
 def test_a_bad_conversation_is_rejected_alone(read_chat, turns, reason):

@@ -1,4 +1,4 @@
-"""docs/reference is what the code says, and every metric that the code writes is declared."""
+"""docs/reference and the lists of recipes are what the code says, and every metric that the code writes is declared."""
 
 import ast
 import importlib.util
@@ -22,7 +22,13 @@ def load_tool():
 GROUPS = {metric.name.partition("/")[0] for metric in METRICS if "/" in metric.name} - {"<step>"}
 
 
-@pytest.mark.parametrize("name", ["config.md", "metrics.md", "rewards.md", "commands.md", "types.md", "../python.md"])
+GENERATED = (
+    *("config.md", "metrics.md", "rewards.md", "commands.md", "types.md"),
+    *("../python.md", "../recipes.md", "../papers.md"),
+)
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_the_reference_is_current(name):
     text = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert load_tool().render_reference()[name] == text, "run `python tools/dev/make_reference.py`"
