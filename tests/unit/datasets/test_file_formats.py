@@ -53,7 +53,7 @@ def test_wide_encodings_are_refused_or_rejected(read_table, name, encoding):
         (
             "a.json",
             b'{"images": [], "annotations": []}',
-            "must be a list of rows, hold one (under `data` if several)",
+            "must be a list of rows, hold one .under `data` if several",
         ),
         ("a.json", b'{"data": {}, "rows": []}', "must be a list of rows"),
         ("a.json", b"3", "must be a list of rows"),
