@@ -117,8 +117,8 @@ def _parse_json_line(line: bytes) -> Cells | BadRowError:
 
 def _read_json(file: Path) -> Iterator[Row]:
     content = load_json(file)
-    # The list itself, or an object that holds it under `data`.
-    items = content.get("data") if isinstance(content, dict) else content
+    # The list itself, or an object that holds it under `data`, or under `annotations` as COCO's captions.
+    items = content.get("data", content.get("annotations")) if isinstance(content, dict) else content
     if not isinstance(items, list):
         raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {short_repr(content)}")
     for number, item in enumerate(items, start=1):

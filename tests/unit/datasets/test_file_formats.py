@@ -101,7 +101,10 @@ def test_a_line_that_is_too_long_is_rejected_in_bounded_memory(context, read_tab
     assert peak < 1_000_000
 
 
-@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"version": 1, "data": rows}])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda rows: rows, lambda rows: {"version": 1, "data": rows}, lambda rows: {"images": [], "annotations": rows}],
+)
 def test_json_is_a_list_or_holds_one_under_data(read_table, wrap):
     content = json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])).encode("utf-8-sig")
     good, bad = read_table("a.json", content)
