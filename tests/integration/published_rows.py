@@ -3,7 +3,7 @@
 `tests/data/recipe_rows/NAME.yaml` has the rows of a recipe: `source` says where the layout was read; `files` holds, by
 path below the data folder, a list of rows or the content of one file; `media` names pictures and videos; `id` names a
 column that is numbered, since the rows of lists are repeated, unless `once` names the file; `same_as` names a recipe
-with the same data.
+with the same data; `encoders` names folders that get a small CLIP.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 from ruamel.yaml import YAML
+from tiny_clip import write_clip
 from videos import write_video
 
 FOLDER = Path(__file__).parents[1] / "data" / "recipe_rows"
@@ -38,6 +39,8 @@ def write_data(name: str, folder: Path) -> Path:
     rows = load_rows(name)
     for medium in rows["media"]:
         write_medium(folder / medium)
+    for encoder in rows.get("encoders", ()):
+        write_clip(folder / encoder, longest=64)
     for path, table in rows["files"].items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         repeated = isinstance(table, list) and path not in rows.get("once", ())

@@ -15,7 +15,7 @@ import published_rows
 import pytest
 from harness import TINY, Command
 from PIL import Image
-from serving import judging, served
+from serving import judging, reply, served
 from videos import SMALL
 
 from mmrl.checkpoint import export_hf_folder
@@ -50,6 +50,13 @@ def judge() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[str]:
+    """The address of a reward model whose scores differ from text to text."""
+    with served(lambda handler, body: reply(handler, {"score": len(body["response"]) % 5 - 2.0})) as (url, _):
+        yield url
+
+
 def test_every_recipe_has_rows():
     assert published_rows.names() == PUBLISHED
 
@@ -81,8 +88,8 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
     for number in range(4):
         Image.new("RGB", (64, 64), (60 * number, 90, 90)).save(f"images/{number}.png")
         asked.append({"image": f"{number}.png", "problem": f"How many {number}?", "answer": number})
-        reply = f"<think>One by one.</think><answer>{number}</answer>"
-        turns = [{"from": "human", "value": f"<image>Count {number}."}, {"from": "gpt", "value": reply}]
+        said = f"<think>One by one.</think><answer>{number}</answer>"
+        turns = [{"from": "human", "value": f"<image>Count {number}."}, {"from": "gpt", "value": said}]
         told.append({"id": number, "image": f"{number}.png", "conversations": turns})
     Path("cold.json").write_text(json.dumps(told))
     Path("rl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
@@ -99,13 +106,15 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_runs_with_a_tiny_model(
-    name: str, tmp_path: Path, model: Path, judge: str, here: Command
+    name: str, tmp_path: Path, model: Path, judge: str, scorer: str, here: Command
 ) -> None:
     config = load_config(name).config
     overrides = small(config)
     for index, term in enumerate(config.rewards.terms):
         if "judge" in term.args:
             overrides[f"rewards.terms.{index}.args.judge.url"] = judge
+        if "scorer" in term.args:
+            overrides[f"rewards.terms.{index}.args.scorer.url"] = scorer
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     data = published_rows.write_data(name, tmp_path / "data")
     folders = ("--model", model, "--data", data, "--run-dir", tmp_path / "run")
