@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
-from mmrl.config.schema.rollout_steps import GREEDY_PROBE
+from mmrl.config.schema.rollout_steps import GREEDY_PROBE, LOOKED_PROBE
 from mmrl.types import Author, Group, RewardValue, Rollout, Score, Unscorable, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -123,6 +123,31 @@ def blind_contrast(
     earned = pass_rate >= ratio * probe_rate
     reason = f"{pass_rate:.2f} correct, {probe_rate:.2f} with the probe {probe!r}"
     return tuple(RewardValue(float(ok and earned), reason) for ok in is_correct)
+
+
+def sufficient_parts(group: Group, *, correct: TermNames, threshold: float = 1.0) -> tuple[RewardValue, ...]:
+    """Give 1 to each response that looked at parts from which alone the question was answered correctly, else 0.
+
+    A step of kind probe with `corruption: looked` answers from the parts. A response that tools showed nothing gets 0.
+
+    Source: the sufficiency of visual components in SCCM learning (arXiv:2510.23482). Departures: the policy itself
+    answers from the parts.
+
+    Raises:
+        UserError: the group has no such probe.
+    """
+    indices = sorted(rollout.index for rollout in group.all_rollouts)
+    scores = group.probes.get(LOOKED_PROBE, ())
+    if len(scores) != len(indices):
+        step = "{kind: probe, corruption: looked}"
+        raise UserError(f"group reward sufficient_parts: the rollouts have no answers from parts; add the step {step}")
+    suffices = dict(zip(indices, _find_correct(group, scores, correct, threshold), strict=True))
+    values = []
+    for rollout in group.rollouts:
+        num_parts = len(rollout.observations)
+        verdict = "suffice" if suffices[rollout.index] else "do not suffice"
+        values.append(RewardValue(float(num_parts > 0 and suffices[rollout.index]), f"{num_parts} parts {verdict}"))
+    return tuple(values)
 
 
 def greedy_baseline(group: Group) -> tuple[RewardValue, ...]:

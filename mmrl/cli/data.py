@@ -173,6 +173,7 @@ def _make(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
+    from mmrl.media.pixel_reader import PixelReader
     from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
     from mmrl.utils.plugins import load_function
     from mmrl_datasets.export import MEDIA_DIR, atomic_output_dir, write_table
@@ -187,7 +188,10 @@ def _make(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with atomic_output_dir(arguments.out) as folder:
         media_policy = MediaPolicy(roots=(Path.cwd().resolve(), folder.resolve()))
-        context = DatasetContext(work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=media_policy)
+        opener = PixelReader(media_policy)
+        context = DatasetContext(
+            work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=media_policy, media_opener=opener
+        )
         samples = fn(context, **args)
         samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
         table_args = write_table(samples, folder, arguments.format)

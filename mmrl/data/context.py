@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmrl.config import Config
 from mmrl.config.schema import MediaConfig, MediaLimitsConfig
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.types import DatasetContext, MediaPolicy
 
 
@@ -19,10 +20,15 @@ def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> Data
     roots = [work_dir, *(base_dir / root for root in config.data.media_roots)]
     for benchmark in config.evaluation.benchmarks:
         roots += benchmark_folders(benchmark.data, benchmark.media_root, base_dir)
-    policy = make_media_policy(
-        config.data.media_limits, roots, schemes=config.data.allowed_url_schemes, media=config.media
+    limits, schemes = config.data.media_limits, config.data.allowed_url_schemes
+    policy = make_media_policy(limits, roots, schemes=schemes, media=config.media)
+    return DatasetContext(
+        work_dir=work_dir,
+        base_dir=base_dir,
+        seed=config.run.seed,
+        media_policy=policy,
+        media_opener=PixelReader(policy, limits),
     )
-    return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=policy)
 
 
 def make_media_policy(

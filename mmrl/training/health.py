@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
+from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.types import RewardErrorKind, TrainingState, UserError, WorstToken
 
@@ -233,7 +234,7 @@ class HealthMonitor:
                 probe = name.removeprefix(BLIND_GAP_PREFIX).partition("/")[0]
                 gaps[probe] = max(gap, gaps.get(probe, gap))
         for probe, gap in gaps.items():
-            if gap < MIN_BLIND_GAP:
+            if gap < MIN_BLIND_GAP and probe != LOOKED_PROBE:
                 yield (
                     BLIND_GAP_PREFIX + probe,
                     f"probe {probe}: no reward term loses more than {gap:.3f} when the media are hidden: the policy "

@@ -187,6 +187,7 @@ class DatasetContext(NamedTuple):
     media_policy: MediaPolicy = MediaPolicy(roots=())  # which media files may be read; by default none
     # Receives each image that a generator has just encoded from RGB pixels: a run need not open it to check it.
     drawn_images: dict[ImageRef, Size] | None = None
+    media_opener: MediaOpener | None = None  # opens pictures for generators that cut them; None opens none
 
 
 class AnswerType(StrEnum):

@@ -182,6 +182,7 @@ class Case(_CaseModel):
     response_format: dict[str, Any] = {}  # other settings of the format that the response is parsed by
     finish_reason: FinishReason = FinishReason.EOS
     turns: tuple[CaseTurn, ...] = ()  # actions in an environment
+    shown: tuple[tuple[int, int], ...] = ()  # width and height of each part of an image that a tool showed
     tokens: int | None = None  # length of the response; by default, its number of words
     expected: float | Literal["unscorable"]
     tolerance: float = 1e-6  # difference from `expected` that is still equal
@@ -217,6 +218,7 @@ class Case(_CaseModel):
             num_tokens=len(text.split()) if self.tokens is None else self.tokens,
             resize_maps=tuple(resize_maps),
             coordinate_system=self.coordinates,
+            tool_resize_maps=tuple(ResizeMap(Size(*size), Size(*size)) for size in self.shown),
             num_turns=max(1, len(self.turns)),
             turns=tuple(turn.build() for turn in self.turns),
         )

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 from rapidfuzz import fuzz, process
@@ -87,20 +87,34 @@ def fuzzy(
     return RewardValue(float(name == target), reason)
 
 
-@reward(name="labels", answer_types=(AnswerType.LIST,))
-def labels(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
+@reward(name="labels", answer_types=(AnswerType.LIST, AnswerType.TEXT))
+def labels(
+    response: Response, sample: Sample, *, measure: Literal["iou", "f1"] = "iou", of: Of = "answer"
+) -> RewardValue:
     """Return |A & B| / |A | B|, in [0, 1], of the set of answered classes and the set of expected classes.
 
+    With `measure` f1 the value is 2 |A & B| / (|A| + |B|). If the target is text, both sets are names between commas.
     Names are normalised as in `label`.
 
-    Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets.
-    Departures: two empty sets earn 1. If only one set is empty, the value is 0.
-    Unscorable: the target is not a list of texts.
+    Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets; F1 for several letters in
+    HumanOmniV2 (arXiv:2506.21277).
+    Departures: two empty sets earn 1. If only one set is empty, the value is 0. Curr-ReFT also splits at spaces.
+    Unscorable: the target is neither a list of texts nor text.
     """
-    expected = {_normalize(name) for name in target_value(sample, AnswerType.LIST)}
-    given = {_normalize(name) for name in part_value(response, AnswerType.LIST, of)}
-    shared, union = len(given & expected), len(given | expected)
-    return RewardValue(shared / union if union else 1.0, f"{shared} shared of {len(given)}, expected {len(expected)}")
+    answer_type = AnswerType.TEXT if sample.target.answer_type is AnswerType.TEXT else AnswerType.LIST
+    expected = _split_names(target_value(sample, answer_type))
+    given = _split_names(part_value(response, answer_type, of))
+    shared, size = len(given & expected), len(given) + len(expected)
+    value = 1.0
+    if size:
+        value = 2.0 * shared / size if measure == "f1" else shared / (size - shared)
+    return RewardValue(value, f"{shared} shared of {len(given)}, expected {len(expected)}")
+
+
+def _split_names(value: str | Sequence[str]) -> set[str]:
+    """Return the normalised names of a list, or those between the commas of a text."""
+    names = value.split(",") if isinstance(value, str) else value
+    return {_normalize(name) for name in names} - {""}
 
 
 def _normalize(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A reward for objects that an answer gives by a box and a point each, such as the prompts of a segmentation model."""
+"""Rewards for objects that an answer gives by a box and a point each, such as the prompts of a segmentation model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
+from mmrl_rewards.contract import BadAnswer, answer_value, column_value, reward, target_value
 
 DiagonalShare = Annotated[float, Field(gt=0.0, le=1.0)]  # fraction of the image's diagonal
 
@@ -49,15 +49,9 @@ def boxes_and_points(
     of the original image. Coordinates are continuous, so IoU has no +1. Theirs compares the first 120 objects.
     Unscorable: the target is not such a list, or it has no coordinate system, or its image does not exist.
     """
-    try:
-        targets = _parse_objects(target_value(sample, AnswerType.JSON))
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
+    targets = _target_objects(sample)
     target = np.reshape(geometry.target_to_pixels(response, sample, targets.coordinates.ravel().tolist()), (-1, 6))
-    try:
-        answers = _parse_objects(answer_value(response))
-    except ValueError as error:
-        raise BadAnswer(f"the answer {error}") from error
+    answers = _answer_objects(response)
     answer = np.reshape(geometry.answer_to_pixels(response, sample, answers.coordinates.ravel().tolist()), (-1, 6))
     diagonal = hypot(*geometry.resize_map(response, sample).original)
     boxes, points = answer[:, :4], answer[:, 4:]
@@ -72,6 +66,53 @@ def boxes_and_points(
     gains = np.mean(passed, axis=0) * matching.match_labels(answers.labels, targets.labels)
     matched = matching.match_one_to_one(gains)
     return RewardValue(matched.mean_gain, f"mean {matched.mean_gain:.2f} of three tests: {matched.summary}")
+
+
+@reward(name="object_count", answer_types=(AnswerType.JSON,))
+def count(response: Response, sample: Sample) -> RewardValue:
+    """Return 1 if the answer has as many objects as the target, else 0. Both are JSON as in `boxes_and_points`.
+
+    Source: the count term of Affordance-R1 (arXiv:2508.06206; aff_r1.py).
+    Departures: the objects must be complete. Theirs counts the entries of any list, or the keys of an object.
+    Unscorable: the target is not a list of such objects.
+    """
+    expected, given = len(_target_objects(sample).labels), len(_answer_objects(response).labels)
+    return RewardValue(float(given == expected), f"{given} objects, expected {expected}")
+
+
+@reward(name="object_names", answer_types=(AnswerType.JSON,))
+def names(response: Response, sample: Sample, *, key: str = "label", column: str = "label") -> RewardValue:
+    """Return the share of the answer's objects whose `key` is the text in `sample.meta[column]`.
+
+    Texts are compared apart from case and outer white space. An answer without objects gets 0.
+
+    Source: the recognition term of Affordance-R1 (arXiv:2508.06206; aff_r1.py).
+    Departures: names must be equal. Theirs compares word2vec embeddings above 0.8, and gives 0 to several objects.
+    Unscorable: the target is not JSON, or the column holds no text.
+    """
+    target_value(sample, AnswerType.JSON)  # only its type counts
+    expected = column_value(sample, column)
+    if not isinstance(expected, str) or not expected.strip():
+        raise Unscorable(f"the column {column!r} holds {expected!r:.80}, not a text")
+    value = answer_value(response)
+    entries = value if isinstance(value, list) else [value]
+    given = [str(entry.get(key, "")) if isinstance(entry, Mapping) else "" for entry in entries]
+    right = int(matching.match_labels(given, [expected]).sum())
+    return RewardValue(right / max(len(given), 1), f"{right} of {len(given)} objects have {key} {expected!r:.40}")
+
+
+def _target_objects(sample: Sample) -> _Objects:
+    try:
+        return _parse_objects(target_value(sample, AnswerType.JSON))
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+
+
+def _answer_objects(response: Response) -> _Objects:
+    try:
+        return _parse_objects(answer_value(response))
+    except ValueError as error:
+        raise BadAnswer(f"the answer {error}") from error
 
 
 def _parse_objects(value: object) -> _Objects:

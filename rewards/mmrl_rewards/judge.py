@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 from mmrl.answer import COORDINATE_TYPES
 from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import Of, part_text, reward, target_value
+from mmrl_rewards.contract import Of, column_value, part_text, reward, target_value
 from mmrl_rewards.services.images import Images, show_question
 from mmrl_rewards.services.judge import JudgeService, RewardModelService, sigmoid
 
@@ -50,24 +50,29 @@ def pointwise(
     judge: Judges | None = None,
     scale: MaxGrade = 10,
     rubric: str = "Full marks if it says the same as `reference`, none if it contradicts it or says nothing.",
+    column: str | None = None,
     of: Of = "answer",
     images: Images = False,
     ensemble: Ensemble = "mean",
 ) -> RewardValue:
     """Return the median of the judge's grades divided by `scale`. The judge sees question, target and answer.
 
-    `of` names what it grades in place of the answer: `thought`, `response` (all of it) or a section. With `images` it
-    sees the pictures too: `true`, or the most pixels of their longer side. `judge` may be a list: `ensemble` then says
-    which of the judges' values counts, their `mean`, `minimum` or a quantile such as 0.25.
+    `of` names what it grades in place of the answer: `thought`, `response` (all of it) or a section. Its reference is
+    the text in `sample.meta[column]` in place of the target. With `images` it sees the pictures too: `true`, or the
+    most pixels of their longer side. `judge` may be a list: `ensemble` then says which of the judges' values counts,
+    their `mean`, `minimum` or a quantile such as 0.25.
 
     Source: reference-guided single-answer grading (arXiv:2306.05685, 3.1 and 3.4); several votes as in
     self-consistency (arXiv:2203.11171); ensembles by mean and worst case as in arXiv:2310.02743.
     Departures: the judge is not asked about an answer that equals the target, which earns 1, nor about one that cannot
     be read or is longer than `args.judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
-    Unscorable: there is no judge, one fails, the target is a coordinate, or a picture cannot be opened.
+    Unscorable: there is no judge, one fails, the target is a coordinate, the column holds no text, or a picture cannot
+    be opened.
     """
     judges = _list_services(judge, "no judge is configured: set args.judge.url")
-    target = _target_text(sample)
+    target = _target_text(sample) if column is None else column_value(sample, column)
+    if not isinstance(target, str) or not target.strip():
+        raise Unscorable(f"the column {column!r} holds {target!r:.80}, not a text")
     known = _score_without_service(response, target, of, min(each.max_chars for each in judges), if_equal=1.0)
     if isinstance(known, RewardValue):
         return known

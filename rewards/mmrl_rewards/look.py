@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated
 
 import numpy as np
@@ -62,6 +63,25 @@ def difference(response: Response, sample: Sample, *, threshold: GreyLevels = 32
     value = geometry.iou(answer, expected)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
     return RewardValue(value, f"IoU {value:.2f}: {boxes} px_original, where the images differ")
+
+
+@reward(name="shown_area", judges_answer=False)
+def area(response: Response, sample: Sample) -> RewardValue:
+    """Return max(0, 1 - a), where a is the area of all parts that tools showed, over that of the image.
+
+    A part that was shown twice counts twice, and so does one within another. A response without such parts gets 0. Add
+    it to a reward for right answers, with `requires`, since any small part earns it.
+
+    Source: the minimality of visual components in SCCM learning (arXiv:2510.23482).
+    Departures: the formula is this library's own. Frames of a video count as whole images.
+    Unscorable: the sample has no image or video, or several, which parts could be of.
+    """
+    if len(response.resize_maps) != 1:
+        raise Unscorable(f"the sample has {len(response.resize_maps)} images and videos, and parts are of one")
+    if not response.tool_resize_maps:
+        return RewardValue(0.0, "no part was looked at")
+    shown = sum(prod(part.original) for part in response.tool_resize_maps) / prod(response.resize_maps[0].original)
+    return RewardValue(max(0.0, 1.0 - shown), f"{len(response.tool_resize_maps)} parts of {shown:.0%} of the image")
 
 
 def _find_difference(first: Pixels, second: Pixels, threshold: int) -> tuple[int, int, int, int]:

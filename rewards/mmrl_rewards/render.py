@@ -7,6 +7,7 @@ page, which is white or has the target's median colour. A blank page earns 0 and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 from math import ceil, comb, pi
@@ -18,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
-from mmrl_rewards.services.encoder import embed_image
+from mmrl_rewards.contract import BadAnswer, answer_value, rescale_above, reward, target_value
+from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image, embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 from mmrl_rewards.table import parse_table
 
@@ -32,6 +33,7 @@ _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _CW_WINDOW, _CW_SCALES, _CW_ORIENTATIONS, _CW_CONSTANT, _CW_MAX_SIDE = 7, 4, 8, 0.01, 512
 _MAX_REASON_CHARS = 80
 _CHAR_WIDTH, _ROW_HEIGHT, _MAX_CELL_CHARS, _MAX_TABLE_PIXELS = 6, 16, 40, 4_000_000  # pixels of Pillow's own font
+_TEXT_ELEMENT = re.compile(r"<\s*(?:[\w.-]+:)?(?:text|tspan|textpath|tref)\b", re.IGNORECASE)
 _draw_cached: Final = lru_cache(maxsize=64)(draw)  # the target of a group is drawn once
 
 
@@ -60,6 +62,42 @@ def svg(
     target = target_value(sample, AnswerType.SVG)
     paint = partial(_draw_cached, "svg", side=side, limits=limits)
     return _score_drawing(response, target, paint, _choose_similarity(measure, encoder))
+
+
+@reward(name="render_svg_text", answer_types=(AnswerType.TEXT,), uses_service=True)
+def svg_text(
+    response: Response,
+    sample: Sample,
+    *,
+    encoder: str | None = None,
+    side: SidePixels = 224,
+    limits: DrawingLimits = DrawingLimits(),  # noqa: B008 - frozen
+) -> RewardValue:
+    """Return max(0, (c - c0) / (1 - c0)), where c is the cosine of the embeddings of drawing and target, a text.
+
+    c0 is that of a white page. `encoder` names a folder with a CLIP, SigLIP or similar model as transformers saves it.
+    A drawing that contains text earns 0, because an encoder reads the words it should show.
+
+    Source: the text-image term of the SVG reward of Symbolic Graphics Programming (arXiv:2509.05208; svg_grader.py).
+    Departures: theirs is (1 + c) / 2, so that a blank page earns most of it; by a group's standard deviation both give
+    the same advantages among drawings. Of a target longer than the encoder reads, only its beginning counts. resvg fits
+    each drawing into a square.
+    Unscorable: the target is not text, or there is no encoder in the folder.
+    """
+    caption = target_value(sample, AnswerType.TEXT)
+    if encoder is None:
+        raise Unscorable("no encoder is configured: set args.encoder to a folder with a CLIP or SigLIP")
+    expected = embed_caption(encoder, caption, cut=True)
+    source = answer_value(response)
+    if _TEXT_ELEMENT.search(source):
+        raise BadAnswer("the drawing contains text")
+    try:
+        drawing = draw("svg", source, side=side, limits=limits)
+    except DrawingError as error:
+        raise BadAnswer(f"the drawing {error}"[:_MAX_REASON_CHARS]) from error
+    cosines = [float(expected @ embed_captioned_image(encoder, page)) for page in (drawing, np.full_like(drawing, 255))]
+    value = rescale_above(*cosines)
+    return RewardValue(value, f"cosine {cosines[0]:.3f} of drawing and text, {cosines[1]:.3f} of a white page")
 
 
 @reward(name="render_latex", answer_types=(AnswerType.LATEX,), uses_service=True)

@@ -124,7 +124,8 @@ def _read_json(file: Path) -> Iterator[Row]:
     items = content
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        items = content.get("data", lists[0] if len(lists) == 1 else None)
+        # COCO keeps captions under `annotations`, beside other lists.
+        items = content.get("data", lists[0] if len(lists) == 1 else content.get("annotations"))
         if content and all(isinstance(item, dict) for item in content.values()):
             items = [{"key": key, **item} for key, item in content.items()]
     if not isinstance(items, list):

@@ -1,8 +1,9 @@
 """Jigsaw puzzles of real photographs: put shuffled tiles in order, or say where one tile lies from another.
 
-All tiles of a puzzle look different, so there is one correct answer.
+`order` and `relation` cut built-in photographs, and all tiles look different, so there is one correct answer. `pair`
+cuts whole pictures of a folder.
 
-Options that both share, besides those of all generators (see the package):
+Options that `order` and `relation` share, besides those of all generators (see the package):
     rows, columns: number of tiles down and across, at most 100 tiles and 4000 pixels a side.
     tile_px: side of a square tile. A multiple of the model's merged patch (28 pixels for Qwen2-VL and Qwen2.5-VL, 32
         for Qwen3-VL) keeps every visual token within one tile.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
+from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 
-from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl.types import AnswerType, DatasetContext, ImageRef, Sample, Target, UserError
+from mmrl.utils.digests import file_digest
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.common import Count, Pixels, Size
@@ -43,6 +46,17 @@ RELATIONS: Final[Mapping[str, tuple[int, int]]] = {
     "below and to the right": (1, 1),
 }
 """Columns to the right and rows down from the first tile to the second."""
+PAIR_RELATIONS: Final[Mapping[tuple[int, int], str]] = {
+    (-1, 0): "directly to the left of",
+    (1, 0): "directly to the right of",
+    (0, -1): "directly above",
+    (0, 1): "directly below",
+    (-1, -1): "on the upper left of",
+    (1, -1): "on the upper right of",
+    (-1, 1): "on the lower left of",
+    (1, 1): "on the lower right of",
+}
+"""Words for the directions, -1, 0 or 1 to the right and down, in which the first patch lies from the second."""
 
 
 class _Puzzle(NamedTuple):
@@ -93,8 +107,7 @@ def order(
         shown = [tiles[place] for place in places]
         value = places if answer == "places" else np.argsort(places)
         if not separate_images:
-            shown_rows = [np.hstack(shown[start : start + columns]) for start in range(0, count, columns)]
-            shown = [np.vstack(shown_rows)]
+            shown = [_join_tiles(shown, columns)]
         return common.RenderedSample(
             parts=(*map(Image.fromarray, shown), question),
             target=Target(answer_type=AnswerType.PERMUTATION, value=tuple(int(index) + 1 for index in value)),
@@ -143,6 +156,54 @@ def relation(
     return common.generate_samples(context, "relation", split, render, size=size, seed=seed)
 
 
+def pair(
+    context: DatasetContext,
+    *,
+    split: Split = "train",
+    size: Size,
+    pictures: str,
+    rows: Count = 2,
+    columns: Count = 1,
+    seed: int | None = None,
+) -> Iterator[Sample]:
+    """Yield samples of task "pair_3x1", or another size: how two of a picture's shuffled tiles belong together.
+
+    The question has 2 options when a picture is cut in one direction only, otherwise 8. Half of the pictures are cut
+    into `columns` x `rows`. Tiles of a picture may look alike.
+
+    Options:
+        pictures: folder of .jpg and .png files, relative to the config and inside `data.media_roots`. Each sample draws
+            one of them.
+    """
+    count = rows * columns
+    if count < 2:
+        raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
+    common.check_cost(count, 100, "tiles", rows=rows, columns=columns)
+    folder = context.base_dir / pictures
+    files = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".png"))
+    if not files:
+        raise UserError(f"pictures={pictures!r}: {folder} holds no .jpg or .png")
+
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        grid = (rows, columns) if rngs.layout.random() < 0.5 else (columns, rows)
+        tiles = _cut_picture(context, drawing.choose(rngs.pixels, files), *grid)
+        # places[i] is the place, counted from 0, where the i-th tile shown belongs.
+        places = rngs.layout.permutation(count)
+        first, second = map(int, rngs.layout.choice(count, 2, replace=False))
+        down, right = np.sign(np.subtract(divmod(places[first], grid[1]), divmod(places[second], grid[1])))
+        possible = [words for (x, y), words in PAIR_RELATIONS.items() if abs(x) < grid[1] and abs(y) < grid[0]]
+        options, letter = common.shuffle_options(rngs.layout, possible, PAIR_RELATIONS[int(right), int(down)])
+        choices = format_choices(f"{first + 1} is {words} {second + 1}" for words in options)
+        shown = Image.fromarray(_join_tiles([tiles[place] for place in places], grid[1]))
+        return common.RenderedSample(
+            parts=(shown, _pair_question(*grid, first + 1, second + 1) + choices),
+            target=Target(answer_type=AnswerType.CHOICE, value=letter),
+            meta={"grid": f"{grid[0]}x{grid[1]}"},
+        )
+
+    return common.generate_samples(context, f"pair_{rows}x{columns}", split, render, size=size, seed=seed)
+
+
 def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _Puzzle:
     if rows * columns < 2:
         raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
@@ -175,6 +236,37 @@ def _cut_tiles(rng: np.random.Generator, photos: Sequence[Image.Image], puzzle: 
             return tiles
     raise UserError(
         f"no photograph has {puzzle.rows} x {puzzle.columns} tiles that all look different; use fewer or larger tiles"
+    )
+
+
+def _cut_picture(context: DatasetContext, path: Path, rows: int, columns: int) -> list[NDArray[np.uint8]]:
+    """Return the tiles of a picture, row by row, uint8 [height, width, 3]; what does not divide evenly is cut off."""
+    if context.media_opener is None:
+        raise UserError("pictures cannot be opened here: read this source in a run or with mmrl data")
+    picture = context.media_opener.read_image(ImageRef(path=str(path), sha256=file_digest(path)), None)
+    height, width = picture.shape[0] // rows, picture.shape[1] // columns
+    if not height or not width:
+        raise UserError(f"{path}: is too small to be cut into {rows} x {columns}; remove it")
+    corners = product(range(0, rows * height, height), range(0, columns * width, width))
+    return [picture[y : y + height, x : x + width] for y, x in corners]
+
+
+def _join_tiles(tiles: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+    """Return one image of tiles of one size, row by row."""
+    return np.vstack([np.hstack(tiles[start : start + columns]) for start in range(0, len(tiles), columns)])
+
+
+def _pair_question(rows: int, columns: int, first: int, second: int) -> str:
+    """Return the question of Jigsaw-R1 (utils/prompt.py) about two positions, without its options."""
+    ends = {1: ("top", "bottom"), rows * columns: ("left", "right")}.get(columns, ("top-left", "bottom-right"))
+    grid = "\n".join(" ".join(map(str, row)) for row in np.arange(1, rows * columns + 1).reshape(rows, columns))
+    return (
+        f"The input image is divided into {rows}x{columns} patches that have been randomly permuted from their "
+        f"original positions. Your task is to solve this {rows}x{columns} jigsaw puzzle and reconstruct the original "
+        f"image.\n\nConsider a {rows}x{columns} grid, where each number represents a position index ranging from 1 "
+        f"({ends[0]}) to {rows * columns} ({ends[1]}):\n\n```\n{grid}\n```\n\nFor patches currently at positions "
+        f"{first} and {second}, determine their relative position in the original image.\n\n"
+        f"Select the correct answer from the following {2 if 1 in (rows, columns) else 8} choices:\n"
     )
 
 

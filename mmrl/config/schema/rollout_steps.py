@@ -273,6 +273,10 @@ class EnvironmentConfig(StrictModel):
         )
 
 
+LOOKED_PROBE: Final = "looked"
+"""Name of the probe that shows only what tools showed: without a loss by it, looking suffices."""
+
+
 class BlindProbeConfig(StrictModel):
     """Extra rollouts of prompts whose media are hidden, to measure whether the model looks; they never train.
 
@@ -282,15 +286,22 @@ class BlindProbeConfig(StrictModel):
 
     kind: Literal["probe"]
     """Selects this kind of step."""
-    corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
+    corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped", "looked"]
     """Images and videos are changed in this way: left out with their placeholders; painted grey; replaced by noise;
-    swapped with another training sample's; video frames shuffled; images cropped to a random quarter."""
+    swapped with another training sample's; video frames shuffled; images cropped to a random quarter; or, once for
+    each rollout, replaced by what tools showed in it (`looked`)."""
     name: Identifier | None = None
     """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
     rollouts_per_prompt: BatchSize = 1
-    """Extra rollouts that are generated for each prompt."""
+    """Extra rollouts that are generated for each prompt; for `looked`, which has a prompt for each rollout, 1."""
     every: PositiveInt = 1
     """The probe is made every so many steps."""
+
+    @model_validator(mode="after")
+    def _check_looked(self) -> BlindProbeConfig:
+        if self.corruption == LOOKED_PROBE and (self.rollouts_per_prompt > 1 or self.name is not None):
+            raise ValueError("looked makes one rollout for each of the group's: leave out rollouts_per_prompt and name")
+        return self
 
 
 GREEDY_PROBE: Final = "greedy"

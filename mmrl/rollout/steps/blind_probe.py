@@ -10,9 +10,11 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
+from operator import attrgetter
 
 from mmrl.config.schema import BlindProbeConfig
-from mmrl.config.schema.rollout_steps import step_name
+from mmrl.config.schema.rollout_steps import LOOKED_PROBE, step_name
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.types import (
     Corruption,
@@ -20,6 +22,7 @@ from mmrl.types import (
     MediaRef,
     Prompt,
     PromptTooLongError,
+    Rollout,
     RolloutBatch,
     Sample,
     UserError,
@@ -39,17 +42,26 @@ class BlindProbe:
     steps: Sequence[RolloutStep] = ()  # all rollouts go through them, so the media are the only difference of probes
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide."""
+        """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide.
+
+        Those of `looked` are in the order of the indices of the rollouts that they belong to.
+        """
         if step % self.options.every:
             return batch
-        corrupted: dict[int, Prompt] = {}
+        corrupted: dict[int, Sequence[Prompt]] = {}
         for group_index, group in enumerate(batch.groups):
+            if self.options.corruption == LOOKED_PROBE:
+                corrupted[group_index] = list(map(self._keep_shown_parts, sorted(group, key=attrgetter("index"))))
+                continue
             prompt = self._corrupt_prompt(group[0].prompt, step)
             if prompt is not None:
-                corrupted[group_index] = prompt
-        prompts, count = list(corrupted.values()), self.options.rollouts_per_prompt
-        groups = self.context.sampler.generate(prompts, count, self.context.sampling_params, step=step)
-        probe_batch = RolloutBatch(groups=tuple(map(tuple, groups)))
+                corrupted[group_index] = [prompt]
+        prompts, count = list(chain.from_iterable(corrupted.values())), self.options.rollouts_per_prompt
+        generated = iter(self.context.sampler.generate(prompts, count, self.context.sampling_params, step=step))
+        groups = []
+        for group_prompts in corrupted.values():
+            groups.append(tuple(chain.from_iterable(islice(generated, len(group_prompts)))))
+        probe_batch = RolloutBatch(groups=tuple(groups))
         for rollout_step in self.steps:
             probe_batch = rollout_step(probe_batch, step=step)
         # The metrics of `probe_batch` are dropped: those of the batch count the rollouts that train, and no others.
@@ -69,11 +81,8 @@ class BlindProbe:
             UserError: the answer is a coordinate, and the corruption takes away what it is measured on.
         """
         sample, corruption = prompt.sample, self.options.corruption
-        if corruption in ("left_out", "cropped") and sample.target.coordinate_system is not None:
-            raise UserError(
-                f"probe {corruption}: sample {sample.id!r} asks for coordinates, which need a picture to be measured "
-                "in, the whole of it; use `grey` or `noise`"
-            )
+        if corruption in ("left_out", "cropped"):
+            self._check_no_coordinates(sample)
         if not sample.media:
             return None
         match corruption:
@@ -86,6 +95,30 @@ class BlindProbe:
                 return self._crop_media(prompt) if sample.images else None
             case "grey" | "noise" | "shuffled":
                 return self._corrupt_media(sample, Corruption(corruption))
+
+    def _check_no_coordinates(self, sample: Sample) -> None:
+        if sample.target.coordinate_system is not None:
+            raise UserError(
+                f"probe {self.options.corruption}: sample {sample.id!r} asks for coordinates, which need a picture to "
+                "be measured in, the whole of it; use `grey` or `noise`"
+            )
+
+    def _keep_shown_parts(self, rollout: Rollout) -> Prompt:
+        """Return the question with what tools showed in a rollout in place of its media, which may be nothing.
+
+        Of more parts than fit into a prompt, the first are left out.
+        """
+        sample = rollout.prompt.sample
+        self._check_no_coordinates(sample)
+        text = tuple(part for part in sample.parts if isinstance(part, str))
+        shown = [observation.ref for observation in rollout.observations]
+        # Responses that looked at the same part are other prompts, with random numbers of their own.
+        sample = replace(sample, id=f"{sample.id}~{rollout.index}")
+        while shown:
+            with suppress(PromptTooLongError):
+                return self._build_prompt(replace(sample, parts=(*shown, *text)))
+            del shown[0]
+        return self._build_prompt(replace(sample, parts=text))
 
     def _build_prompt(self, sample: Sample) -> Prompt:
         # A sample id of its own: random numbers derive from it, and those of the ordinary rollouts are taken.

@@ -55,16 +55,17 @@ def _load_backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[
     return model, config["input_size"][-1], mean, std
 
 
-def embed_caption(folder: str, text: str) -> NDArray[np.float64]:
+def embed_caption(folder: str, text: str, *, cut: bool = False) -> NDArray[np.float64]:
     """Return the embedding of a text as a float64 unit vector `[embedding_size]`.
 
     Args:
         folder: holds a model with an image and a text tower as transformers saves it, such as CLIP or SigLIP, with its
             tokenizer and image processor.
         text: what the image may show.
+        cut: of a text with more tokens than the model reads, take the first.
 
     Raises:
-        ValueError: the text has more tokens than the model reads.
+        ValueError: the text has more tokens than the model reads, and may not be cut.
         Unscorable: there is no such model in the folder.
     """
     import torch
@@ -72,9 +73,7 @@ def embed_caption(folder: str, text: str) -> NDArray[np.float64]:
     model, processor = _load_image_text_model(folder)
     longest = model.config.text_config.max_position_embeddings
     # SigLIP was trained on padded texts alone; CLIP does not see what follows the end of a text.
-    inputs = processor.tokenizer(
-        [text], padding="max_length", truncation=False, max_length=longest, return_tensors="pt"
-    )
+    inputs = processor.tokenizer([text], padding="max_length", truncation=cut, max_length=longest, return_tensors="pt")
     if inputs["input_ids"].shape[1] > longest:
         raise ValueError(f"a text of {inputs['input_ids'].shape[1]} tokens, and the encoder reads {longest}")
     with torch.inference_mode():

@@ -26,6 +26,7 @@ from mmrl.algo.group_rewards import (
     kimi_length,
     majority_vote,
     shortest_correct,
+    sufficient_parts,
 )
 from mmrl.cli import main
 from mmrl.config.load import load_config
@@ -43,6 +44,7 @@ from mmrl.scoring.group_rewards import (
 from mmrl.types import (
     AnswerType,
     Author,
+    Dropped,
     ImageRef,
     MediaObservation,
     MediaPolicy,
@@ -144,6 +146,30 @@ def test_values_by_hand(reward, options, given, expected):
 def test_blind_contrast_without_its_probe_is_refused():
     with pytest.raises(UserError, match="no probe 'blank'; there is none"):
         blind_contrast(group([1], [1]), correct=CORRECT, probe="blank")
+
+
+def looking(calls, suffices, right=None):
+    """A group whose responses looked `calls` times, and the verdicts on the answers from their parts."""
+    plain = calling(right or [1] * len(calls), calls, [1] * len(calls))
+    return replace(plain, probes={"looked": tuple(make_score(acc=value) for value in suffices)})
+
+
+def test_parts_suffice_if_the_answer_from_them_is_correct_and_there_are_any():
+    assert values(sufficient_parts(looking([1, 2, 1, 0], [1, 1, 0, 1]), correct=CORRECT)) == [1, 1, 0, 0]
+    # The answer of the whole response does not matter.
+    assert values(sufficient_parts(looking([1, 1], [1, 0], right=[0, 1]), correct=CORRECT)) == [1, 0]
+
+
+def test_parts_are_matched_by_index_also_beside_rollouts_that_were_dropped():
+    given = looking([1, 1, 1], [1, 0, 1])
+    first, second, third = given.rollouts
+    dropped = replace(given, rollouts=(third, second), scores=given.scores[1:], dropped=(Dropped(first, {}),))
+    assert values(sufficient_parts(dropped, correct=CORRECT)) == [1, 0]
+
+
+def test_sufficient_parts_without_its_probe_are_refused():
+    with pytest.raises(UserError, match="add the step {kind: probe, corruption: looked}"):
+        sufficient_parts(group([1], [1]), correct=CORRECT)
 
 
 def with_greedy(totals, greedy):

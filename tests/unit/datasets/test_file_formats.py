@@ -52,7 +52,7 @@ def test_wide_encodings_are_refused_or_rejected(read_table, name, encoding):
         ("a.json", b'{"rows": []}', "holds no row"),
         (
             "a.json",
-            b'{"images": [], "annotations": []}',
+            b'{"images": [], "categories": []}',
             "must be a list of rows, hold one .under `data` if several",
         ),
         ("a.json", b'{"data": {}, "rows": []}', "must be a list of rows"),
@@ -114,6 +114,7 @@ def test_a_line_that_is_too_long_is_rejected_in_bounded_memory(context, read_tab
         lambda rows: {"version": 1, "data": rows},
         lambda rows: {"tags": [1], "data": rows},
         lambda rows: {"images": rows, "dataset": "coco"},
+        lambda rows: {"images": [], "annotations": rows},
     ],
 )
 def test_json_is_a_list_or_holds_one_under_data_or_no_other(read_table, wrap):

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from ruamel.yaml import YAML
 
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.image import open_image
-from mmrl.types import AnswerType, DatasetContext, UserError
+from mmrl.media.pixel_reader import PixelReader
+from mmrl.types import AnswerType, DatasetContext, MediaPolicy, UserError
 from mmrl.utils.plugins import load_plugin
 from mmrl_datasets import save_png
 from mmrl_datasets.choices import LETTERS
@@ -392,3 +394,86 @@ def test_the_target_relation_is_where_the_seam_fits(context):
             fits += min(breaks, key=breaks.get) == right_option(sample)
     assert straight > 40
     assert fits >= 0.8 * straight
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A context that opens pictures, and a folder of two, whose pixels say where they are."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    y, x = np.mgrid[:61, :92].astype(np.uint8)
+    for blue, name in ((0, "a.jpg"), (255, "b.PNG")):
+        # Written without loss, whatever the name says: readers look at the bytes.
+        Image.fromarray(np.dstack([x, y, np.full_like(x, blue)])).save(folder / name, format="PNG")
+    (folder / "readme.txt").write_text("not a picture")
+    policy = MediaPolicy(roots=(tmp_path.resolve(),))
+    return DatasetContext(
+        work_dir=tmp_path / "work", base_dir=tmp_path, seed=0, media_policy=policy, media_opener=PixelReader(policy)
+    )
+
+
+def describe(first, second):
+    """How one place, (x, y) of a corner in the picture, lies from another in the words of Jigsaw-R1."""
+    side = "left" if first[0] < second[0] else "right"
+    height = "upper" if first[1] < second[1] else "lower"
+    if first[1] == second[1]:
+        return f"directly to the {side} of"
+    if first[0] == second[0]:
+        return "directly above" if height == "upper" else "directly below"
+    return f"on the {height} {side} of"
+
+
+@pytest.mark.parametrize(("rows", "columns", "ways"), [(3, 1, 2), (4, 1, 2), (2, 2, 8), (3, 2, 8)])
+def test_pairs_say_where_tiles_lie_in_the_picture(rows, columns, ways, pictures):
+    samples = list(jigsaw.pair(pictures, size=60, pictures="pictures", rows=rows, columns=columns))
+    shapes = {f"{rows}x{columns}", f"{columns}x{rows}"}
+    assert {sample.meta["grid"] for sample in samples} == shapes
+    assert {sample.id.partition("/")[0] for sample in samples} == {f"pair_{rows}x{columns}"}
+    blues = set()
+    for sample in samples:
+        down, across = map(int, sample.meta["grid"].split("x"))
+        shown = pixels(sample.images[0])
+        height, width = 61 // down, 92 // across
+        assert shown.shape == (down * height, across * width, 3)
+        corners = []
+        for top, left in itertools.product(range(0, shown.shape[0], height), range(0, shown.shape[1], width)):
+            x, y, blue = map(int, shown[top, left])
+            tile = shown[top : top + height, left : left + width]
+            assert (tile[..., 0] == np.arange(x, x + width)).all()
+            assert (tile[..., 1] == np.arange(y, y + height)[:, None]).all()
+            corners.append((x, y))
+            blues.add(blue)
+        places = itertools.product(range(0, across * width, width), range(0, down * height, height))
+        assert sorted(corners) == sorted(places)
+        options = dict(re.findall(r"^([A-H])\. (.*)$", sample.parts[1], re.MULTILINE))
+        assert len(set(options.values())) == ways and f"following {ways} choices" in sample.parts[1]
+        first, words, second = re.fullmatch(r"(\d+) is (.*) (\d+)", options[sample.target.value]).groups()
+        assert f"positions {first} and {second}," in sample.parts[1]
+        assert words == describe(corners[int(first) - 1], corners[int(second) - 1])
+    assert blues == {0, 255}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 1, "columns": 1}, "nothing to shuffle"),
+        ({"rows": 10, "columns": 11}, "110 tiles"),
+        ({"pictures": "work"}, "holds no .jpg or .png"),
+        ({"rows": 100}, "too small to be cut into"),
+    ],
+)
+def test_pairs_that_cannot_be_made_are_refused(options, words, pictures):
+    with pytest.raises(UserError, match=words):
+        list(jigsaw.pair(pictures, **{"size": 4, "pictures": "pictures", **options}))
+
+
+def test_a_picture_outside_the_roots_or_damaged_is_refused(pictures, tmp_path):
+    with pytest.raises(UserError, match="cannot be opened here"):
+        next(jigsaw.pair(pictures._replace(media_opener=None), size=1, pictures="pictures"))
+    elsewhere = PixelReader(MediaPolicy(roots=(tmp_path / "work",)))
+    with pytest.raises(UserError, match="outside data.media_roots"):
+        next(jigsaw.pair(pictures._replace(media_opener=elsewhere), size=1, pictures="pictures"))
+    for path in (tmp_path / "pictures").iterdir():
+        path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(UserError, match=r"pictures/[ab]"):
+        next(jigsaw.pair(pictures, size=1, pictures="pictures"))

@@ -1,4 +1,4 @@
-"""The likeness of a caption and an image, against transformers' own similarity of a small CLIP from scratch."""
+"""The likeness of a caption and an image or drawing, against transformers' similarity of a small CLIP from scratch."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from mmrl.answer import ResponseFormat
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.types import AnswerType, ImageRef, MediaPolicy, Unscorable, use_media_opener
 from mmrl.utils.digests import file_digest
-from mmrl_rewards import caption
+from mmrl_rewards import caption, render
+from mmrl_rewards.contract import BadAnswer
+from mmrl_rewards.services.renderer import DrawingLimits, draw
 
 WORDS = ("a", "red", "blue", "square", "on", "white")
 
@@ -78,3 +80,45 @@ def test_a_picture_that_is_gone_is_unscorable_whatever_the_text(encoder, picture
     Path(picture.path).unlink()
     with pytest.raises(Unscorable, match="p.png"):
         scored(picture, "", encoder=encoder)
+
+
+SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><rect width="9" height="5" fill="red"/></svg>'
+
+
+def drawn(text, svg, encoder):
+    answer = f"<answer>{svg}</answer>"
+    response = make_response(answer, ResponseFormat().parse(answer, AnswerType.TEXT))
+    return render.svg_text.fn(response, make_sample(text, AnswerType.TEXT), encoder=encoder, side=64)
+
+
+# The second text has more tokens than the encoder reads, so only its beginning counts.
+@pytest.mark.parametrize("text", ["a red square", "a red square on white a blue square on a red square"])
+def test_a_drawing_is_compared_with_its_target_beyond_a_white_page(encoder, text):
+    import torch
+    from transformers import AutoModel, AutoProcessor
+
+    model, processor = AutoModel.from_pretrained(encoder).eval(), AutoProcessor.from_pretrained(encoder)
+    page = draw("svg", SQUARE, side=64, limits=DrawingLimits())
+    cosines = []
+    for pixels in (page, np.full_like(page, 255)):
+        inputs = processor(
+            text=[text], images=[Image.fromarray(pixels)], return_tensors="pt", truncation=True, max_length=LONGEST
+        )
+        with torch.inference_mode():
+            cosines.append(float(model(**inputs).logits_per_image / model.logit_scale.exp()))
+    expected = (cosines[0] - cosines[1]) / (1.0 - cosines[1])
+    assert expected > 0.05
+    assert drawn(text, SQUARE, encoder).value == pytest.approx(expected, abs=1e-5)
+    assert drawn(text, SQUARE.replace("red", "white"), encoder).value == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("element", ["text", "tspan", "textPath", "svg:text", "TEXT"])
+def test_a_drawing_with_words_in_it_earns_nothing(encoder, element):
+    with pytest.raises(BadAnswer, match="contains text"):
+        drawn("a red square", SQUARE.replace("<rect", f"<{element}>a red square</{element}><rect"), encoder)
+
+
+@pytest.mark.parametrize("answer", ["a red square", "<svg><script>1</script></svg>", "<svg"])
+def test_what_cannot_be_drawn_earns_nothing(encoder, answer):
+    with pytest.raises(BadAnswer, match="the drawing"):
+        drawn("a red square", answer, encoder)

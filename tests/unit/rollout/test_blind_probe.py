@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from factories import make_group, make_score
+from pydantic import ValidationError
 from samplers import make_pipeline
 from scoring import make_scorer, term
+from tool_calls import zoom_response
 from videos import SMALL
 
 from mmrl.algo.group_metrics import compute_blind_gaps
@@ -24,6 +26,7 @@ from mmrl.types import (
     ImageRef,
     MediaPolicy,
     PromptTooLongError,
+    RolloutBatch,
     UserError,
     VideoRef,
 )
@@ -202,6 +205,55 @@ def test_hiding_the_image_of_a_coordinate_question_is_refused(tiny):
     batch = run(tiny, prompts, probe("grey"))
     (group,) = SCORER.score_groups(batch.groups, step=0, probes=batch.probes)
     assert len(group.probes["grey"]) == 1
+
+
+def looked(tiny, *rollouts, **context):
+    """The prompts of the answers that are given from what the rollouts of one group looked at."""
+    (step,) = make_pipeline(tiny, probe("looked"), scorer=SCORER, **context).steps
+    (probes,) = step(RolloutBatch(groups=(rollouts,)), step=0).probes
+    assert all(rollout.text for rollout in probes["looked"])
+    return [rollout.prompt.sample for rollout in probes["looked"]]
+
+
+def test_looked_shows_each_rollout_its_own_parts_in_the_order_of_their_indices(tiny):
+    zoomed = zoom_response(tiny)
+    (part,) = zoomed.observations
+    (shown,) = (segment for segment in zoomed.segments if segment.observation)
+    twice = replace(zoomed, index=2, segments=(*zoomed.segments, shown))
+    blind = replace(zoomed, index=1, segments=zoomed.segments[:1])
+    samples = looked(tiny, twice, zoomed, blind)
+    assert [sample.media for sample in samples] == [(part.ref,), (), (part.ref, part.ref)]
+    for sample in samples:
+        assert text_of(sample) == text_of(zoomed.prompt.sample)
+        assert sample.target == zoomed.prompt.sample.target
+    assert len({sample.id for sample in samples}) == 3
+    assert looked(tiny, blind, zoomed, twice) == samples
+
+
+def test_of_more_parts_than_a_prompt_takes_the_last_are_kept(tiny):
+    zoomed = zoom_response(tiny)
+    (shown,) = (segment for segment in zoomed.segments if segment.observation)
+    observation = shown.observation
+    other = replace(shown, observation=replace(observation, ref=replace(observation.ref, crop=(0, 0, 9, 9))))
+    many = replace(zoomed, segments=(*zoomed.segments, shown, other))
+
+    class LimitedProcessor:
+        def build(self, sample):
+            if len(sample.media) > 2:
+                raise PromptTooLongError("too long")
+            return tiny.processor.build(sample)
+
+    (sample,) = looked(tiny, many, processor=LimitedProcessor())
+    assert sample.media == (observation.ref, other.observation.ref)
+
+
+def test_looked_is_refused_where_it_means_nothing(tiny):
+    sample = next(sample for sample in tiny.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
+    with pytest.raises(UserError, match="asks for coordinates"):
+        run(tiny, [tiny.processor.build(sample)], probe("looked"))
+    for options in ({"rollouts_per_prompt": 2}, {"name": "parts"}):
+        with pytest.raises(ValidationError, match="looked makes one rollout for each"):
+            probe("looked", **options)
 
 
 def test_gap_is_by_term_over_groups_that_have_the_probe(prompts):
