@@ -117,10 +117,16 @@ def _parse_json_line(line: bytes) -> Cells | BadRowError:
 
 def _read_json(file: Path) -> Iterator[Row]:
     content = load_json(file)
-    # The list itself, or an object that holds it under `data`.
-    items = content.get("data") if isinstance(content, dict) else content
+    # The list itself, or an object that holds it under `data`, or as its only list.
+    items = content
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        items = content.get("data", lists[0] if len(lists) == 1 else None)
     if not isinstance(items, list):
-        raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {short_repr(content)}")
+        raise UserError(
+            f"{file}: must be a list of rows, or an object with one, under `data` if it has several; "
+            f"is {short_repr(content)}"
+        )
     for number, item in enumerate(items, start=1):
         yield Row(f"row-{number}", f"{file}: row {number}", _as_cells(item))
 

@@ -13,8 +13,6 @@ from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import UserError
 from mmrl_rewards import format, number, reasoning
 
-THINKING = ResponseFormat(thinking="required")
-LOOK = "Wait, look at number {} of them again. "
 
 
 def of(value, name, **options):
@@ -24,25 +22,6 @@ def of(value, name, **options):
 
 def total(*terms):
     return scored(make_scorer(*terms), rollout("")).total
-
-
-@pytest.mark.parametrize(
-    ("waits", "answer", "expected"),
-    [(0, 3, 1.0), (1, 3, 1.1), (2, 3, 1.1), (3, 3, 0.4), (5, 3, 0.0), (0, 4, 0.0), (2, 4, 0.0), (0, None, -0.1)],
-)
-def test_vl_rethinker_totals(waits, answer, expected):
-    """The bonus for one or two waits and the fine for more, right answers alone; -0.1 for what is cut off.
-
-    Departure: beyond five waits the fine stays as it is, where the code pays -0.1.
-    """
-    judge = make_scorer(
-        term(number.exact),
-        term(reasoning.reflection, weight=0.1, requires="number"),
-        term(format.tags, transform={"rescale_to": [-0.1, 0.0]}),
-    )
-    thought = "".join(map(LOOK.format, range(waits))) or "Three."
-    text = f"<think>{thought}</think>" + (f"<answer>{answer}</answer>" if answer else "")
-    assert scored(judge, rollout(text, grammar=THINKING)).total == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
