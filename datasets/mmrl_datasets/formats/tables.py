@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -117,18 +117,36 @@ def _parse_json_line(line: bytes) -> Cells | BadRowError:
 
 def _read_json(file: Path) -> Iterator[Row]:
     content = load_json(file)
-    # The list itself, or an object that holds it under `data`, or as its only list.
+    # The list itself, or an object that holds it under `data`, or as its only list, or the rows by their keys.
     items = content
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         items = content.get("data", lists[0] if len(lists) == 1 else None)
+        if items is None and content and all(isinstance(value, dict) for value in content.values()):
+            items = [{"key": key, **value} for key, value in content.items()]
     if not isinstance(items, list):
         raise UserError(
-            f"{file}: must be a list of rows, or an object with one, under `data` if it has several; "
-            f"is {short_repr(content)}"
+            f"{file}: must be a list of rows, or an object with one, under `data` if it has several, or an object of "
+            f"rows by their keys; is {short_repr(content)}"
         )
     for number, item in enumerate(items, start=1):
         yield Row(f"row-{number}", f"{file}: row {number}", _as_cells(item))
+
+
+def unfold_rows(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[Row]:
+    """Yield a row for each entry of the lists in these columns, which must be equally long, with all other columns."""
+    for row in rows:
+        if isinstance(row.cells, BadRowError):
+            yield row
+            continue
+        lists = [row.cells.get(column) for column in columns]
+        if not all(isinstance(entries, list) and len(entries) == len(lists[0]) for entries in lists):
+            problem = BadRowError(f"the columns {', '.join(columns)} must be lists of one length")
+            yield Row(row.name, row.location, problem)
+            continue
+        for number, entries in enumerate(zip(*lists, strict=True), start=1):
+            cells = {**row.cells, **dict(zip(columns, entries, strict=True))}
+            yield Row(f"{row.name}-{number}", f"{row.location}, entry {number}", cells)
 
 
 def _as_cells(value: object) -> Cells | BadRowError:

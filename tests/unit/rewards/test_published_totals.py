@@ -14,7 +14,6 @@ from mmrl.types import UserError
 from mmrl_rewards import format, number, reasoning
 
 
-
 def of(value, name, **options):
     """A term whose reward always returns `value`."""
     return term(constant(float(value), name=name, low=-1.0), **options)
