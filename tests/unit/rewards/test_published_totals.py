@@ -8,10 +8,9 @@ from scoring import constant, make_scorer, rollout, scored, term
 
 from mmrl.algo.losses import estimate_kl
 from mmrl.algo.select_experiences import rejection_reason
-from mmrl.answer import ResponseFormat
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import UserError
-from mmrl_rewards import format, number, reasoning
+from mmrl_rewards import format, number
 
 
 def of(value, name, **options):
