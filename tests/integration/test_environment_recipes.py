@@ -55,8 +55,8 @@ def steps_of(run_dir: Path, stage: str) -> list[dict[str, Any]]:
 def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command) -> None:
     """On the authors' rag_dataset.json as it is, with the recipe's own rewards and a judge that likes every answer."""
     pytest.importorskip("rank_bm25")
-    text = (RECIPES / "vrag_rl.yaml").read_text().replace("${data}", str(tmp_path))
-    (tmp_path / "vrag_rl.yaml").write_text(text.replace("max_tokens: 10240", "max_tokens: 1024"))
+    text = (RECIPES / "vrag_rl.yaml").read_text().replace("max_tokens: 10240", "max_tokens: 1024")
+    (tmp_path / "vrag_rl.yaml").write_text(text)
     rows = YAML(typ="safe", pure=True).load(ROWS / "vrag_rl.yaml")
     (tmp_path / "rag_dataset.json").write_text(json.dumps(rows["files"]["rag_dataset.json"]))
     pages = [json.dumps(page) + "\n" for page in rows["files"]["pages.jsonl"]]
@@ -65,7 +65,7 @@ def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command) -> None:
     for name in rows["media"]:
         Image.new("RGB", (120, 160), (200, 255, 255)).save(tmp_path / name)
     with served(judging(lambda material: {"score": 1})) as (url, _):
-        overrides = {"data.media_roots": [str(tmp_path)], "rewards.terms.accuracy.args.judge.url": url}
+        overrides = {"data.dir": str(tmp_path), "rewards.terms.accuracy.args.judge.url": url}
         run_dir = train(here, tmp_path / "vrag_rl.yaml", {"cold": "sft", "rl": "rl"}, overrides)
     cold = steps_of(run_dir, "cold")
     assert [record["environment/media_shown"] for record in cold] == [2.0, 2.0]

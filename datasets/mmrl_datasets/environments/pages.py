@@ -156,7 +156,8 @@ def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str 
             columns that writes one a line.
 
     Raises:
-        UserError: the table cannot be read or names no pages, `relevant` is no template, or the package rank-bm25 is missing.
+        UserError: the table cannot be read or names no pages, `relevant` is no template, or the package rank-bm25 is
+            missing.
     """
     return PageSearch(_load_corpus(Path(corpus).absolute()), top_k, parse_column(relevant, "relevant"))
 
