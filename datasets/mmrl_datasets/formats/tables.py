@@ -139,8 +139,8 @@ def unfold_rows(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[Row]:
         if isinstance(row.cells, BadRowError):
             yield row
             continue
-        lists = [row.cells.get(column) for column in columns]
-        if not all(isinstance(entries, list) and len(entries) == len(lists[0]) for entries in lists):
+        lists = [entries for column in columns if isinstance(entries := row.cells.get(column), list)]
+        if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
             problem = BadRowError(f"the columns {', '.join(columns)} must be lists of one length")
             yield Row(row.name, row.location, problem)
             continue
