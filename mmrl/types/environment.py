@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
-from mmrl.types.sample import Action, MediaRef, Sample
+from mmrl.types.sample import Action, CoordinateSystem, MediaRef, Sample
 
 LAST_MEDIUM: Final = 0
 """In place of a medium's number, in what an environment shows: the one that the response has seen last."""
@@ -24,7 +24,9 @@ class ImageCrop:
     medium_number: int
     """Number of the image, from 1 in the order in which the response saw them: the question's, then those shown."""
     box: tuple[float, float, float, float]
-    """x1, y1, x2, y2 on that very image, in the coordinate system in which the model writes."""
+    """x1, y1, x2, y2 on that very image, in `coordinate_system`."""
+    coordinate_system: CoordinateSystem | None = None
+    """Units of the box; None for those in which the model writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -273,14 +273,18 @@ def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -
 
 
 def column_value(sample: Sample, column: str) -> object:
-    """Return what the sample's row holds in a column.
+    """Return what the sample's row holds in a column; `a.b` is the key `b` within column `a`.
 
     Raises:
         Unscorable: the row has no such column.
     """
-    if column not in sample.meta:
-        raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
-    return sample.meta[column]
+    value: object = sample.meta
+    for key in [column] if column in sample.meta else column.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            columns = ", ".join(map(repr, sample.meta)) or "none"
+            raise Unscorable(f"the sample has no column {column!r}; it has {columns}")
+        value = value[key]
+    return value
 
 
 def rescale_above(value: float, floor: float) -> float:

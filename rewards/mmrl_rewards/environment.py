@@ -60,7 +60,7 @@ def retrieval(response: Response, sample: Sample, *, column: str = "pages") -> R
 
     DCG is the sum over shown pages i, from 1, of (2^r_i - 1) / log2(i + 1), with r_i the number `relevant` (0 or 1)
     that the environment reported, and is divided by that of all relevant pages first. `column` of the sample's row
-    lists these. Each page earns its addend at the turn that showed it.
+    lists these (`a.b` is the key `b` within column `a`). Each page earns its addend at the turn that showed it.
 
     Source: VRAG-RL (arXiv:2505.22019), 3.3, and its code's gain.
     Departures: it is divided among the turns.

@@ -47,14 +47,14 @@ def click(
     """Return 1 if the action's name is correct and every coordinate of the target is hit, else 0.
 
     If `column` is given, `coordinate` must lie in the box in `sample.meta[column]`, edges included, in the target's
-    coordinate system. Without a column, and for every other coordinate, dx^2 + dy^2 <= radius^2 must hold, where dx
-    and dy are fractions of the image's width and height.
+    coordinate system. Without a column, where it holds a point, and for every other coordinate, dx^2 + dy^2 <= radius^2
+    must hold, where dx and dy are fractions of the image's width and height.
 
     Source: the coordinate reward of UI-R1 (arXiv:2503.21620) for boxes; for points the 14 % of Android in the Wild
     (arXiv:2307.10088).
     Departures: an action without coordinates earns 1 only if its name is correct.
     Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
-    column holds no box.
+    column holds neither a box nor a point.
     """
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)
@@ -110,7 +110,7 @@ def step(
     Source: the step accuracy of AndroidControl (arXiv:2406.03679); the F1, at 0.5, is from GUI-R1 (arXiv:2504.10458).
     Departures: no action replaces another. AndroidControl accepts opening an app in place of a click on its icon.
     Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
-    column holds no box.
+    column holds neither a box nor a point.
     """
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)
@@ -125,17 +125,20 @@ def step(
 
 
 def _read_target_box(response: Response, sample: Sample, column: str | None) -> tuple[float, ...] | None:
-    """Return the box to click in px_original, or None without a column, or for an action without `coordinate`.
+    """Return the box to click in px_original; None without a column or `coordinate`, or if the column holds a point.
 
     Raises:
-        Unscorable: the target's image or video does not exist, or the column holds no box.
+        Unscorable: the target's image or video does not exist, or the column holds neither a box nor a point.
     """
     # Checked for every sample, since all coordinates need it.
     geometry.resize_map(response, sample)
     if column is None or "coordinate" not in target_value(sample, AnswerType.ACTION).arguments:
         return None
+    written = sample.meta.get(column)
+    if isinstance(written, list | tuple) and len(written) == 2:
+        return None
     try:
-        return geometry.target_to_pixels(response, sample, geometry.parse_box(sample.meta.get(column)))
+        return geometry.target_to_pixels(response, sample, geometry.parse_box(written))
     except ValueError as error:
         raise Unscorable(f"the column {column!r}: {error}") from error
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from mmrl.answer import AnswerValue
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import Of, part_text, reward, target_value
 
 Count = Annotated[int, Field(ge=1, le=100)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -32,7 +32,8 @@ _SAME_BOX_IOU = 0.9  # IoU at and above which two boxes are the same answer
 _ENDING_CHARS = 400  # length of the end of the thinking that is read for its conclusion
 _MARKERS: Final = ("wait", "let me check", "let me re-check", "double-check", "on second thought", "hold on")
 _MIN_WORDS_AFTER = 5  # words after a marker that make a reflection
-_MAX_COUNTED = 5  # superfluous reflections that cost
+_LARGEST_FINE = 11.0  # with weight 0.1, a correct answer falls to -0.1 at most
+_MAX_COUNTED = 6  # superfluous reflections that cost
 
 
 @reward(name="thought_boxes", judges_answer=False)
@@ -98,35 +99,38 @@ def consistency(response: Response, sample: Sample) -> RewardValue:
     return RewardValue(float(agrees), f"the thought ends on {concluded!r:.40}, the answer is {answer!r:.40}")
 
 
-# A response without a thought earns 0.
-@reward(name="reflection", judges_answer=False, low=-10.0, attack_tolerance=10 / 11)
+# A response without a thought earns 0, which is far above the lowest value.
+@reward(name="reflection", judges_answer=False, low=-_LARGEST_FINE, attack_tolerance=11 / 12)
 def reflection(
     response: Response,
     sample: Sample,
     *,
     most: Count = 2,
     markers: Annotated[tuple[str, ...], Field(min_length=1)] = _MARKERS,
+    of: Of = "thought",
 ) -> RewardValue:
-    """Return 1 for one to `most` reflections in the thinking, 0 for none, and -2 n for n superfluous ones, down to -10.
+    """Return 1 for one to `most` reflections, 0 for none, and -2 n for n where that is too many, down to -11.
 
-    A reflection is one of `markers`, in any case. The value is 0 unless at least one marker is followed by five or more
-    words before the next and no two are followed by the same words.
+    A reflection is one of `markers`, in any case, in the part of the response that `of` names. The value is 0 unless at
+    least one marker is followed by five or more words before the next and no two are followed by the same words.
 
     Source: VL-Rethinker's code (arXiv:2504.08837), with weight 0.1 and gated by the reward for the correct answer: +0.1
-    for one or two, else -0.2 each.
-    Departures: there are more markers than "wait", empty or repeated reflections earn nothing, and more than five
-    superfluous ones cost no more.
+    for one or two, else -0.2 each, down to a total of -0.1.
+    Departures: there are more markers than "wait", and empty or repeated reflections earn nothing.
     Unscorable: the target's value does not fit its type.
     """
     target_value(sample, sample.target.answer_type)
     if response.answer.problems:
         return RewardValue(0.0, response.answer.problems[0])
-    pattern = re.compile("|".join(rf"\b{re.escape(marker)}\b" for marker in markers), re.IGNORECASE)
+    text = (response.answer.thinking or "") if of == "thought" else part_text(response, of)
+    # A marker is no part of a word, and may end in a comma.
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(marker)}(?!\w)" for marker in markers), re.IGNORECASE)
     # maxsplit, because more superfluous ones cost nothing more.
-    _, *after = pattern.split(response.answer.thinking or "", maxsplit=_MAX_COUNTED + most)
+    _, *after = pattern.split(text, maxsplit=_MAX_COUNTED + most)
     count = len(after)
     if count > most:
-        return RewardValue(-2.0 * min(count, _MAX_COUNTED), f"{count} reflections, at most {most} are worth something")
+        fine = min(2.0 * count, _LARGEST_FINE)
+        return RewardValue(-fine, f"{count} reflections, at most {most} are worth something")
     words_after = [tuple(_WORD.findall(text.casefold())) for text in after]
     num_full = sum(len(words) >= _MIN_WORDS_AFTER for words in words_after)
     earns = num_full > 0 and len(set(words_after)) == len(words_after)

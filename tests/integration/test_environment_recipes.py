@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import TINY, Command, metrics
+from PIL import Image
+from ruamel.yaml import YAML
+from serving import judging, served
 from zoom_runs import check_all_occurred
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "datasets"))
-from test_page_search import write_corpus
-
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
+ROWS = Path(__file__).parents[1] / "data" / "recipe_rows"
 MODEL = {**TINY, "language": {**TINY["language"], "vocab_size": 400}}
 pytestmark = pytest.mark.slow
 
@@ -36,6 +36,7 @@ def train(here: Command, recipe: Path, stages: dict[str, str], overrides: dict[s
             overrides[f"stages.{name}.batch_size"] = 2
         else:
             overrides |= {f"stages.{name}.prompts_per_step": 2, f"stages.{name}.group_size": 2}
+            overrides[f"stages.{name}.num_mini_batches"] = 1
             overrides[f"stages.{name}.sampling.max_new_tokens"] = 24
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     done = here("train", recipe, *words, "--run-dir", run_dir)
@@ -53,25 +54,27 @@ def steps_of(run_dir: Path, stage: str) -> list[dict[str, Any]]:
 
 
 def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command) -> None:
-    """In the columns of the authors' rag_dataset.json, with the two that the recipe's header adds."""
+    """On the authors' rag_dataset.json as it is, with the recipe's own rewards and a judge that likes every answer."""
     pytest.importorskip("rank_bm25")
     text = (RECIPES / "vrag_rl.yaml").read_text().replace("max_tokens: 10240", "max_tokens: 1024")
     (tmp_path / "vrag_rl.yaml").write_text(text)
-    write_corpus(tmp_path)
-    rows = []
-    for number in range(4):
-        row = {"uid": number, "query": "What does the invoice say?", "reference_answer": "52 euro"}
-        rows.append(json.dumps({**row, "pages": ["invoice"], "queries": ["invoice total"]}) + "\n")
-    (tmp_path / "questions.jsonl").write_text("".join(rows))
-    terms = [
-        {"fn": "mmrl_rewards.text:exact", "name": "accuracy", "weight": 0.7},
-        {"fn": "mmrl_rewards.environment:retrieval", "name": "ndcg", "weight": 0.2},
-    ]
-    overrides = {"data.dir": str(tmp_path), "rewards.terms": terms}
-    run_dir = train(here, tmp_path / "vrag_rl.yaml", {"cold": "sft", "rl": "rl"}, overrides)
+    rows = YAML(typ="safe", pure=True).load(ROWS / "vrag_rl.yaml")
+    (tmp_path / "rag_dataset.json").write_text(json.dumps(rows["files"]["rag_dataset.json"]))
+    pages = [json.dumps(page) + "\n" for page in rows["files"]["pages.jsonl"]]
+    (tmp_path / "pages.jsonl").write_text("".join(pages))
+    (tmp_path / "img").mkdir()
+    for name in rows["media"]:
+        Image.new("RGB", (120, 160), (200, 255, 255)).save(tmp_path / name)
+    with served(judging(lambda material: {"score": 1})) as (url, _):
+        overrides = {"data.dir": str(tmp_path), "rewards.terms.accuracy.args.judge.url": url}
+        run_dir = train(here, tmp_path / "vrag_rl.yaml", {"cold": "sft", "rl": "rl"}, overrides)
     cold = steps_of(run_dir, "cold")
     assert [record["environment/media_shown"] for record in cold] == [2.0, 2.0]
     assert [record["environment/terminated"] for record in cold] == [2.0, 2.0]
+    # Without a search, there is no reward, whatever the judge says.
+    for record in steps_of(run_dir, "rl"):
+        assert record["reward/term/format"] == 0.0
+        assert record["reward/max"] == 0.0
 
 
 def test_mobile_r1_imitates_acts_and_plays_tasks(tmp_path: Path, here: Command) -> None:

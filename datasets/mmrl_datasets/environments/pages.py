@@ -8,7 +8,8 @@ The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, b
 
 The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), `text` that is searched, and
 perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
-`relevant`, 1 if the page is one of the column `pages` of the sample's row, for `mmrl_rewards.environment:retrieval`.
+`relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. That of
+an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.
 
 Source: VRAG-RL, arXiv:2505.22019, 3.1 and 3.2. Departures: pages are found by BM25 over text instead of an encoder of
 pictures; parts of a part are cut from the file, too.
@@ -37,6 +38,8 @@ from mmrl.types import (
     UserError,
 )
 from mmrl.utils.digests import file_digest
+from mmrl_datasets.formats.row import BadRowError
+from mmrl_datasets.readers.columns import Column, optional_value, parse_column
 
 _ACTION: Final = re.compile(r"<(search|bbox|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _NUMBER: Final = r"\s*(-?[0-9]{1,6}(?:\.[0-9]{1,9})?)\s*"
@@ -76,18 +79,25 @@ class Corpus:
 class PageSearch:
     """An episode of search: it knows which pages were shown."""
 
-    def __init__(self, corpus: Corpus, top_k: int) -> None:
-        """Search a corpus, among the `top_k` best pages each time."""
-        self.corpus, self.top_k = corpus, top_k
+    def __init__(self, corpus: Corpus, top_k: int, relevant: Column) -> None:
+        """Search a corpus, among the `top_k` best pages each time; `relevant` names a sample's relevant pages."""
+        self.corpus, self.top_k, self.relevant = corpus, top_k, relevant
         self.seen: list[int] = []
+        self.searched = False
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin with nothing shown; the question says it all."""
-        gold = sample.meta.get("pages", ())
-        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= set(self.corpus.ids):
-            raise Unscorable(f"the column 'pages' must list ids of pages of the corpus, not {gold!r:.80}")
+        try:
+            gold = optional_value(sample.meta, self.relevant) or ()
+        except BadRowError as error:
+            raise Unscorable(str(error)) from error
+        # A template writes an id a line.
+        gold = gold.split("\n") if isinstance(gold, str) else gold
+        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= {*self.corpus.ids, ""}:
+            raise Unscorable(f"relevant pages must be a list of ids of pages of the corpus, not {gold!r:.80}")
         self.gold = set(map(str, gold))
-        self.queries = list(sample.meta.get("queries", ()))
+        question = sample.meta.get("query")
+        self.queries = list(sample.meta.get("queries", [question] if question else []))
         self.answer = str(sample.target.value)
         return Observation(state="no page")
 
@@ -99,11 +109,11 @@ class PageSearch:
             return self._refuse(_HELP)
         kind, content = actions[0][0].lower(), actions[0][1]
         if kind == "answer":
-            return StepResult(terminated=True)
+            return StepResult(terminated=True, info={"searched": float(self.searched)})
         return self._search(content) if kind == "search" else self._look(content)
 
     def expert(self) -> str:
-        """Search for the column `queries` of the sample's row, one after the other, then give its target."""
+        """Search for each of the row's column `queries`, or without it for its `query`, then give the target."""
         if self.queries:
             return f"<search>{self.queries.pop(0)}</search>"
         return f"<answer>{self.answer}</answer>"
@@ -112,6 +122,7 @@ class PageSearch:
         """Nothing has to be closed."""
 
     def _search(self, words: str) -> StepResult:
+        self.searched = True
         for page in self.corpus.rank(words)[: self.top_k]:
             if page not in self.seen:
                 self.seen.append(page)
@@ -135,17 +146,20 @@ class PageSearch:
         return ", ".join(self.corpus.ids[page] for page in self.seen) or "no page"
 
 
-def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10) -> Environment:
+def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str = "pages") -> Environment:
     """Make the search of one episode.
 
     Options:
         corpus: the table of pages, absolute or relative to the working directory.
         top_k: pages that a search considers; one that was shown is passed over.
+        relevant: the column of the sample's row that lists the ids of relevant pages, or a Jinja template over its
+            columns that writes one a line.
 
     Raises:
-        UserError: the table cannot be read, names no pages, or the package rank-bm25 is missing.
+        UserError: the table cannot be read or names no pages, `relevant` is no template, or the package rank-bm25 is
+            missing.
     """
-    return PageSearch(_load_corpus(Path(corpus).absolute()), top_k)
+    return PageSearch(_load_corpus(Path(corpus).absolute()), top_k, parse_column(relevant, "relevant"))
 
 
 @lru_cache(maxsize=4)  # an environment is made for each episode

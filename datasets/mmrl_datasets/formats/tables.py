@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -133,6 +133,22 @@ def _read_json(file: Path) -> Iterator[Row]:
         raise UserError(f"{file}: {forms}; is {short_repr(content)}")
     for number, item in enumerate(items, start=1):
         yield Row(f"row-{number}", f"{file}: row {number}", _as_cells(item))
+
+
+def unfold_rows(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[Row]:
+    """Yield a row for each entry of the lists in these columns, which must be equally long, with all other columns."""
+    for row in rows:
+        if isinstance(row.cells, BadRowError):
+            yield row
+            continue
+        lists = [entries for column in columns if isinstance(entries := row.cells.get(column), list)]
+        if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
+            problem = BadRowError(f"the columns {', '.join(columns)} must be lists of one length")
+            yield Row(row.name, row.location, problem)
+            continue
+        for number, entries in enumerate(zip(*lists, strict=True), start=1):
+            cells = {**row.cells, **dict(zip(columns, entries, strict=True))}
+            yield Row(f"{row.name}-{number}", f"{row.location}, entry {number}", cells)
 
 
 def _as_cells(value: object) -> Cells | BadRowError:

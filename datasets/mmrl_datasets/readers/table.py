@@ -11,7 +11,7 @@ from pydantic import Field
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.row import Cells
-from mmrl_datasets.formats.tables import open_rows
+from mmrl_datasets.formats.tables import open_rows, unfold_rows
 from mmrl_datasets.readers.answers import BoxFormat, ChoiceAnswer, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
@@ -47,6 +47,7 @@ def rows(
     box_format: BoxFormat = "xyxy",
     choice_answer: ChoiceAnswer | None = None,
     prompt: str | None = None,
+    unfold: tuple[str, ...] = (),
     task: str | None = None,
     media_root: str | None = None,
     fps: Annotated[float, Field(gt=0.0)] | None = None,
@@ -58,7 +59,8 @@ def rows(
         split: part of the samples' ids, so that files of several splits may use the same row numbers; also the split
             that is read of a folder or a hub dataset.
         path: a .jsonl, .json, .tsv, .csv or .parquet file, a folder of Parquet files, or a folder that Hugging Face
-            `datasets` saved, relative to the config; or `hf://owner/name[:config][@revision]`.
+            `datasets` saved, relative to the config; or `hf://owner/name[:config][@revision]`. JSON is a list of rows,
+            or an object that has one list, or rows by their keys, which get a column `key`.
         columns: the column of each role. Required: question, answer. Optional: id, task, images and videos (a path, an
             embedded file as Hugging Face writes it, or a list of these), start and end (of the video, in seconds),
             choices (a list: A, B, ...), label, thinking, response (a whole response to imitate), media_index (the image
@@ -74,6 +76,8 @@ def rows(
         box_format: xyxy for two corners, xywh for a corner with width and height.
         choice_answer: how answers name a choice, `letter` or `text`; null takes either, but no letter that is both.
         prompt: a Jinja template that replaces the column of the question: `Where is {{ problem }}?`.
+        unfold: columns that hold lists of one length, such as the sentences about a video and their times: each entry
+            makes a row of its own.
         task: the task of rows whose column gives none; null takes the name of the file.
         media_root: folder that relative paths of media start from, relative to the config; null takes the folder of the
             table.
@@ -93,6 +97,8 @@ def rows(
     read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, fps=fps)
     expected = collect_required_columns(roles.values()) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)
+    if unfold:
+        table_rows = unfold_rows(table_rows, unfold)
     return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 

@@ -161,6 +161,7 @@ class ToolConfig(StrictModel):
 # By name: the schema imports without torch, and these tools do not.
 _MEDIA_TOOLS: Final = (
     "mmrl.rollout.tools.builtin:zoom",
+    "mmrl.rollout.tools.builtin:crop",
     "mmrl.rollout.tools.builtin:frames",
     "mmrl.rollout.tools.builtin:passage",
 )

@@ -15,11 +15,12 @@ from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.answer.text import parse_answer_value
-from mmrl.types import ImageCrop, Sample, Unscorable, VideoClip, VideoFrames
+from mmrl.types import CoordinateSystem, ImageCrop, Sample, Unscorable, VideoClip, VideoFrames
 from mmrl_rewards.services.endpoint import Endpoint
 
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 _MAX_NUMBER = 1e9  # exclusive; larger arguments are refused, and so are infinities
 
@@ -82,11 +83,28 @@ def zoom(call: Mapping[str, Any], sample: Sample) -> ImageCrop:
     A part of a part is cut from the file, not from the enlarged image.
     """
     _check_argument_names(call, "box", "medium")
-    box = _read_numbers(call, "box")
-    if len(box) != 4:
-        raise ValueError('"box" is [x1, y1, x2, y2]')
-    x1, y1, x2, y2 = box
-    return ImageCrop(medium_number=_read_medium_number(call), box=(x1, y1, x2, y2))
+    return ImageCrop(medium_number=_read_medium_number(call), box=_read_box(call, "box"))
+
+
+def crop(call: Mapping[str, Any], sample: Sample, *, normalized: bool = False, padding: Share = 0.0) -> ImageCrop:
+    """Show the part `bbox_2d` ([x1, y1, x2, y2]) of image number `target_image` (1 if left out), as `zoom` does.
+
+    Published prompts and demonstrations have these arguments: the image_zoom_in_tool of DeepEyes (arXiv:2505.14362) and
+    the crop_image_normalized of Pixel Reasoner (arXiv:2505.15966).
+
+    Args:
+        call: {"bbox_2d": list of numbers, "target_image": number, "label": anything, which is ignored}.
+        sample: not used.
+        normalized: the box is in fractions of the image's width and height.
+        padding: with `normalized`, fraction of width and height that is shown beyond each side of the box.
+    """
+    _check_argument_names(call, "bbox_2d", "target_image", "label")
+    x1, y1, x2, y2 = box = _read_box(call, "bbox_2d")
+    number = _read_medium_number(call, "target_image")
+    if not normalized:
+        return ImageCrop(medium_number=number, box=box)
+    box = (x1 - padding, y1 - padding, x2 + padding, y2 + padding)
+    return ImageCrop(medium_number=number, box=box, coordinate_system=CoordinateSystem.NORM_1)
 
 
 def frames(call: Mapping[str, Any], sample: Sample, *, most: PositiveInt = 4) -> VideoFrames:
@@ -129,10 +147,17 @@ def _read_numbers(call: Mapping[str, Any], name: str) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-def _read_medium_number(call: Mapping[str, Any]) -> int:
-    number = call.get("medium", 1)
+def _read_box(call: Mapping[str, Any], name: str) -> tuple[float, float, float, float]:
+    box = _read_numbers(call, name)
+    if len(box) != 4:
+        raise ValueError(f'"{name}" is [x1, y1, x2, y2]')
+    return (box[0], box[1], box[2], box[3])
+
+
+def _read_medium_number(call: Mapping[str, Any], name: str = "medium") -> int:
+    number = call.get(name, 1)
     if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError('"medium" is the number of a picture or video, counted from 1')
+        raise ValueError(f'"{name}" is the number of a picture or video, counted from 1')
     return number
 
 

@@ -55,7 +55,8 @@ def _crop_image(
 ) -> tuple[str, ImageRef]:
     """Return the part of an image with every pixel that the box touches, described in the model's coordinates."""
     # The part refers to the pixels of the file, also where the image is itself a part: it is as sharp as the file.
-    x1, y1, x2, y2 = resize_map.convert(image_crop.box, coordinate_system, CoordinateSystem.PX_ORIGINAL)
+    units = image_crop.coordinate_system or coordinate_system
+    x1, y1, x2, y2 = resize_map.convert(image_crop.box, units, CoordinateSystem.PX_ORIGINAL)
     (left, top), (width, height) = resize_map.offset, resize_map.original
     crop = (max(left, floor(x1)), max(top, floor(y1)), min(left + width, ceil(x2)), min(top + height, ceil(y2)))
     number = image_crop.medium_number

@@ -132,6 +132,32 @@ def test_json_may_be_rows_by_name(read_table):
     assert second.id.endswith("/own") and second.target.value == 3
 
 
+CAPTIONS = {  # Charades-STA and ActivityNet Captions, as VideoChat-R1 publishes them
+    "AO8RW": {"duration": 9.0, "timestamps": [[0.0, 6.9], [1.0, 2.0]], "sentences": ["a book", "a shelf"]},
+    "Y6R7T": {"duration": 9.0, "timestamps": [[0.0, 6.9]], "sentences": ["a book", "a shelf"]},
+    "Z1R7T": {"duration": 9.0, "timestamps": [[3.0, 4.0]], "sentences": ["a cup"]},
+}
+
+
+def test_rows_by_their_keys_with_lists_that_are_unfolded(read_table):
+    options = {
+        "columns": {"answer": "timestamps"},
+        "prompt": "{{ key }}: {{ sentences }} of {{ duration }} s?",
+        "unfold": ["timestamps", "sentences"],
+        "answer_type": "span",
+    }
+    *good, last = read_table("a.json", json.dumps(CAPTIONS).encode(), **options)
+    good, bad = [good[0], good[1], last], good[2]
+    assert [sample.parts[0] for sample in good] == [
+        "AO8RW: a book of 9.0 s?",
+        "AO8RW: a shelf of 9.0 s?",
+        "Z1R7T: a cup of 9.0 s?",
+    ]
+    assert [sample.target.value for sample in good] == [(0.0, 6.9), (1.0, 2.0), (3.0, 4.0)]
+    assert [sample.id for sample in good] == ["a/train/row-1-1", "a/train/row-1-2", "a/train/row-3-1"]
+    check_rejected([bad], ["a.json: row 2: the columns timestamps, sentences must be lists of one length"])
+
+
 def test_json_too_large_for_memory_is_refused(read_table, monkeypatch):
     monkeypatch.setattr(tables, "MAX_JSON_BYTES", 5)
     with pytest.raises(UserError, match="write it as JSON Lines"):

@@ -19,7 +19,7 @@ from tool_calls import responses
 from mmrl.config.schema import EnvironmentConfig
 from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.executor import ToolRunner
-from mmrl.types import LAST_MEDIUM, AnswerType, ImageCrop, RolloutBatch, Sample, Target, UserError
+from mmrl.types import LAST_MEDIUM, AnswerType, ImageCrop, RolloutBatch, Sample, Target, Unscorable, UserError
 from mmrl.utils.observations import check_step_result
 from mmrl_datasets.environments.pages import make
 
@@ -99,8 +99,36 @@ def test_what_is_no_action_is_told_and_changes_nothing(search, action):
     assert result.observation.state == "no page"
 
 
-def test_answer_ends_the_episode(search):
-    assert search("<answer>52</answer>").terminated
+def test_an_answer_ends_the_episode_and_tells_whether_there_was_a_search(search):
+    search("<bbox>[1, 2, 30, 40]</bbox>")
+    at_once = search("<answer>52</answer>")
+    assert at_once.terminated and at_once.info == {"searched": 0.0}
+    search("<search>zebra</search>")
+    assert search("<answer>52</answer>").info == {"searched": 1.0}
+
+
+RELEVANT = """{% for page in meta_info.reference_page %}{{ meta_info.file_name | replace('.pdf', '') }}_{{ page }}
+{% endfor %}"""
+"""The ids of VRAG-RL's rag_dataset.json, as its reward manager puts them together (rm.py at commit 24f8d05)."""
+
+
+def test_relevant_pages_may_come_from_a_template(tmp_path):
+    pages = [{"id": f"a.b_{number}", "path": "x.png", "text": f"page {number}"} for number in (1, 2, 12)]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    row = {"meta_info": {"file_name": "a.b.pdf", "reference_page": [2, 12]}, "query": "page 12"}
+    environment = make(corpus=str(tmp_path / "pages.jsonl"), relevant=RELEVANT)
+    environment.reset(replace(SAMPLE, meta=row), 0)
+    found = [environment.step(f"<search>{words}</search>").info["relevant"] for words in ("12", "1", "2")]
+    assert found == [1.0, 0.0, 1.0]
+    # Without the column `queries`, the expert searches for the question.
+    assert environment.expert() == "<search>page 12</search>"
+    assert environment.expert() == "<answer>52</answer>"
+    other = {"meta_info": {"file_name": "a.b.pdf", "reference_page": [3]}}
+    with pytest.raises(Unscorable, match=r"must be a list of ids of pages of the corpus, not \['a.b_3'"):
+        environment.reset(replace(SAMPLE, meta=other), 0)
+    with pytest.raises(UserError, match="relevant: .* is not a template"):
+        make(corpus=str(tmp_path / "pages.jsonl"), relevant="{{ broken")
 
 
 def test_expert_searches_and_answers(tmp_path):

@@ -1,112 +1,88 @@
-"""Published numbers: totals of systems made of our terms, and what else their code or paper states."""
+"""Published totals by the terms of the recipes themselves: what a response earns as `mmrl train NAME` scores it."""
 
-import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import torch
-from scoring import constant, make_scorer, rollout, scored, term
+from factories import make_prompt, make_rollout, make_sample
+from serving import judging, served
 
-from mmrl.algo.losses import estimate_kl
-from mmrl.algo.select_experiences import rejection_reason
-from mmrl.answer import ResponseFormat
-from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
-from mmrl.types import UserError
-from mmrl_rewards import format, number, reasoning
+from mmrl.config import load_config
+from mmrl.policy.build import build_response_format
+from mmrl.scoring.build import build_scorer
+from mmrl.types import AnswerType, Turn
 
-THINKING = ResponseFormat(thinking="required")
-LOOK = "Wait, look at number {} of them again. "
+RECIPES = Path(__file__).parents[3] / "configs" / "recipes"
 
 
-def of(value, name, **options):
-    """A term whose reward always returns `value`."""
-    return term(constant(float(value), name=name, low=-1.0), **options)
-
-
-def total(*terms):
-    return scored(make_scorer(*terms), rollout("")).total
+def total(name, text, sample, overrides=(), **fields):
+    """The total of a response to a sample by the terms of a recipe; `fields` are further ones of the rollout."""
+    config = load_config(RECIPES / f"{name}.yaml", overrides).config
+    answer = build_response_format(config).parse(text, sample.target.answer_type)
+    rollout = replace(make_rollout(make_prompt(sample), 0, text, answer), **fields)
+    with closing(build_scorer(config, RECIPES)) as scorer:
+        ((score,),) = (group.scores for group in scorer.score_groups([[rollout]], step=0))
+    return score.total
 
 
 @pytest.mark.parametrize(
-    ("waits", "answer", "expected"),
-    [(0, 3, 1.0), (1, 3, 1.1), (2, 3, 1.1), (3, 3, 0.4), (5, 3, 0.0), (0, 4, 0.0), (2, 4, 0.0), (0, None, -0.1)],
+    ("waits", "box", "rethought", "expected"),
+    [
+        (0, 3, False, 1.0),
+        (1, 3, False, 1.1),
+        (2, 3, False, 1.1),
+        (3, 3, False, 0.4),
+        (5, 3, False, 0.0),
+        (6, 3, False, -0.1),
+        (9, 3, False, -0.1),
+        (0, 3, True, 1.0),
+        (2, 3, True, 1.0),
+        (4, 3, True, 1.0),
+        (0, 4, False, 0.0),
+        (2, 4, False, 0.0),
+        (2, 4, True, 0.0),
+        (0, None, False, -0.1),
+        (2, None, True, -0.1),
+    ],
 )
-def test_vl_rethinker_totals(waits, answer, expected):
-    """The bonus for one or two waits and the fine for more, right answers alone; -0.1 for what is cut off.
+def test_vl_rethinker_pays_by_the_ladder_of_its_code(waits, box, rethought, expected):
+    """experience_maker.py:1327-1345 at commit dd2c17d: the ladder is for responses that were not forced to rethink."""
+    words = "".join(f"Wait, look at number {number} of them again. " for number in range(waits))
+    text = f"There are some. {words}" + (rf"So \boxed{{{box}}}" if box else "So three.")
+    parent = {"parent_index": 0} if rethought else {}
+    sample = make_sample("3", AnswerType.LATEX, task="maths")
+    assert total("vl_rethinker", text, sample, **parent) == pytest.approx(expected)
 
-    Departure: beyond five waits the fine stays as it is, where the code pays -0.1.
-    """
-    judge = make_scorer(
-        term(number.exact),
-        term(reasoning.reflection, weight=0.1, requires="number"),
-        term(format.tags, transform={"rescale_to": [-0.1, 0.0]}),
-    )
-    thought = "".join(map(LOOK.format, range(waits))) or "Three."
-    text = f"<think>{thought}</think>" + (f"<answer>{answer}</answer>" if answer else "")
-    assert scored(judge, rollout(text, grammar=THINKING)).total == pytest.approx(expected)
+
+SEARCH = Turn(action="<search>a</search>", state="", info={"relevant": 0.0})
+FOUND = Turn(action="<search>b</search>", state="", info={"relevant": 1.0})
+LOOK = Turn(action="<bbox>[1, 2, 3, 4]</bbox>", state="")
 
 
 @pytest.mark.parametrize(
-    ("valid", "right", "frames", "timestamp", "expected"),
-    [(1, 1, 1, 1, 1.52), (1, 1, 1, 0, 1.02), (1, 0, 1, 1, 0.0), (0, 1, 1, 1, 0.0)],
+    ("turns", "opinion", "expected"),
+    [
+        ((FOUND, LOOK), 1, 1.0),
+        ((SEARCH, FOUND), 1, 0.8 + 0.2 * 0.63093),
+        ((SEARCH, SEARCH, FOUND), 1, 0.9),  # NDCG 1 / log2(4)
+        ((SEARCH, SEARCH, FOUND), 0, 0.2),
+        ((), 1, 0.0),
+        ((LOOK,), 1, 0.0),
+    ],
 )
-def test_frame_thinker_totals(valid, right, frames, timestamp, expected):
-    """Accuracy after a gate of validity, and bonuses for actions behind accuracy."""
-    got = total(
-        of(valid, "valid", weight=0.0),
-        of(right, "accuracy", requires="valid"),
-        of(frames, "frames", requires="accuracy", weight=0.02),
-        of(timestamp, "timestamp", requires="accuracy", weight=0.5),
-    )
-    assert got == pytest.approx(expected)
+def test_vrag_pays_nothing_without_a_search(turns, opinion, expected):
+    """rm.py at commit 24f8d05: 0.7 judge + 0.1 format + 0.2 NDCG, if the format has a search and an answer."""
+    searched = float(any("relevant" in turn.info for turn in turns))
+    last = Turn(action="<answer>52</answer>", state="", terminated=True, info={"searched": searched})
+    meta = {"meta_info": {"file_name": "a.pdf", "reference_page": [5]}}
+    sample = make_sample("52 euro", AnswerType.TEXT, task="pages", meta=meta)
+    with served(judging(lambda _: {"score": opinion})) as (url, _):
+        overrides = [f"rewards.terms.accuracy.args.judge.url={url}"]
+        got = total("vrag_rl", "<answer>52</answer>", sample, overrides, turns=(*turns, last))
+    assert got == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("searched", "expected"), [(1, 0.9), (0, 0.0)])
-def test_vrag_totals(searched, expected):
-    """0.7 judge + 0.1 format + 0.2 NDCG, if there was a search."""
-    terms = {"judge": (1, 0.7), "format": (1, 0.1), "ndcg": (0.5, 0.2)}
-    gated = [of(value, name, requires="search", weight=weight) for name, (value, weight) in terms.items()]
-    assert total(of(searched, "search", weight=0.0), *gated) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("right", "consistent", "expected"), [(1, 1, 2.0), (1, -1, 1.0), (0, 1, 0.5), (0, -1, 0.5)])
-def test_r1_reward_totals(right, consistent, expected):
-    """0.5 format + accuracy (1 + 0.5 consistency), consistency from -1 to 1."""
-    got = total(
-        of(1, "format", weight=0.5),
-        of(right, "accuracy"),
-        of(consistent, "consistency", requires="accuracy", weight=0.5),
-    )
-    assert got == pytest.approx(expected)
-
-
-def test_table2latex_totals():
-    """[likeness of the rendered tables > 0.6] + [TEDS of their structure > 0.9]."""
-    likeness, structure = (
-        of(value, name, transform={"threshold": threshold})
-        for value, name, threshold in ((0.61, "likeness", 0.6), (0.89, "structure", 0.9))
-    )
-    assert total(likeness, structure) == 1.0
-
-
-def test_gates_in_a_circle_are_refused():
-    with pytest.raises(UserError, match="term 'a': its requirements lead in a circle: a -> b -> c -> a"):
-        make_scorer(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c", requires="a"))
-    with pytest.raises(UserError, match="it requires 'd', which is no other term"):
-        make_scorer(of(1, "a", requires="b"), of(1, "b", requires="d"))
-    make_scorer(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c"), of(1, "d", requires="c"))
-
-
-def test_a_log_difference_of_20_is_clamped_to_11_before_exp():
-    gap = torch.tensor([20.0], dtype=torch.float64)
-    clamped = estimate_kl(torch.zeros_like(gap), gap, "k3", log_ratio_clip=11.0)
-    assert clamped.item() == pytest.approx(math.exp(11) - 11 - 1)
-
-
-def test_a_group_that_differs_in_format_alone_is_left_out_by_a_filter_on_accuracy():
-    judge = make_scorer(term(number.exact), term(format.tags, weight=0.5))
-    texts = ["<answer>3</answer>", "So <answer>3</answer>"]
-    (group,) = judge.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
-    assert group.totals == (1.5, 1.0)
-    for term_name, reason in (("number", "number"), ("format", None)):
-        ranges = (GroupRewardRangeConfig(term=term_name, require_mixed=True),)
-        assert rejection_reason(group, DynamicSamplingConfig(ranges=ranges)) == reason
+def test_an_episode_of_vrag_that_a_limit_cut_short_earns_nothing():
+    sample = make_sample("52", AnswerType.TEXT, task="pages", meta={"meta_info": {"reference_page": [5]}})
+    assert total("vrag_rl", "<search>a</search>", sample, turns=(replace(FOUND, truncated=True),)) == 0.0

@@ -338,7 +338,7 @@ def test_more_reflections_never_earn_more_than_the_first():
     waits = [f"Wait, is number {i} really one of them?" for i in range(12)]
     earned = [of_thought(reasoning.reflection, " ".join(waits[:n])) for n in range(1, 13)]
     assert earned == sorted(earned, reverse=True)
-    assert earned[-1] == -10.0
+    assert earned[-1] == -11.0
 
 
 def test_boxes_of_a_thought_equal_counting():

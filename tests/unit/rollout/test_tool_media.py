@@ -21,8 +21,9 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.encoder import unpatchify
 from mmrl.rollout.load import load_tool
-from mmrl.rollout.tools.builtin import frames, passage, zoom
+from mmrl.rollout.tools.builtin import crop, frames, passage, zoom
 from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import Author, CoordinateSystem, ImageRef, MediaPolicy, Rollout, RolloutBatch, UserError, VideoRef
 
 VIDEO_SAMPLE = 3
@@ -137,6 +138,24 @@ def test_arguments_are_read_strictly():
             zoom({"box": box}, None)
     with pytest.raises(ValueError, match='"medium" is the number'):
         zoom({"box": [0, 0, 1, 1], "medium": True}, None)
+
+
+def test_crop_reads_the_arguments_of_published_calls(tiny):
+    """DeepEyes gives pixels, Pixel Reasoner fractions with a border of 0.1 on each side."""
+    (rollout,) = responses(tiny, "a").groups[0]
+    (resize_map,) = rollout.prompt.resize_maps
+    assert resize_map.original == resize_map.resized == (48, 48)
+    seen = crop({"bbox_2d": [4, 8, 40, 44], "label": "cup"}, None)
+    assert seen == zoom({"box": [4, 8, 40, 44]}, None)
+    near = crop({"bbox_2d": [0.25, 0.5, 0.5, 0.95], "target_image": 1}, None, normalized=True, padding=0.1)
+    ((label, ref),) = find_media(near, rollout)
+    # 0.15, 0.4, 0.6 and 1.05 of 48 pixels, rounded outwards and cut at the edge.
+    assert ref.crop == (7, 19, 29, 48)
+    assert label == "the part [7, 19, 29, 48] of medium 1"
+    with pytest.raises(ValueError, match=r'"bbox_2d" is \[x1, y1, x2, y2\]'):
+        crop({"bbox_2d": [1, 2, 3]}, None)
+    with pytest.raises(ValueError, match='"target_image" is the number'):
+        crop({"bbox_2d": [1, 2, 3, 4], "target_image": 1.5}, None)
 
 
 def test_missing_file_ends_the_run(tiny, make_step, tmp_path):
