@@ -280,7 +280,9 @@ class ReferenceConfig(StrictModel):
         if self.plateau is not None and (self.update != "reset" or self.update_every != 1):
             raise ValueError("`plateau` is for `update: reset`, without `update_every`")
         if self.update == "reset" and self.update_every < 2 and self.plateau is None:
-            raise ValueError("a reference reset every step is the policy itself; set `update_every` to 2 or more, or `plateau`")
+            raise ValueError(
+                "a reference reset every step is the policy itself; set `update_every` to 2 or more, or `plateau`"
+            )
         if self.init_from == "base" and self.update != "never":
             raise ValueError(f"`init_from: base` is a model that nothing changes; take out `update: {self.update}`")
         if self.reset_optimizer and self.update != "reset":

@@ -125,7 +125,9 @@ rewards:
     removed = write(tmp_path, f"extends: {file}\nrewards: {{terms: {{count: null}}}}\n", "removed.yaml")
     assert [term.name for term in load_config(removed).config.rewards.terms] == ["long"]
     wrong = write(tmp_path, "extends: counter\nrewards: {terms: {size: {weight: 2.0}}}\n", "wrong.yaml")
-    assert "rewards.terms: there is no 'size' to change; there are unnamed (mmrl_rewards.number:exact)" in refused(wrong)
+    assert "rewards.terms: there is no 'size' to change; there are unnamed (mmrl_rewards.number:exact)" in refused(
+        wrong
+    )
 
 
 def test_a_copied_stage_stands_before_the_one_that_is_changed_next(shipped, tmp_path):

@@ -44,7 +44,9 @@ def group(name, answers, reworded, kind=AnswerType.NUMBER):
 
 
 def run(others, *groups):
-    context = SimpleNamespace(sampler=others, processor=others, group_size=3, sampling_params=SamplingParams(max_new_tokens=6))
+    context = SimpleNamespace(
+        sampler=others, processor=others, group_size=3, sampling_params=SamplingParams(max_new_tokens=6)
+    )
     return majority_targets(context)(RolloutBatch(groups=groups), step=4)
 
 
