@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from math import fsum, isfinite, sqrt
+from math import fsum, isfinite, pi, sin, sqrt
 from statistics import fmean
 
 from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
@@ -194,9 +194,10 @@ def _normalize_per_term(
 def _apply_difficulty_weight(
     rows: RewardRows, groups: Sequence[Group], options: DifficultyWeightConfig
 ) -> list[tuple[float, ...]]:
-    """Multiply the advantages of each group by 4 w p (1 - p), with p its pass rate and w the weight at p = 1/2.
+    """Multiply the advantages of each group by w f(p), with p its pass rate and w the weight at p = 1/2.
 
-    Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, there with w = 1.8.
+    Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, f = 4 p (1 - p), there with w = 1.8; VL-Cogito
+    (arXiv:2507.22607), online difficulty soft weighting, the three other curves.
     """
     weighted = []
     for row, group in zip(rows, groups, strict=True):
@@ -205,10 +206,21 @@ def _apply_difficulty_weight(
                 f"advantage.difficulty_weight.term {options.term!r}: sample {group.prompt.sample.id} has no such "
                 f"reward term, only {', '.join(group.scores[0].terms)}"
             )
-        pass_rate = fmean(_term_values(group, options.term))
-        weight = 4.0 * options.max_weight * pass_rate * (1.0 - pass_rate)
+        weight = options.max_weight * _difficulty_factor(options.curve, fmean(_term_values(group, options.term)))
         weighted.append(tuple(weight * value for value in row))
     return weighted
+
+
+def _difficulty_factor(curve: str, pass_rate: float) -> float:
+    """Return f(p) of `advantage.difficulty_weight.curve`, from 0 to 1."""
+    if curve == "uncertain":
+        return 4.0 * pass_rate * (1.0 - pass_rate)
+    if curve == "hard" and pass_rate == 0.0:
+        return 0.25
+    if (curve == "hard" and pass_rate <= 0.5) or (curve == "easy" and pass_rate > 0.5):
+        return 1.0
+    # The smaller of p and 1 - p makes it exactly 0 where all are right: sin(pi) is 1e-16.
+    return sin(pi * min(pass_rate, 1.0 - pass_rate))
 
 
 def _term_values(group: Group, name: str) -> list[float]:

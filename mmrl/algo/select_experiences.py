@@ -88,6 +88,8 @@ class ExperienceSelector:
         sample_means: Sequence[float] = ()
         if self.tracked_terms:
             sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
+            if sample_means:
+                state.reset_rewards.append(fmean(sample_means))
             # An order by priority draws the whole next step with the weights known now, from this position on.
             state.step_data_start = state.data_position
 

@@ -25,6 +25,12 @@ _BASELINES = {
     "none": "R_i",
 }
 _SCALES = {"group_std": "std(R)", "batch_std": "std(R of the step)"}
+_DIFFICULTY_CURVES = {
+    "uncertain": "4 p (1 - p)",
+    "easy": "{sin(π p) to p = 1/2, then 1}",
+    "medium": "sin(π p)",
+    "hard": "{1/4 at p = 0, 1 to p = 1/2, then sin(π p)}",
+}
 _KL_ESTIMATES = {"k1": "-d", "k2": "d²/2", "k3": "exp(d) - d - 1"}
 
 
@@ -78,7 +84,8 @@ def _format_advantage(advantage: AdvantageConfig) -> list[str]:
         lines.append(f"A_i ← 0 where |A_i - mean(A)| > {advantage.outlier_std:g} std(A)")
     if advantage.difficulty_weight is not None:
         weight = advantage.difficulty_weight
-        lines.append(f"A_i ← 4 · {weight.max_weight:g} · p (1 - p) A_i, p = mean({weight.term}) over the group")
+        factor = _DIFFICULTY_CURVES[weight.curve]
+        lines.append(f"A_i ← {weight.max_weight:g} · {factor} A_i, p = mean({weight.term}) over the group")
     if advantage.credit != "broadcast":
         compared = {"turn": "over turns k of the group", "group": "over the turns of the group"}[advantage.compare]
         if advantage.credit == "gigpo":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -93,42 +93,64 @@ def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     return ConfigNode(merged, over.origin)
 
 
+NAMED_LISTS: Final = {("stages",): "kind", ("rewards", "terms"): "fn", ("rewards", "group_rewards"): "fn"}
+"""Lists whose entries are merged by name, with the key that a new entry has."""
+
+
 def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
-    """Merge two configs. `stages` of `over` may be a mapping, whose entries are merged over the stages that they name.
+    """Merge two configs. Where `over` has a mapping for a named list, its entries are merged over those that they name.
 
     Raises:
-        UserError: a stage that does not exist is named.
+        UserError: an entry that does not exist is named.
     """
     merged = merge_nodes(base, over)
-    stages, changes = _child(base, "stages"), _child(over, "stages")
-    if not (isinstance(merged.value, dict) and isinstance(stages, list) and isinstance(changes, dict)):
-        return merged
-    node = ConfigNode(_merge_stages(stages, changes), merged.value["stages"].origin)
-    return ConfigNode({**merged.value, "stages": node}, merged.origin)
+    for path, new_key in NAMED_LISTS.items():
+        changes, depth = over.find_nearest(path)
+        if depth == len(path) and isinstance(changes.value, dict):
+            entries, depth = base.find_nearest(path)
+            known = entries.value if depth == len(path) and isinstance(entries.value, list) else []
+            combined = ConfigNode(_merge_named(path, known, changes.value, new_key), changes.origin)
+            merged = merge_nodes(merged, _nest(path, combined))
+    return merged
 
 
-def _merge_stages(stages: list[ConfigNode], changes: dict[str, ConfigNode]) -> list[ConfigNode]:
-    """Return stages with changes by name, or by `kind:KIND` for all of a kind; null removes them.
+def _nest(path: KeyPath, node: ConfigNode) -> ConfigNode:
+    """Return mappings that hold a node at a path."""
+    return _nest(path[:-1], ConfigNode({str(path[-1]): node}, node.origin)) if path else node
 
-    A new name whose settings have a kind is a new stage, put before those that the next key names.
+
+def _merge_named(
+    path: KeyPath, entries: list[ConfigNode], changes: dict[str, ConfigNode], new_key: str
+) -> list[ConfigNode]:
+    """Return entries with changes by name, or by `kind:KIND` for all of a kind; null removes them.
+
+    A new name whose settings have `new_key` is a new entry, put before those that the next key names. With `copy_of` it
+    starts from a copy of the first entry that this names.
     """
-    merged, new = list(stages), list[ConfigNode]()
-    for key, change in changes.items():
+    merged, new = list(entries), list[ConfigNode]()
+
+    def find(key: str, origin: str) -> list[ConfigNode]:
         by, wanted = ("kind", key.removeprefix("kind:")) if key.startswith("kind:") else ("name", key)
-        settings = change.value if isinstance(change.value, dict) else {}
-        chosen = [stage for stage in merged if _child(stage, by) == wanted]
-        if not chosen and by == "name" and "kind" in settings:
-            new.append(ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin))
+        found = [entry for entry in merged if _child(entry, by) == wanted]
+        if not found:
+            there = ", ".join(f"{_child(entry, 'name') or 'unnamed'} ({_child(entry, new_key)})" for entry in merged)
+            raise UserError(f"{origin}: {format_path(path)}: there is no {key!r} to change; there are {there}")
+        return found
+
+    for key, change in changes.items():
+        settings = dict(change.value) if isinstance(change.value, dict) else {}
+        if settings.keys() & {new_key, "copy_of"} and key not in [_child(entry, "name") for entry in merged]:
+            copied = settings.pop("copy_of", None)
+            entry = ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin)
+            new.append(merge_nodes(find(str(copied.value), copied.origin)[0], entry) if copied else entry)
             continue
-        if not chosen:
-            there = ", ".join(f"{_child(stage, 'name')} ({_child(stage, 'kind')})" for stage in merged)
-            raise UserError(f"{change.origin}: stages: there is no stage {key!r} to change; there are {there}")
+        chosen = find(key, change.origin)
         at = merged.index(chosen[0])
-        for index, stage in enumerate(merged):
-            if stage in chosen:
-                merged[index] = merge_nodes(stage, change)
+        for index, entry in enumerate(merged):
+            if entry in chosen:
+                merged[index] = merge_nodes(entry, change)
         merged[at:at] = new
-        merged, new = [stage for stage in merged if stage.value is not None], []
+        merged, new = [entry for entry in merged if entry.value is not None], []
     return merged + new
 
 

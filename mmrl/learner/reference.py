@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from mmrl.algo.reward_history import has_plateaued
 from mmrl.config import schema
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 from mmrl.policy.policy import Policy
@@ -39,18 +40,22 @@ class ReferencePolicy:
         self._averages = [weight.float() for weight in self._weights]
 
     @torch.no_grad()
-    def update(self, step: int, *, reset_optimizer: Callable[[], None]) -> dict[str, float]:
+    def update(self, step: int, *, rewards: list[float], reset_optimizer: Callable[[], None]) -> dict[str, float]:
         """Update the reference after step `step`, counted from 0, if an update is due.
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
         becomes the policy, and with `reference.reset_optimizer` the optimizer drops its moments, by `reset_optimizer`.
-        Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2.
+        `rewards` are those of the steps since the last reset, by which `reference.plateau` decides; a reset empties it.
+        Source of resets: ProRL, arXiv:2505.24864, section 2.3.2. Departure: training rewards stagnate, where the paper
+        looks at validation.
 
         Returns:
             `learner/reference_resets`, 1 after a reset, else 0; only if `reference.update` is `reset`.
         """
         options = self._options
         is_due = not self.is_frozen and (step + 1) % options.update_every == 0
+        if options.plateau is not None:
+            is_due = has_plateaued(rewards, options.plateau.window, options.plateau.min_improvement)
         if is_due:
             decay = options.ema_decay if options.update == "ema" else 0.0
             with self._trained_policy.runner.gather_all():
@@ -60,6 +65,8 @@ class ReferencePolicy:
                     weight.copy_(average)
         if options.update != "reset":
             return {}
+        if is_due:
+            rewards.clear()
         if is_due and options.reset_optimizer:
             reset_optimizer()
         return {"learner/reference_resets": float(is_due)}

@@ -92,7 +92,9 @@ def build_components(
         async_rollouts = AsyncRollouts(pipeline=pipeline, executor=samplers.rollout_thread)
 
     def update_reference(step: int) -> Mapping[str, float]:
-        return moving_reference.update(step, reset_optimizer=optimizer.reset) if moving_reference else {}
+        if moving_reference is None:
+            return {}
+        return moving_reference.update(step, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
 
     def sync_weights(version: int) -> None:
         with run.console.activity.during("sync"):

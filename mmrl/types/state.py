@@ -112,5 +112,7 @@ class TrainingState:
     phase: int = 0  # index of the curriculum's current phase, from 0
     phase_ends: dict[int, int] = field(default_factory=dict)  # phase index → data position where a plateau ended it
     phase_rewards: list[float] = field(default_factory=list)  # mean reward of each step since the phase began
+    # Mean tracked reward of each step since `reference.plateau` last reset the KL reference; empty unless tracked.
+    reset_rewards: list[float] = field(default_factory=list)
     replay_buffer: tuple[Experience, ...] = ()  # rollouts with an advantage that may be replayed, the oldest first
     carried_over: tuple[Group, ...] = ()  # scored groups that wait for room in a later step, the first to arrive first

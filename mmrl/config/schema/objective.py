@@ -22,15 +22,19 @@ from mmrl.config.schema.base import (
     StrictModel,
     find_choice_form,
 )
+from mmrl.config.schema.data import PlateauConfig
 
 
 class DifficultyWeightConfig(StrictModel):
-    """A factor 4 max_weight p (1 - p) on a group's advantages: largest where half of the rollouts succeed."""
+    """A factor on a group's advantages that depends on p, the fraction of its rollouts that succeed."""
 
     term: str
     """The reward term, from 0 to 1, whose mean over the group is p."""
     max_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """The factor at p = 1/2."""
+    curve: Literal["uncertain", "easy", "medium", "hard"] = "uncertain"
+    """The factor over `max_weight`. `uncertain`: 4 p (1 - p) (Observe-R1). `medium`: sin(pi p). `easy`: 1 from p = 1/2
+    on, below as `medium`. `hard`: 1 up to 1/2, above as `medium`, and 1/4 at p = 0 (VL-Cogito)."""
 
 
 class AdvantageConfig(StrictModel):
@@ -274,13 +278,20 @@ class ReferenceConfig(StrictModel):
     """The reference is updated every so many steps."""
     ema_decay: DecayRate = 0.99
     """Share of the old reference that stays in an `ema` update."""
+    plateau: PlateauConfig | None = None
+    """A `reset` comes when the mean of the `track_rewards` terms stops rising, in place of every `update_every` steps.
+    Counting begins anew after each."""
     reset_optimizer: bool = False
     """A `reset` also clears the optimizer's moments."""
 
     @model_validator(mode="after")
     def _check_update(self) -> ReferenceConfig:
-        if self.update == "reset" and self.update_every < 2:
-            raise ValueError("a reference reset every step is the policy itself; set `update_every` to 2 or more")
+        if self.plateau is not None and (self.update != "reset" or self.update_every != 1):
+            raise ValueError("`plateau` is for `update: reset`, without `update_every`")
+        if self.update == "reset" and self.update_every < 2 and self.plateau is None:
+            raise ValueError(
+                "a reference reset every step is the policy itself; set `update_every` to 2 or more, or `plateau`"
+            )
         if self.init_from == "base" and self.update != "never":
             raise ValueError(f"`init_from: base` is a model that nothing changes; take out `update: {self.update}`")
         if self.reset_optimizer and self.update != "reset":

@@ -281,6 +281,8 @@ class RlStage(TrainingStage):
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
                 "use 2 or more"
             )
+        if self.reference.plateau is not None and not self.track_rewards:
+            raise ValueError("reference.plateau follows rewards: name the terms to follow in `track_rewards`")
         if self.reference.update != "never" and not self.loss.kl.coef:
             raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
         sampling = self.dynamic_sampling

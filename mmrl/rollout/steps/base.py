@@ -22,6 +22,7 @@ class RolloutStep(Protocol):
         segments by FORCED or ENVIRONMENT, with log-probability 0.0 each, and are never trained;
       - cut tokens from the end of a rollout, before it is extended;
       - replace a rollout by a longer one of the same index, or add rollouts with indices that no sibling has;
+      - give the sample of a group's prompt another target, which rewards then compare with;
       - put rollouts that are scored but never trained into `probes`, and counts into `metrics` (`with_metrics`).
 
     It must not change the tokens, log-probabilities, author and version of every segment that it keeps: the learner

@@ -63,7 +63,7 @@ class CustomStep:
             raise UserError(f"rollout step {self.name} returned two rollouts of one group with one index: {indices}")
         for rollout in after:
             place = f"rollout step {self.name}, sample {rollout.prompt.sample.id}, rollout {rollout.index}"
-            if before and rollout.prompt != before[0].prompt:
+            if before and rollout.prompt.digest != before[0].prompt.digest:
                 raise UserError(f"{place}: the prompt is not that of its group")
             if all(segment.author is not Author.POLICY for segment in rollout.segments):
                 raise UserError(f"{place}: none of its segments is by POLICY; a rollout keeps its first response")

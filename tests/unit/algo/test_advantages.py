@@ -145,6 +145,30 @@ def test_groups_of_medium_difficulty_weigh_most():
         compute_advantages([group(bonus=bonus, name="q7")], doubt, {})
 
 
+def published_weight(curve, rate):
+    """The weights of VL-Cogito's code at commit 7ab7856 (verl/trainer/ray_trainer.py, 726 to 758), written anew."""
+    wave = math.cos((rate - 0.5) * math.pi)
+    if curve == "medium":
+        return 0.0 if rate == 0 else wave
+    if curve == "easy":
+        return 1.0 if rate > 0.5 else 0.0 if rate == 0 else wave
+    return 0.25 if rate == 0 else 1.0 if rate <= 0.5 else wave
+
+
+@pytest.mark.parametrize("curve", ["easy", "medium", "hard"])
+def test_curves_of_difficulty_are_those_of_vl_cogito(curve):
+    options = AdvantageConfig(difficulty_weight=DifficultyWeightConfig(term="acc", curve=curve))
+    form = [1.0, 0.0] * 4
+    for right in range(9):
+        acc = [1.0] * right + [0.0] * (8 - right)
+        (weighed,) = compute_advantages([group(acc=acc, form=form)], options, {})
+        plain = one([a + f for a, f in zip(acc, form, strict=True)])
+        assert weighed == pytest.approx([published_weight(curve, right / 8) * a for a in plain], abs=1e-12)
+    # Not 1e-16: such a group would count as one that teaches something.
+    certain = compute_advantages([group(acc=[1.0] * 8, form=form)], options, {})[0]
+    assert any(certain) == (curve == "easy")
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_is_refused_with_its_sample(bad):
     with pytest.raises(ValueError, match="sample q7: .*finite"):

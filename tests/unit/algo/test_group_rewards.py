@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import random
 from contextlib import closing
@@ -21,6 +22,7 @@ from mmrl.algo.group_rewards import (
     curiosity,
     dast,
     diversity,
+    dynamic_length,
     excess_calls,
     greedy_baseline,
     kimi_length,
@@ -64,6 +66,7 @@ ALL = (
     partial(shortest_correct, correct=CORRECT, longer_than=0),
     partial(dast, correct=CORRECT),
     partial(kimi_length, correct=CORRECT),
+    partial(dynamic_length, correct=CORRECT),
     partial(diversity, correct=CORRECT),
     majority_vote,
     partial(correct_with_tool_media, correct=CORRECT),
@@ -126,6 +129,9 @@ def shuffled(*blind):
         ),
         (kimi_length, {}, group(LENGTHS, [1, 1, 1]), [0.5, 0.0, -0.5]),
         (kimi_length, {}, group(LENGTHS, [0, 0, 0]), [0.0, 0.0, -0.5]),
+        # Half of it is the reward of VL-Cogito's code: 0 and -0.5 at one and two mean lengths of the correct ones.
+        (dynamic_length, {}, group([50, 150, 100, 200, 1, 900], [1, 1, 0, 0, 0, 0]), [0, 0, 0, -1, -0.999753, -1]),
+        (dynamic_length, {}, group([375, 750, 751, 4095, 4096], [0] * 5), [-0.25, 0, 0, 0, -0.5]),
         # The limit of generation instead of the longest response, as in the paper.
         (dast, {"longest": 4000}, group([100, 400], [1, 0]), [0.5 + 0.5 * 1950 / 2050, -0.1 - 0.9 * 1650 / 2050]),
         # 90 tokens are not more than 100, but more than 89; equally short responses share the reward.
@@ -249,6 +255,33 @@ def test_diversity_equals_counting():
         right = [rng.random() < 0.7 for _ in texts]
         got = values(diversity(group([1] * size, right, texts=texts), correct=CORRECT, words=n))
         assert got == pytest.approx(measure_diversity_slowly(texts, right, n))
+
+
+def measure_dynamic_length_slowly(lengths, right):
+    """What VL-Cogito's code adds to a reward (verl/workers/reward/custom.py at commit 7ab7856), written anew."""
+    values, of_right = [], [length for length, ok in zip(lengths, right, strict=True) if ok]
+    for length, ok in zip(lengths, right, strict=True):
+        if ok:
+            values.append(0.0)
+        elif of_right:
+            wanted = sum(of_right) / len(of_right)
+            wave = 1.0 + math.cos(length / wanted * math.pi)
+            values.append(-0.5 if length >= 2 * wanted else 0.5 * -0.5 * wave)
+        elif length >= 4096:
+            values.append(0.5 * -0.5)
+        else:
+            wave = 1.0 + math.cos(length / 750 * math.pi)
+            values.append(0.0 if length >= 750 else 0.5 * (0.5 * -0.5 * wave))
+    return values
+
+
+def test_dynamic_length_against_a_slow_version():
+    draw = random.Random(3)
+    for _ in range(200):
+        lengths = [draw.choice([draw.randint(1, 900), draw.randint(900, 5000)]) for _ in range(6)]
+        right = [draw.random() < 0.3 for _ in lengths]
+        found = values(dynamic_length(group(lengths, right), correct=CORRECT))
+        assert [0.5 * value for value in found] == pytest.approx(measure_dynamic_length_slowly(lengths, right))
 
 
 SPLIT, TEXTS = answering(3, 3, 4, 5, 6), ("Red  Kite", "red kite", "ＲＥＤ kite", "blue")

@@ -81,7 +81,7 @@ def test_each_algorithm_has_its_formula(tmp_path, name):
         ("rewards={terms: [{fn: a:b}], group_rewards: [{fn: a:g, weight: 0.2}]}", "R_i = 1 · b + 0.2 · g "),
         ("stages.rl.advantage={fn: a:rank, args: {tie: x}}", "A = a:rank(R, terms, tie='x')"),
         ("stages.rl.advantage={baseline: batch_mean, scale: batch_std}", "(R_i - mean(R of the step)) / (std(R of the"),
-        ("stages.rl.advantage.difficulty_weight={term: b, max_weight: 1.8}", "4 · 1.8 · p (1 - p) A_i, p = mean(b)"),
+        ("stages.rl.advantage.difficulty_weight={term: b, max_weight: 1.8}", "1.8 · 4 p (1 - p) A_i, p = mean(b)"),
         ("stages.rl.loss.policy_loss={fn: a:loss, args: {eps: 0.1}}", "L = (1/N) Σ_i Σ_t l_t, l = a:loss(log π, log"),
         ("stages.rl.loss={old_logprobs: recomputed, rollout_correction: {method: tis}}", "w_t = min(π_old(y_t) / π_s"),
         (

@@ -122,7 +122,44 @@ stages:
 @pytest.mark.parametrize("key", ["grpo", "kind:sample"])
 def test_a_stage_that_is_not_there_is_refused(shipped, tmp_path, key):
     message = refused(write(tmp_path, f"extends: counter\nstages:\n  {key}: {{steps: 3}}\n", "mine.yaml"))
-    assert f"mine.yaml:3: stages: there is no stage '{key}' to change; there are cold (sft), rl (rl)" in message
+    assert f"mine.yaml:3: stages: there is no '{key}' to change; there are cold (sft), rl (rl)" in message
+
+
+def test_reward_terms_are_changed_added_and_removed_by_name(shipped, tmp_path):
+    named = 'extends: counter\nrewards: {terms: [{fn: "mmrl_rewards.number:exact", name: count}]}\n'
+    text = f"""extends: {write(tmp_path, named, "named.yaml")}
+rewards:
+  terms:
+    count: {{weight: 0.0}}
+    long: {{fn: "mmrl_rewards.length:overlong", args: {{max_tokens: 64, buffer: 8}}}}
+  group_rewards: {{vote: {{fn: "mmrl.algo.group_rewards:majority_vote"}}}}
+"""
+    file = write(tmp_path, text, "mine.yaml")
+    rewards = load_config(file).config.rewards
+    assert [(term.name, term.weight) for term in rewards.terms] == [("count", 0.0), ("long", 1.0)]
+    assert rewards.terms[0].fn == "mmrl_rewards.number:exact"
+    assert [reward.name for reward in rewards.group_rewards] == ["vote"]
+    removed = write(tmp_path, f"extends: {file}\nrewards: {{terms: {{count: null}}}}\n", "removed.yaml")
+    assert [term.name for term in load_config(removed).config.rewards.terms] == ["long"]
+    wrong = write(tmp_path, "extends: counter\nrewards: {terms: {size: {weight: 2.0}}}\n", "wrong.yaml")
+    assert "rewards.terms: there is no 'size' to change; there are unnamed (mmrl_rewards.number:exact)" in refused(
+        wrong
+    )
+
+
+def test_a_copied_stage_stands_before_the_one_that_is_changed_next(shipped, tmp_path):
+    text = """extends: counter
+stages:
+  pilot: {copy_of: kind:rl, steps: 2, track_rewards: [count]}
+  best: {kind: select, results_of: pilot, metric: limr}
+  kind:rl: {samples_of: best}
+"""
+    stages = load_config(write(tmp_path, text, "mine.yaml")).config.stages
+    assert [stage.name for stage in stages] == ["cold", "pilot", "best", "rl"]
+    pilot, rl = stages[1], stages[3]
+    assert rl.model_copy(update={"name": "pilot", "steps": 2, "track_rewards": ("count",), "samples_of": None}) == pilot
+    wrong = write(tmp_path, "extends: counter\nstages: {a: {copy_of: grpo}}\n", "wrong.yaml")
+    assert "wrong.yaml:2: stages: there is no 'grpo' to change" in refused(wrong)
 
 
 def test_overlays_come_after_the_recipe_and_before_the_command_line(shipped):

@@ -1,0 +1,55 @@
+"""Co-Reward: most answers to a question in other words become the target of responses to its own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mmrl.algo.group_rewards import TYPES_WITHOUT_EQUALITY, find_majority
+from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.types import Prompt, RewardErrorKind, RewardFailure, RolloutBatch, UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewordedTargets:
+    """Replaces each target by what most responses to the reworded question say. No target is read.
+
+    Source: Co-Reward (arXiv:2508.00410). Departures: responses to the other wording do not train, unless a second row
+    holds the pair the other way round; without a majority the group is left out, where the code takes what came first.
+    """
+
+    context: RolloutContext
+    column: str  # of `meta`: the question in other words
+
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with these targets. Raises UserError for a sample that has no other wording."""
+        prompts = [self._reword(group[0].prompt) for group in batch.groups]
+        context, groups, missing = self.context, [], 0
+        reworded = context.sampler.generate(prompts, context.group_size, context.sampling_params, step=step)
+        for group, others in zip(batch.groups, reworded, strict=True):
+            majority = find_majority(others)
+            if majority is None:
+                missing += 1
+                failure = RewardFailure(RewardErrorKind.UNSCORABLE, "the other wording has no majority answer")
+                groups.append(tuple(replace(rollout, failure=failure) for rollout in group))
+                continue
+            sample = group[0].prompt.sample
+            sample = replace(sample, target=replace(sample.target, value=majority.answer.value))
+            prompt = replace(group[0].prompt, sample=sample)
+            groups.append(tuple(replace(rollout, prompt=prompt) for rollout in group))
+        return with_metrics(replace(batch, groups=tuple(groups)), {"reworded/no_majority": float(missing)})
+
+    def _reword(self, prompt: Prompt) -> Prompt:
+        sample = prompt.sample
+        question, kind = sample.meta.get(self.column), sample.target.answer_type
+        if not isinstance(question, str):
+            raise UserError(f"rewording: sample {sample.id!r} has no text in the column {self.column!r}")
+        if kind in TYPES_WITHOUT_EQUALITY:
+            raise UserError(f"rewording: sample {sample.id!r}: no two answers of type {kind} are exactly equal")
+        # An id of its own: random numbers derive from it.
+        other = replace(sample, id=f"{sample.id}~reworded", parts=(*sample.media, question))
+        return self.context.processor.build(other)
+
+
+def majority_targets(context: RolloutContext, *, column: str = "reworded") -> RewordedTargets:
+    """Make the step of `rollout_steps: [{kind: generate}, {fn: "mmrl.rollout.steps.rewording:majority_targets"}]`."""
+    return RewordedTargets(context=context, column=column)

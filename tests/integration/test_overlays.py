@@ -1,0 +1,131 @@
+"""Overlays: each is headed and explains itself over several recipes; DAPO and ProRL train three of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import published_rows
+import pytest
+from harness import Command
+from serving import reply, served
+from test_published_recipes import judge, model, small  # noqa: F401
+
+from mmrl.config import explain, load_config
+from mmrl.config.recipes import iter_recipes, read_header
+from mmrl.config.schema import RlStage
+
+OVERLAYS = [path.stem for path in iter_recipes("overlays")]
+RECIPES = ("vlm_r1_rec", "r1_v", "seed_bench_r1")  # boxes, counts, videos
+STEPS = 3
+ALL = {"april", "balanced", "co_reward", "dapo", "limr", "one_example", "par", "prorl", "think_prune", "tina"}
+TINY = {
+    "prorl": {"reference.plateau": {"window": 1, "min_improvement": 1.0}},
+    "april": {"rollout_steps.0.partial_rollout_tokens": 4},
+    "one_example": {"repeat_samples_to": 2},
+}
+"""What is made small in the recipe's last stage."""
+
+
+def test_all_overlays_are_there_and_headed():
+    assert set(OVERLAYS) == ALL
+    for path in iter_recipes("overlays"):
+        header = read_header(path)
+        assert "(arXiv:" in header.title and header.summary and set(header.sections) == {"Numbers", "Departures"}
+        assert header.departures[0]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("recipe", [*RECIPES, "vl_rethinker", "rl_with_cold_start"])
+def test_an_overlay_explains_itself_over_a_recipe(recipe: str, overlay: str) -> None:
+    plain, loaded = load_config(recipe), load_config(recipe, [f"overlays=[{overlay}]"])
+    assert loaded.config.run.name == f"{recipe}-{overlay}"
+    assert loaded.config.data == plain.config.data
+    stages = [stage for stage in loaded.config.stages if isinstance(stage, RlStage)]
+    assert explain(loaded).count("\n  R_i = ") == len(stages)
+    written = [origin for origin in loaded.origins.values() if f"overlays/{overlay}.yaml" in origin]
+    assert written
+
+
+def test_dapo_and_tina_lie_over_each_other():
+    config = load_config("r1_v", ["overlays=[dapo, tina]"]).config
+    (stage,) = config.stages
+    assert isinstance(stage, RlStage)
+    assert config.run.name == "r1_v-dapo-tina"
+    assert (stage.loss.clip_high, stage.loss.kl.coef, stage.optimizer.decay_steps) == (0.28, 0.0, 1500)
+    assert config.model.lora is not None and config.model.lora.alpha == 128
+    assert [term.name for term in config.rewards.terms] == ["accuracy", "format", "overlong"]
+
+
+def train(
+    recipe: str,
+    overlay: str,
+    folder: Path,
+    model: Path,
+    here: Command,
+    *words: str,  # noqa: F811
+) -> list[dict]:
+    config = load_config(recipe, [f"overlays=[{overlay}]"]).config
+    overrides = small(config)
+    for key, value in TINY.get(overlay, {}).items():
+        overrides[f"stages.{config.stages[-1].name}.{key}"] = value
+    data = published_rows.write_data(recipe, folder / "data")
+    settings = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    places = ("--model", model, "--data", data, "--run-dir", folder / "run", "--overlay", overlay)
+    done = here("train", recipe, *places, *settings, *words, "--steps", STEPS)
+    assert done.code == 0, done.errors
+    assert (folder / "run/model/model.safetensors").exists()
+    told = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    stages = Counter(record["stage"] for record in told if "learner/lr" in record)
+    assert stages == {stage.name: STEPS for stage in config.training_stages}
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("overlay", ["dapo", "prorl"])
+def test_dapo_and_prorl_train_three_recipes(
+    recipe: str,
+    overlay: str,
+    tmp_path: Path,
+    model: Path,
+    here: Command,  # noqa: F811
+) -> None:
+    told = train(recipe, overlay, tmp_path, model, here)
+    steps = [record for record in told if "learner/lr" in record]
+    if overlay == "dapo":
+        assert all("reward/overlong" in record for record in steps)
+    else:
+        # No reward rises by 1, so the reference is reset as soon as two rewards can be compared.
+        assert [record["learner/reference_resets"] for record in steps] == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlay", ["april", "balanced", "limr", "one_example", "think_prune", "tina"])
+def test_the_other_overlays_train(overlay: str, tmp_path: Path, model: Path, here: Command) -> None:  # noqa: F811
+    words = ["stages.limr_best.range=[0.0, null]"] if overlay == "limr" else []
+    train("r1_v", overlay, tmp_path, model, here, *words)
+
+
+@pytest.mark.slow
+def test_co_reward_trains_where_rows_have_another_wording(
+    tmp_path: Path,
+    model: Path,
+    here: Command,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    plain = published_rows.load_rows("r1_v")
+    files = {}
+    for path, table in plain["files"].items():
+        files[path] = [{**row, "reworded": f"In other words: {row['problem']}"} for row in table]
+    monkeypatch.setattr(published_rows, "load_rows", lambda name: {**plain, "files": files})
+    told = train("r1_v", "co_reward", tmp_path, model, here)
+    assert all("reworded/no_majority" in record for record in told if "learner/lr" in record)
+
+
+@pytest.mark.slow
+def test_par_trains_on_a_reward_model(tmp_path: Path, model: Path, here: Command) -> None:  # noqa: F811
+    with served(lambda handler, body: reply(handler, {"score": 1.0})) as (url, _):
+        told = train("r1_v", "par", tmp_path, model, here, f"rewards.terms.par.args.scorer.url={url}")
+    assert all("reward/par" in record for record in told if "learner/lr" in record)

@@ -1,0 +1,101 @@
+"""Co-Reward: the majority answer to the other wording of a question becomes the target of the group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from factories import make_answer, make_prompt, make_rollout, make_sample
+from samplers import make_pipeline
+from scoring import make_scorer, term
+
+from mmrl.config.schema import CustomStepConfig
+from mmrl.rollout.steps.rewording import majority_targets
+from mmrl.types import AnswerType, RolloutBatch, SamplingParams, UserError
+from mmrl_rewards.number import exact
+
+SCORER = make_scorer(term(exact, name="accuracy"))
+
+
+class OtherAnswers:
+    """A processor and sampler that answer reworded questions with numbers given by the question's text."""
+
+    def __init__(self, answers):
+        self.answers, self.seen = answers, []
+
+    def build(self, sample):
+        self.seen.append(sample)
+        return make_prompt(sample)
+
+    def generate(self, prompts, count, params, *, step):
+        groups = []
+        for prompt in prompts:
+            given = self.answers[prompt.sample.parts[-1]]
+            assert len(given) == count
+            groups.append([make_rollout(prompt, index, "", make_answer(value)) for index, value in enumerate(given)])
+        return groups
+
+
+def group(name, answers, reworded, kind=AnswerType.NUMBER):
+    sample = make_sample(3, kind, meta={"reworded": reworded} if reworded else {})
+    prompt = make_prompt(replace(sample, id=name))
+    return tuple(make_rollout(prompt, index, "", make_answer(value)) for index, value in enumerate(answers))
+
+
+def run(others, *groups):
+    context = SimpleNamespace(
+        sampler=others, processor=others, group_size=3, sampling_params=SamplingParams(max_new_tokens=6)
+    )
+    return majority_targets(context)(RolloutBatch(groups=groups), step=4)
+
+
+def test_answers_are_compared_with_the_majority_of_the_other_wording():
+    others = OtherAnswers({"how many?": [5, 5, 3], "tie?": [1, 2, None]})
+    first, tied = group("a", [5, 3, None], "how many?"), group("b", [1, 1, 1], "tie?")
+    batch = run(others, first, tied)
+    scored, left_out = SCORER.score_groups(batch.groups, step=0)
+    # The row's own target, 3, is not read; nor does the majority of the group's own answers count.
+    assert [score.terms["accuracy"].value for score in scored.scores] == [1.0, 0.0, 0.0]
+    assert not left_out.scores and len(left_out.dropped) == 3
+    assert batch.metrics == {"reworded/no_majority": 1.0}
+    assert [rollout.segments for rollout in batch.groups[0]] == [rollout.segments for rollout in first]
+    assert [sample.id for sample in others.seen] == ["a~reworded", "b~reworded"]
+
+
+def test_a_reworded_question_keeps_its_media():
+    others = OtherAnswers({"how many?": [5, 5, 5]})
+    first = group("a", [5, 5, 5], "how many?")
+    media = first[0].prompt.sample.media
+    run(others, first)
+    assert others.seen[0].parts == (*media, "how many?")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (group("a", [5, 5, 5], None), "sample 'a' has no text in the column 'reworded'"),
+        (group("a", [(0, 0, 1, 1)] * 3, "where?", AnswerType.BOX), "no two answers of type box are exactly equal"),
+    ],
+)
+def test_samples_without_another_wording_or_equality_are_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        run(OtherAnswers({}), given)
+
+
+def test_the_checks_of_custom_steps_allow_another_target(make_tiny):
+    tiny = make_tiny()
+    others = OtherAnswers({"how many?": [5, 5]})
+    prompts = []
+    for sample in tiny.samples[:2]:
+        number = replace(sample.target, answer_type=AnswerType.NUMBER, value=1)
+        prompts.append(tiny.processor.build(replace(sample, target=number, meta={"reworded": "how many?"})))
+
+    def make_step(context):
+        return majority_targets(replace(context, sampler=others, processor=others))
+
+    step = CustomStepConfig(fn="mmrl.rollout.steps.rewording:majority_targets")
+    batch = make_pipeline(tiny, step, custom_steps={"majority_targets": make_step}).run(prompts, step=0)
+    for prompt, rollouts in zip(prompts, batch.groups, strict=True):
+        assert [rollout.prompt.sample.target.value for rollout in rollouts] == [5, 5]
+        assert {rollout.prompt.digest for rollout in rollouts} == {prompt.digest}
