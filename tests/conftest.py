@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,10 +15,13 @@ from typing import Any
 # Before torch is imported: pytest runs a process a core, and a process that starts a thread for each core makes all
 # of them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What vLLM knows of a class it learned by 20 s of imports in another process. That holds for every run and test.
+os.environ.setdefault("VLLM_CACHE_ROOT", os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/vllm"))
 # What tests find in files is of no use to the user's runs.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="mmrl-tests-")
 
 import pytest
+from families import FAST_FAMILIES
 from processors import make_media_cache, make_prompt_processor
 from samplers import hf_sampler
 from videos import write_video
@@ -43,18 +47,24 @@ from mmrl_datasets.generators import scenes
 with suppress(UserError):
     register_device()
 
-FAST_FAMILIES = ("qwen2_5_vl", "qwen3_5_moe")
-"""Families that `make test` runs whole steps and runs with: plain layers, and recurrent ones with experts."""
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what is done with one more family, outside the unit tests."""
+    """Mark as slow what is done with one more family, outside the unit tests, and put slow files first."""
     for item in items:
         families = item.callspec.params.values() if hasattr(item, "callspec") else ()
         others = set(FAMILIES).difference(FAST_FAMILIES).intersection(map(str, families))
         if others and "unit" not in item.path.parts:
             item.add_marker(pytest.mark.slow)
+    # Each process of pytest-xdist begins with a part of the list, as long as those of the others, and then takes tests
+    # from the ends of theirs. So each part begins with files that take long, and ends with tests that do not.
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    sizes = [0] * int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    part_of: dict[Path, int] = {}
+    for path, count in Counter(item.path for item in items).most_common():
+        part_of[path] = sizes.index(min(sizes))
+        sizes[part_of[path]] += count
+    items.sort(key=lambda item: (part_of[item.path], item.path not in slow_files))
 
 
 @dataclass(frozen=True)

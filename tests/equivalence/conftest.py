@@ -16,16 +16,14 @@ PROCESSES = (
         "experts": "qwen3_vl_moe",
         "hybrid:qwen3_5_moe": "qwen3_5_moe",
         "in_process": "qwen2_5_vl",
-        "served_hybrid:qwen3_5_moe": "qwen3_5_moe",
     },
     {
         "adapted": "qwen2_5_vl",
-        "float32_layer:qwen2_5_vl": "qwen2_5_vl",
-        "float32_layer:qwen3_vl": "qwen3_vl",
+        "float32_layer": "qwen2_5_vl",
         "hybrid:qwen3_5": "qwen3_5",
         "served": "qwen2_5_vl",
         "served_experts": "qwen3_vl_moe",
-        "served_hybrid:qwen3_5": "qwen3_5",
+        "served_hybrid": "qwen3_5",
     },
 )
 """Scenes of a process, one after the other, and the family of each."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from families import FAST_FAMILIES
 from learning import make_off_policy_experiences, perturbed_copy, relative_difference, step_gradient
 from peft import PeftModel
 from rounding import GRADIENTS, LOGPROBS
@@ -27,6 +29,7 @@ VARIANTS = {
     "rslora": {"rank": 4, "alpha": 6, "use_rslora": True},
     "dora": {"rank": 3, "alpha": 5, "use_dora": True},
 }
+CELLS = [*((family, "lora") for family in FAMILIES), *product(FAST_FAMILIES, ("rslora", "dora"))]
 
 
 def everywhere(family, variant="lora"):
@@ -115,8 +118,7 @@ def test_targets_are_all_linear_layers_of_their_roles(make_tiny, family):
         assert set(layers(fresh)) == names
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("family", "variant"), CELLS)
 def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(make_tiny, family, variant):
     lora = everywhere(family, variant)
     tiny, _ = adapted(make_tiny(family), lora)
@@ -135,7 +137,7 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(make_tiny, f
     assert relative_difference(theirs, ours) < GRADIENTS
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAST_FAMILIES)
 def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputing(make_tiny, family):
     tiny, _ = adapted(make_tiny(family), everywhere(family))
     experiences = make_off_policy_experiences(tiny)
@@ -149,8 +151,7 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
     assert relative_difference(whole, recomputed) < GRADIENTS
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("family", "variant"), CELLS)
 def test_without_its_adapter_the_policy_is_the_base_model(make_tiny, family, variant):
     base = make_tiny(family)
     experiences = make_off_policy_experiences(base, group_size=2)
@@ -186,8 +187,7 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(make_
     assert torch.equal(scores(reference, tiny, experiences), before)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("family", "variant"), CELLS)
 def test_merged_weights_and_a_loaded_adapter_give_the_same_log_probs(make_tiny, family, variant, tmp_path):
     tiny, adapter = adapted(make_tiny(family), everywhere(family, variant))
     experiences = make_off_policy_experiences(tiny, group_size=2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Command, Done, experiment, mmrl, shared, write
+from zoom_runs import zoom_config
 
 from mmrl.cli import main
 
@@ -25,9 +28,20 @@ def here(capfd: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run nobody disturbed."""
+    return undisturbed(tmp_path_factory, "whole", experiment)
 
+
+@pytest.fixture(scope="session")
+def zoomed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of such a run, whose policy calls a tool."""
+    return undisturbed(tmp_path_factory, "zoomed", zoom_config)
+
+
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make_config: Callable[[Path], dict[str, Any]]
+) -> Path:
     def run(folder: Path) -> None:
-        done = mmrl("train", write(experiment(folder / "run"), folder / "tiny.yaml"))
+        done = mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml"))
         assert done.code == 0, done.errors
 
-    return shared(tmp_path_factory, "whole", run) / "run"
+    return shared(tmp_path_factory, name, run) / "run"

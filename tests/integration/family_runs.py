@@ -1,4 +1,4 @@
-"""Runs of models with recurrent layers and with experts, made once for all processes of pytest."""
+"""Runs of a model with recurrent layers and with experts, made once for all processes of pytest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from harness import TINY, mmrl, questions, shared, write
 from safetensors.torch import load_file, save_file
 from zoom_runs import partial_config, zoom_config
 
-NAMES = ("qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
-TARGETS = {
-    "qwen3_5": ["language.attention", "language.mlp"],
-    "qwen3_vl_moe": ["language.attention", "language.experts"],
-    "qwen3_5_moe": ["language.attention", "language.experts"],
-}
 # Sizes that vLLM runs on a CPU: heads of 32 channels, recurrent ones of 128. The first layer is recurrent.
 SMALL = {**TINY["language"], "num_layers": 2, "num_heads": 1, "num_kv_heads": 1, "vocab_size": 400}
 SMALL = {**SMALL, "linear_head_dim": 128}
@@ -25,17 +19,16 @@ SMALL = {**SMALL, "linear_head_dim": 128}
 def base_config(run_dir: Path, family: str) -> dict[str, Any]:
     """Imitation until the policy zooms by itself, then a step or two of reinforcement, of all weights."""
     config = zoom_config(run_dir)
-    config["model"] |= {"from_scratch": {**TINY, "family": family, "language": SMALL}}
-    config["model"]["freeze_router"] = family.endswith("_moe")
+    config["model"] |= {"from_scratch": {**TINY, "family": family, "language": SMALL}, "freeze_router": True}
     cold, rl = config["stages"]
     cold["steps"], rl["steps"] = 50, 2
     return config
 
 
-def adapter_config(run_dir: Path, base: Path, family: str, data: Path) -> dict[str, Any]:
+def adapter_config(run_dir: Path, base: Path, data: Path) -> dict[str, Any]:
     """An adapter, by responses in parts that zoom, are made to look again and are learned from once more."""
     config = partial_config(run_dir, base)
-    config["model"] |= {"lora": {"rank": 4, "targets": TARGETS[family]}}
+    config["model"] |= {"lora": {"rank": 4, "targets": ["language.attention", "language.experts"]}}
     config["evaluation"]["benchmarks"] = [{"name": "counting", "data": [str(data)]}]
     config["logging"] = {"rollouts": {"every": 1}}  # which step replays depends on the CPU
     _, rl = config["stages"]
@@ -43,8 +36,7 @@ def adapter_config(run_dir: Path, base: Path, family: str, data: Path) -> dict[s
     # On some CPUs no rollout of the four steps is right. Their lengths differ everywhere, so there is a signal.
     length = {"fn": "mmrl_rewards.length:surrogate", "weight": 0.1, "args": {"max_tokens": 64}}
     config["rewards"]["terms"] += [length]
-    if family.endswith("_moe"):
-        rl["loss"] = {**rl["loss"], "routing_replay": "learner"}
+    rl["loss"] = {**rl["loss"], "routing_replay": "learner"}
     return config
 
 
@@ -58,7 +50,7 @@ def family_runs(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
         file = folder / "base" / "model" / "model.safetensors"
         save_file({**load_file(file), "mtp.fc.weight": torch.ones(2, 2)}, file, metadata={"format": "pt"})
         data = questions(folder / "questions")
-        config = adapter_config(folder / "whole", folder / "base" / "model", family, data)
+        config = adapter_config(folder / "whole", folder / "base" / "model", data)
         done = mmrl("train", write(config, folder / "whole.yaml"))
         assert done.code == 0, done.errors
         assert "1 weights for predicting several tokens" in done.output

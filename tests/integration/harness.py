@@ -161,37 +161,37 @@ def stop_in_rl(config: Path, nth: int) -> None:
     assert not done.errors
 
 
-def processes_of(config: Path) -> list[int]:
-    """Return the processes that train this config, without the launcher, in the order of their ranks."""
+def processes_in(folder: Path) -> list[int]:
+    """Return the processes whose working directory is this folder, in the order in which they began."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
+                place = (entry / "cwd").readlink()
             except OSError:  # it has just ended
                 continue
-            if str(config).encode() in words and b"--nproc" not in words:
+            if place == folder:
                 found.append(int(entry.name))
     return sorted(found)
 
 
 def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | None, lines: int = 8) -> Done:
-    """Train with two ranks, and signal one of them, or the launcher, once metrics.jsonl has so many lines."""
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "mmrl", "train", str(config), "--nproc", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ONE_THREAD},
-    )
+    """Train with two ranks, and signal one of them, or the launcher, once metrics.jsonl has so many lines.
+
+    They work in the folder of the config.
+    """
+    command = ["-m", "mmrl", "train", str(config), "--nproc", "2"]
+    launcher = Forked(command, cwd=config.parent, env={**os.environ, **ONE_THREAD})
     written = run_dir / "metrics.jsonl"
 
     def is_due() -> bool:
-        assert launcher.poll() is None, launcher.communicate()
+        assert Path(f"/proc/{launcher.pid}").exists(), launcher.communicate(PATIENCE_S)
         return written.exists() and written.read_bytes().count(b"\n") >= lines
 
     wait_for(is_due)
-    os.kill(launcher.pid if rank is None else processes_of(config)[rank], which)
+    ranks = [pid for pid in processes_in(config.parent) if pid != launcher.pid]
+    assert len(ranks) == 2
+    os.kill(launcher.pid if rank is None else ranks[rank], which)
     output, errors = launcher.communicate(timeout=PATIENCE_S)
     return Done(launcher.returncode, output, errors)
 

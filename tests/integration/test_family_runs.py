@@ -1,4 +1,7 @@
-"""Whole runs of models with recurrent layers and with experts, with all that may be combined, to their exports."""
+"""Whole runs of a model with recurrent layers and with experts, with all that may be combined, to their exports.
+
+The other families train, export and train on in test_export.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_runs import NAMES, family_runs
+from family_runs import family_runs
 from harness import Command, alike, check_records, contents, metrics, mmrl, rl_stage, write
 from interrupts import signal_at_call
 from peft import PeftModel
@@ -22,9 +25,9 @@ from mmrl.rollout.engine_sampler import EngineSampler
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return family_runs(tmp_path_factory, request.param)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family_runs(tmp_path_factory, "qwen3_5_moe")
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -55,11 +58,10 @@ def test_everything_is_done_at_once(runs: Path) -> None:
     assert any({"environment", "forced"} <= of for of in authors)
 
 
-def test_a_frozen_router_is_no_weight_that_is_trained(tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = family_runs(tmp_path_factory, "qwen3_vl_moe") / "base"
-    for record in steps_of(base):
+def test_a_frozen_router_is_no_weight_that_is_trained(runs: Path) -> None:
+    for record in steps_of(runs / "base"):
         assert 0.0 < record["policy/router_load_entropy"] <= 1.0
-    checkpoint = max((base / "checkpoints").iterdir())
+    checkpoint = max((runs / "base" / "checkpoints").iterdir())
     names = load_file(checkpoint / "model.safetensors").keys()
     assert any(name.endswith("mlp.experts.gate_up_proj") for name in names)
     assert not any(name.endswith("mlp.gate.weight") for name in names)
@@ -110,13 +112,10 @@ def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(
     assert (out / "verdicts.jsonl").read_bytes() == (taken / "verdicts.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("family", NAMES)
-def test_two_processes_under_zero3_do_what_one_does(
-    family: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, here: Command
-) -> None:
+def test_two_processes_under_zero3_do_what_one_does(runs: Path, tmp_path: Path, here: Command) -> None:
     """They sample, learn, save and export weights that neither of them holds whole."""
     pytest.importorskip("deepspeed")
-    base = family_runs(tmp_path_factory, family) / "base" / "model"
+    base = runs / "base" / "model"
 
     def config(name: str, **sections: Any) -> Path:
         made = {**zoom_config(tmp_path / name), **sections}

@@ -1,6 +1,7 @@
 """A handful of the faults that tools/faults.py tries by the dozen: real runs, killed and damaged at random moments.
 
-What befalls several processes is tried in test_launch.py and test_verify_resume.py.
+What befalls several processes is tried in test_launch.py and test_verify_resume.py; SIGTERM, a full disk, damaged
+checkpoints and another config in test_resume.py and test_bad_input.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).parents[2] / "tools" / "faults.py"
-FAULTS = ["kill", "terminate", "full_disk", "read_only", "corrupt", "other_config", "not_a_number", "clock"]
+FAULTS = ["kill", "read_only", "not_a_number", "clock"]
 
 
 @pytest.mark.slow
@@ -26,4 +27,4 @@ def test_nothing_is_lost() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]
-    assert len(rows) == 9
+    assert len(rows) == 5

@@ -17,7 +17,7 @@ from harness import (
     metrics,
     mmrl,
     moved_parts,
-    processes_of,
+    processes_in,
     rl_stage,
     sft_stage,
     strike,
@@ -44,7 +44,7 @@ def test_lost_rank_ends_the_run_and_one_process_continues(
     assert "mmrl: error: rank 0" in done.errors
     assert "it continues from the last checkpoint" in done.errors
     assert "Traceback" not in done.errors
-    assert processes_of(config) == []
+    assert processes_in(tmp_path) == []
     done = (mmrl if engine else here)("train", config)  # DeepSpeed leaves traces in its process
     assert done.code == 0, done.errors
     assert "Resuming from" in done.output
@@ -98,7 +98,7 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL
     assert "Saved. Continue with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
-    assert processes_of(config) == []
+    assert processes_in(tmp_path) == []
     assert find_latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
 
@@ -110,7 +110,7 @@ def test_stopped_run_is_saved_and_two_processes_continue(whole: Path, tmp_path: 
     done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
     assert "Saved. Continue with: mmrl train" in done.output
-    assert processes_of(config) == []
+    assert processes_in(tmp_path) == []
     done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
     done = mmrl("train", config, "--nproc", 2)

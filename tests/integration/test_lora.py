@@ -77,9 +77,8 @@ def test_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize("zero", [1, 3])
-def test_deepspeed_run_resumes_with_more_or_fewer_ranks(zero: int, base: Path, tmp_path: Path, here: Command) -> None:
-    """Two begin, one continues, two end; one without DeepSpeed ends with the same weights."""
+def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base: Path, tmp_path: Path, here: Command) -> None:
+    """Under ZeRO-3 two begin, one continues, two end; one without DeepSpeed ends with the same weights."""
     pytest.importorskip("deepspeed")
 
     def config(name: str, **sections: Any) -> Path:
@@ -89,7 +88,7 @@ def test_deepspeed_run_resumes_with_more_or_fewer_ranks(zero: int, base: Path, t
         return write(changed, tmp_path / f"{name}.yaml")
 
     assert here("train", config("alone")).code == 0
-    shared = config("shared", deepspeed={"zero_stage": zero})
+    shared = config("shared", deepspeed={"zero_stage": 3})
     done = strike(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=5)
     assert done.code == 128 + signal.SIGTERM, done.errors
     done = mmrl("train", shared, strike=("mmrl.learner.learner:PolicyLearner.step", 2, "SIGINT"))

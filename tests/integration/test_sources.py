@@ -46,13 +46,12 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
 def test_prefetching_processes_change_no_byte(
-    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, workers: int
+    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
     config = experiment(tmp_path / "run")
-    config["data"]["media_workers"] = workers
+    config["data"]["media_workers"] = 2
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole)
 
@@ -103,7 +102,7 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 @pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGKILL])
 def test_processes_end_with_the_run(tmp_path: Path, signal_sent: signal.Signals) -> None:
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=10_000, max_steps_without_signal=10_000)])
-    config["data"]["media_workers"] = 2
+    config["data"]["media_workers"] = 1
     command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
     with (tmp_path / "errors").open("w") as errors:
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness import counting, experiment, mmrl, rl_stage, scheduled, sft_stage, write
-from zoom_runs import corners, partial_config, zoom_config
+from zoom_runs import corners, partial_config
 
 FORGETFUL = """
 from mmrl_rewards.contract import reward
@@ -41,12 +41,9 @@ def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: Path, zoomed: Path) -> None:
     """With partial rollouts, KL and a rate that decays, on so few samples that replayed ones come up again."""
-    base = zoom_config(tmp_path / "base")
-    base["stages"] = base["stages"][:1]
-    assert mmrl("train", write(base, tmp_path / "base.yaml")).code == 0
-    config = partial_config(tmp_path / "run", tmp_path / "base" / "model")
+    config = partial_config(tmp_path / "run", zoomed / "model")
     config["data"]["train"] = [corners("train", 8)]
     _, rl = config["stages"]
     rl |= {"loss": {"kl": {"coef": 0.05}}, "optimizer": scheduled(1e-3, 6)}

@@ -20,15 +20,6 @@ from mmrl.training.async_rollouts import AsyncRollouts
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def zoomed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that was not interrupted."""
-    folder = tmp_path_factory.mktemp("zoom")
-    done = mmrl("train", write(zoom_config(folder / "run"), folder / "tiny.yaml"))
-    assert done.code == 0, done.errors
-    return folder / "run"
-
-
 def saved_rollouts(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in (run_dir / "rollouts").glob("rl-*.jsonl") for line in file.open()]
 
