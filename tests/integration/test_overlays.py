@@ -9,8 +9,8 @@ from pathlib import Path
 import published_rows
 import pytest
 from harness import Command
+from published_rows import export_tiny_model, make_small
 from serving import reply, served
-from test_published_recipes import judge, model, small  # noqa: F401
 
 from mmrl.config import explain, load_config
 from mmrl.config.recipes import iter_recipes, read_header
@@ -26,6 +26,11 @@ TINY = {
     "one_example": {"repeat_samples_to": 2},
 }
 """What is made small in the recipe's last stage."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def test_all_overlays_are_there_and_headed():
@@ -58,16 +63,9 @@ def test_dapo_and_tina_lie_over_each_other():
     assert [term.name for term in config.rewards.terms] == ["accuracy", "format", "overlong"]
 
 
-def train(
-    recipe: str,
-    overlay: str,
-    folder: Path,
-    model: Path,
-    here: Command,
-    *words: str,  # noqa: F811
-) -> list[dict]:
+def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *words: str) -> list[dict]:
     config = load_config(recipe, [f"overlays=[{overlay}]"]).config
-    overrides = small(config)
+    overrides = make_small(config)
     for key, value in TINY.get(overlay, {}).items():
         overrides[f"stages.{config.stages[-1].name}.{key}"] = value
     data = published_rows.write_data(recipe, folder / "data")
@@ -86,11 +84,7 @@ def train(
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("overlay", ["dapo", "prorl"])
 def test_dapo_and_prorl_train_three_recipes(
-    recipe: str,
-    overlay: str,
-    tmp_path: Path,
-    model: Path,
-    here: Command,  # noqa: F811
+    recipe: str, overlay: str, tmp_path: Path, model: Path, here: Command
 ) -> None:
     told = train(recipe, overlay, tmp_path, model, here)
     steps = [record for record in told if "learner/lr" in record]
@@ -103,17 +97,14 @@ def test_dapo_and_prorl_train_three_recipes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", ["april", "balanced", "limr", "one_example", "think_prune", "tina"])
-def test_the_other_overlays_train(overlay: str, tmp_path: Path, model: Path, here: Command) -> None:  # noqa: F811
+def test_the_other_overlays_train(overlay: str, tmp_path: Path, model: Path, here: Command) -> None:
     words = ["stages.limr_best.range=[0.0, null]"] if overlay == "limr" else []
     train("r1_v", overlay, tmp_path, model, here, *words)
 
 
 @pytest.mark.slow
 def test_co_reward_trains_where_rows_have_another_wording(
-    tmp_path: Path,
-    model: Path,
-    here: Command,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    tmp_path: Path, model: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = published_rows.load_rows("r1_v")
     files = {}
@@ -125,7 +116,7 @@ def test_co_reward_trains_where_rows_have_another_wording(
 
 
 @pytest.mark.slow
-def test_par_trains_on_a_reward_model(tmp_path: Path, model: Path, here: Command) -> None:  # noqa: F811
+def test_par_trains_on_a_reward_model(tmp_path: Path, model: Path, here: Command) -> None:
     with served(lambda handler, body: reply(handler, {"score": 1.0})) as (url, _):
         told = train("r1_v", "par", tmp_path, model, here, f"rewards.terms.par.args.scorer.url={url}")
     assert all("reward/par" in record for record in told if "learner/lr" in record)

@@ -93,7 +93,7 @@ class BlindProbe:
                 return self._build_prompt(replace(sample, parts=text_parts))
             case "cropped":
                 return self._crop_media(prompt) if sample.images else None
-            case "grey" | "noise" | "shuffled":
+            case _:
                 return self._corrupt_media(sample, Corruption(corruption))
 
     def _check_no_coordinates(self, sample: Sample) -> None:
