@@ -384,12 +384,13 @@ def render_papers() -> str:
 
 
 def group_by_task(files: Iterable[Path]) -> dict[str, list[tuple[Path, Header]]]:
-    """Return recipes by the label `Task` of their headers, in the order of tasks and names."""
+    """Return recipes by the label `Task` of their headers, in the order of tasks and names, those for hardware last."""
     groups: dict[str, list[tuple[Path, Header]]] = {}
     for file in files:
         header = read_header(file)
         groups.setdefault(header.sections.get("Task", NO_TASK), []).append((file, header))
-    return dict(sorted(groups.items()))
+    hardware = groups.pop(NO_TASK)
+    return {**dict(sorted(groups.items())), NO_TASK: hardware}
 
 
 def config_link(file: Path) -> str:
