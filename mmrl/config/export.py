@@ -44,13 +44,22 @@ def config_json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     # Keys are required only of a file without `extends`: the others may set them.
     required = schema.pop("required")
+    names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    over = "Files that this one builds on, relative to it, or names of recipes. Later ones win, and this one over all."
     schema["properties"] = {
-        "extends": {
-            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-            "description": "Files that this one builds on, relative to it. Later ones win, and this one over all.",
+        "extends": {**names, "description": over},
+        "overlays": {
+            **names,
+            "description": "Overlays that are laid over this config: names, or files relative to it.",
         },
         **schema["properties"],
     }
+    # A file with `extends` may change entries of these lists by name.
+    rewards = schema["$defs"]["RewardsConfig"]["properties"]
+    for owner, key in ((schema["properties"], "stages"), (rewards, "terms"), (rewards, "group_rewards")):
+        listed = owner[key]
+        about = {name: listed.pop(name) for name in ("description", "default", "title") if name in listed}
+        owner[key] = {**about, "anyOf": [listed, {"type": "object"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

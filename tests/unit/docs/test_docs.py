@@ -124,7 +124,9 @@ def yaml_fragments():
 
 def config_problems(settings):
     """Return what is wrong with a part of a config, other than that the rest is missing."""
-    settings = {key: value for key, value in settings.items() if key != "extends"}
+    if "extends" in settings:
+        # Entries that are changed by name are parts of what the base says.
+        settings = {key: value for key, value in settings.items() if key not in ("extends", "stages", "rewards")}
     if not settings.keys() <= Config.model_fields.keys():
         settings = {"stages": [{"kind": "rl", "name": "rl", **settings}]}
     try:
