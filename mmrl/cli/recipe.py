@@ -15,6 +15,7 @@ examples:
   mmrl recipe show vlm_r1_rec --data /data    # what it is, what it needs, and which files are missing
   mmrl train vlm_r1_rec --model /models/Qwen2.5-VL-3B-Instruct --data /data
 """
+BY_HARDWARE = "by hardware"
 _INDENT = 14
 
 
@@ -39,13 +40,13 @@ def _list(arguments: argparse.Namespace) -> int:
         text = f"{file.stem}\n{file.read_text(encoding='utf-8')}".lower()
         header = read_header(file)
         if all(word.lower() in text for word in arguments.words):
-            task = header.sections.get("Task", "by hardware")
+            task = header.sections.get("Task", BY_HARDWARE)
             by_task.setdefault(task, []).append((file.stem, header.summary or header.title))
     if not by_task:
         echo(f"no recipe has all of the words {' '.join(arguments.words)}")
         return 1
     width = max(len(name) for recipes in by_task.values() for name, _ in recipes) + 2
-    for task, recipes in sorted(by_task.items()):
+    for task, recipes in sorted(by_task.items(), key=lambda group: (group[0] == BY_HARDWARE, group[0])):
         echo(f"{task}:")
         for name, summary in recipes:
             echo(f"  {name:{width}}{summary}")
