@@ -15,6 +15,7 @@ from serving import reply, served
 from mmrl.config import explain, load_config
 from mmrl.config.recipes import iter_recipes, read_header
 from mmrl.config.schema import RlStage
+from mmrl.types import UserError
 
 OVERLAYS = [path.stem for path in iter_recipes("overlays")]
 RECIPES = ("vlm_r1_rec", "r1_v", "seed_bench_r1")  # boxes, counts, videos
@@ -42,7 +43,7 @@ def test_all_overlays_are_there_and_headed():
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-@pytest.mark.parametrize("recipe", [*RECIPES, "vl_rethinker", "rl_with_cold_start"])
+@pytest.mark.parametrize("recipe", [*RECIPES, "vl_rethinker", "openvlthinker"])
 def test_an_overlay_explains_itself_over_a_recipe(recipe: str, overlay: str) -> None:
     plain, loaded = load_config(recipe), load_config(recipe, [f"overlays=[{overlay}]"])
     assert loaded.config.run.name == f"{recipe}-{overlay}"
@@ -51,6 +52,11 @@ def test_an_overlay_explains_itself_over_a_recipe(recipe: str, overlay: str) -> 
     assert explain(loaded).count("\n  R_i = ") == len(stages)
     written = [origin for origin in loaded.origins.values() if f"overlays/{overlay}.yaml" in origin]
     assert written
+
+
+def test_an_adapter_over_a_stage_that_freezes_by_itself_is_refused():
+    with pytest.raises(UserError, match=r"tina.yaml:\d+: stages: stage 'cold' has `freeze`, and `model.lora` freezes"):
+        load_config("rl_with_cold_start", ["overlays=[tina]"])
 
 
 def test_dapo_and_tina_lie_over_each_other():
@@ -89,7 +95,7 @@ def test_dapo_and_prorl_train_three_recipes(
     told = train(recipe, overlay, tmp_path, model, here)
     steps = [record for record in told if "learner/lr" in record]
     if overlay == "dapo":
-        assert all("reward/overlong" in record for record in steps)
+        assert all("reward/term/overlong" in record for record in steps)
     else:
         # No reward rises by 1, so the reference is reset as soon as two rewards can be compared.
         assert [record["learner/reference_resets"] for record in steps] == [0.0, 1.0, 0.0]
@@ -119,4 +125,4 @@ def test_co_reward_trains_where_rows_have_another_wording(
 def test_par_trains_on_a_reward_model(tmp_path: Path, model: Path, here: Command) -> None:
     with served(lambda handler, body: reply(handler, {"score": 1.0})) as (url, _):
         told = train("r1_v", "par", tmp_path, model, here, f"rewards.terms.par.args.scorer.url={url}")
-    assert all("reward/par" in record for record in told if "learner/lr" in record)
+    assert all("reward/term/par" in record for record in told if "learner/lr" in record)

@@ -15,7 +15,7 @@ from mmrl_rewards.contract import bind
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TASKS = ["count", "ground", "read"]
-SETTINGS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "deepspeed" not in path.parts]
+SETTINGS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "overlays" not in path.parts]
 
 
 @pytest.fixture(scope="module")
