@@ -15,7 +15,6 @@ examples:
   mmrl recipe show vlm_r1_rec --data /data    # what it is, what it needs, and which files are missing
   mmrl train vlm_r1_rec --model /models/Qwen2.5-VL-3B-Instruct --data /data
 """
-BY_HARDWARE = "by hardware"
 _INDENT = 14
 
 
@@ -33,23 +32,22 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from mmrl.config.recipes import iter_recipes, read_header
+    from mmrl.config.recipes import group_by_task
 
-    by_task: dict[str, list[tuple[str, str]]] = {}
-    for file in iter_recipes():
-        text = f"{file.stem}\n{file.read_text(encoding='utf-8')}".lower()
-        header = read_header(file)
-        if all(word.lower() in text for word in arguments.words):
-            task = header.sections.get("Task", BY_HARDWARE)
-            by_task.setdefault(task, []).append((file.stem, header.summary or header.title))
-    if not by_task:
+    lines: list[tuple[str, str]] = []  # name and summary; a task has no summary
+    for task, recipes in group_by_task().items():
+        found = []
+        for file, header in recipes:
+            text = f"{file.stem}\n{file.read_text(encoding='utf-8')}".lower()
+            if all(word.lower() in text for word in arguments.words):
+                found.append((f"  {file.stem}", header.summary or header.title))
+        lines += [(f"{task}:", ""), *found] if found else []
+    if not lines:
         echo(f"no recipe has all of the words {' '.join(arguments.words)}")
         return 1
-    width = max(len(name) for recipes in by_task.values() for name, _ in recipes) + 2
-    for task, recipes in sorted(by_task.items(), key=lambda group: (group[0] == BY_HARDWARE, group[0])):
-        echo(f"{task}:")
-        for name, summary in recipes:
-            echo(f"  {name:{width}}{summary}")
+    width = max(len(name) for name, summary in lines if summary) + 2
+    for name, summary in lines:
+        echo(f"{name:{width}}{summary}".rstrip())
     return 0
 
 

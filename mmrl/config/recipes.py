@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import mmrl
 from mmrl.types import UserError
+from mmrl.utils.files import shipped_folder
 
 if TYPE_CHECKING:
     from mmrl.config.load import LoadedConfig
 
+BY_HARDWARE: Final = "by hardware"
+"""Task of recipes that are not of a paper."""
 DATA: Final = "${data}"
 """Stands for `data.dir` in the texts of a config."""
 LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Benchmarks", "Departures")
@@ -39,15 +42,22 @@ class Header:
 
 
 def configs_folder() -> Path:
-    """Return the folder of the configs that come with mmrl: in a clone `configs`, in a wheel a package of its own."""
-    root = Path(mmrl.__file__).parents[1]
-    installed = root / "mmrl_configs"
-    return installed if installed.is_dir() else root / "configs"
+    """Return the folder of the configs that come with mmrl."""
+    return shipped_folder(Path(mmrl.__file__).parents[1], "mmrl_configs", "configs")
 
 
 def iter_recipes(kind: str = "recipes") -> Iterable[Path]:
     """Return the files of all recipes, or of all overlays with `kind` "overlays", by name."""
     return sorted((configs_folder() / kind).glob("*.yaml"))
+
+
+def group_by_task() -> dict[str, list[tuple[Path, Header]]]:
+    """Return all recipes, with their headers, by task: in the order of tasks and names, those for hardware last."""
+    groups: dict[str, list[tuple[Path, Header]]] = {}
+    for file in iter_recipes():
+        header = read_header(file)
+        groups.setdefault(header.sections.get("Task", BY_HARDWARE), []).append((file, header))
+    return {task: groups[task] for task in sorted(groups, key=lambda task: (task == BY_HARDWARE, task))}
 
 
 def find_config(name: str | Path, kind: str = "recipes") -> Path:

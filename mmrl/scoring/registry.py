@@ -20,6 +20,7 @@ from mmrl.config.schema import (
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import MediaPolicy, UserError, use_media_opener
+from mmrl.utils.files import shipped_folder
 from mmrl.utils.messages import did_you_mean
 from mmrl.utils.plugins import errors_about_call, load_function
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
@@ -28,9 +29,7 @@ from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind, takes_group
 
 AnyReward = Reward[...]
-# In a wheel they are a package of their own.
-_CASES_DIRS = tuple(Path(mmrl_rewards.__path__[0]).parent / name for name in ("mmrl_cases", "cases"))
-_CASES_DIR = next(filter(Path.is_dir, _CASES_DIRS), _CASES_DIRS[0])
+_CASES_DIR = shipped_folder(Path(mmrl_rewards.__path__[0]).parent, "mmrl_cases", "cases")
 
 
 def builtin_rewards() -> dict[str, AnyReward]:

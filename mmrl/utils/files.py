@@ -24,6 +24,11 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
+def shipped_folder(parent: Path, installed: str, source: str) -> Path:
+    """Return a folder that comes with mmrl: in a wheel a package of its own, in a clone a folder of another name."""
+    return parent / installed if (parent / installed).is_dir() else parent / source
+
+
 def resolve_inside(path: Path | str, roots: Sequence[Path], folders: dict[str, str] | None = None) -> Path:
     """Resolve the links of `path`, and check that the file lies in one of the resolved folders `roots`.
 
