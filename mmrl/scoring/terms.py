@@ -32,7 +32,7 @@ from mmrl.types import (
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
-from mmrl_rewards.contract import BoundReward, Of, TurnRewards
+from mmrl_rewards.contract import BoundReward, Of, TurnRewards, value_and_reason
 
 _MAX_REASON_CHARS = 2000
 _VERBS = {"requires": "requires", "fallback": "falls back on"}
@@ -93,7 +93,7 @@ def worker_failure(error: WorkerError) -> RewardFailure:
 
 
 def _check_result(reward: BoundReward, result: object, num_turns: int) -> RewardOutcome:
-    value, reason = result if isinstance(result, RewardValue) else (result, "")
+    value, reason = value_and_reason(result)
     low, high = reward.reward.low, reward.reward.high
     # NaN fails the comparison below, so what is not a number and what is not a number end in the same message.
     number = float(value) if isinstance(value, Real) else nan

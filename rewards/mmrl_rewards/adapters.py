@@ -26,7 +26,7 @@ from mmrl.types.rollout import FinishReason, Response, RewardValue
 from mmrl.types.sample import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Sample, Size, Target, use_media_opener
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
 from mmrl.utils.plugins import load_function
-from mmrl_rewards.contract import Reward, bind
+from mmrl_rewards.contract import Reward, bind, value_and_reason
 
 if TYPE_CHECKING:
     from mmrl.types.sample import Pixels, VideoRef
@@ -139,7 +139,7 @@ class TextReward:
         sample = Sample(id="row", task="row", parts=(*refs, question), target=target, meta=columns)
         with use_media_opener(_PictureOpener(pictures)):
             result = self._bound(response, sample)
-        value, reason = result if isinstance(result, RewardValue) else (result, "")
+        value, reason = value_and_reason(result)
         if not isinstance(value, int | float) or not self.reward.low <= value <= self.reward.high:
             raise UserError(
                 f"reward {self.__name__!r} returned {value!r}, which is not a number from {self.reward.low} to "

@@ -29,7 +29,6 @@ from mmrl.types import (
     ImageRef,
     ResizeMap,
     Response,
-    RewardValue,
     Sample,
     Size,
     Target,
@@ -40,7 +39,7 @@ from mmrl.types import (
 )
 from mmrl.utils.digests import file_digest
 from mmrl.utils.error_catcher import ErrorCatcher
-from mmrl_rewards.contract import BoundReward
+from mmrl_rewards.contract import BoundReward, value_and_reason
 
 _ModelT = TypeVar("_ModelT")
 _RESPONSE_FORMAT_ADAPTER: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
@@ -230,7 +229,7 @@ class Case(_CaseModel):
             result = reward(*self.build())
         match caught.error:
             case None:
-                value, reason = result if isinstance(result, RewardValue) else (result, "no reason given")
+                value, reason = value_and_reason(result, "no reason given")
             case Unscorable() as error:
                 return CaseResult("unscorable", str(error), self.expected == "unscorable")
             case error:

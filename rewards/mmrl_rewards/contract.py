@@ -110,11 +110,11 @@ class BoundReward:
                 the answer is bad, and with `abstains_on_low` where it gets the low end.
         """
         if self.abstains_on_low:
-            value = self.reward(response, sample, **self.args)
-            number, reason = value if isinstance(value, RewardValue) else (value, "")
-            if number == self.reward.low:
+            result = self.reward(response, sample, **self.args)
+            value, reason = value_and_reason(result)
+            if value == self.reward.low:
                 raise Unscorable(f"the low end: {reason}")
-            return value
+            return result
         if not self.abstains_on_bad_answer:
             return self.reward(response, sample, **self.args)
         try:
@@ -270,6 +270,11 @@ def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -
         return parse_answer_value(answer_type, text)
     except ValueError as error:
         raise BadAnswer(f"{of} is {error}: {text[:40]!r}") from error
+
+
+def value_and_reason(result: object, no_reason: str = "") -> tuple[Any, Any]:
+    """Return the two fields of what a reward returned, a `RewardValue` or a number without a reason; unchecked."""
+    return result if isinstance(result, RewardValue) else (result, no_reason)
 
 
 def column_value(sample: Sample, column: str) -> object:

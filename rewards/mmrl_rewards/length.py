@@ -17,7 +17,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl_rewards import box, choice, classify, detect, gui, jigsaw, maths, number, point, span, text
-from mmrl_rewards.contract import reward
+from mmrl_rewards.contract import reward, value_and_reason
 from mmrl_rewards.geometry import Threshold
 
 Tokens = Annotated[int, Field(ge=1)]
@@ -135,7 +135,7 @@ def _score_if_correct(
             f"no reward here says whether a {sample.target.answer_type} is right, except for {', '.join(_ANSWER_TYPES)}"
         )
     accuracy = accuracy_reward(response, sample)
-    value, reason = accuracy if isinstance(accuracy, RewardValue) else (accuracy, "")
+    value, reason = value_and_reason(accuracy)
     if value < threshold:
         return RewardValue(0.0, f"wrong: {reason}")
     return RewardValue(floor + (1.0 - floor) * length_score, f"right, {response.num_tokens} tokens: {reason}")
