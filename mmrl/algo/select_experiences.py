@@ -210,7 +210,7 @@ def make_experiences(
         turn_rows: Sequence[tuple[float, ...] | None] = compute_turn_advantages(group, row) or [None] * len(row)
         for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
             if turns is not None:
-                advantage = fmean(turns)  # noqa: PLW2901  # for whoever wants one for each rollout
+                advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout
             if not isfinite(advantage):
                 owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
                 raise ValueError(f"{owner}: advantage {advantage} is not finite")

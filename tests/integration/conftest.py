@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness import Command, Done, experiment, mmrl, shared, write
+from published_rows import export_tiny_model
 from zoom_runs import zoom_config
 
 from mmrl.cli import main
@@ -23,6 +24,12 @@ def here(capfd: pytest.CaptureFixture[str]) -> Command:
         return Done(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Qwen2.5-VL, as a recipe's own model would be."""
+    return export_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

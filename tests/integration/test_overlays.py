@@ -9,7 +9,7 @@ from pathlib import Path
 import published_rows
 import pytest
 from harness import Command
-from published_rows import export_tiny_model, make_small
+from published_rows import make_small
 from serving import reply, served
 
 from mmrl.config import explain, load_config
@@ -26,12 +26,7 @@ TINY = {
     "april": {"rollout_steps.0.partial_rollout_tokens": 4},
     "one_example": {"repeat_samples_to": 2},
 }
-"""What is made small in the recipe's last stage."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_tiny_model(tmp_path_factory.mktemp("model"))
+"""Overrides by overlay that make the recipe's last stage small."""
 
 
 def test_all_overlays_are_there_and_headed():
@@ -90,9 +85,9 @@ def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("overlay", ["dapo", "prorl"])
 def test_dapo_and_prorl_train_three_recipes(
-    recipe: str, overlay: str, tmp_path: Path, model: Path, here: Command
+    recipe: str, overlay: str, tmp_path: Path, tiny_model: Path, here: Command
 ) -> None:
-    told = train(recipe, overlay, tmp_path, model, here)
+    told = train(recipe, overlay, tmp_path, tiny_model, here)
     steps = [record for record in told if "learner/lr" in record]
     if overlay == "dapo":
         assert all("reward/term/overlong" in record for record in steps)
@@ -103,26 +98,26 @@ def test_dapo_and_prorl_train_three_recipes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", ["april", "balanced", "limr", "one_example", "think_prune", "tina"])
-def test_the_other_overlays_train(overlay: str, tmp_path: Path, model: Path, here: Command) -> None:
+def test_the_other_overlays_train(overlay: str, tmp_path: Path, tiny_model: Path, here: Command) -> None:
     words = ["stages.limr_best.range=[0.0, null]"] if overlay == "limr" else []
-    train("r1_v", overlay, tmp_path, model, here, *words)
+    train("r1_v", overlay, tmp_path, tiny_model, here, *words)
 
 
 @pytest.mark.slow
 def test_co_reward_trains_where_rows_have_another_wording(
-    tmp_path: Path, model: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = published_rows.load_rows("r1_v")
     files = {}
     for path, table in plain["files"].items():
         files[path] = [{**row, "reworded": f"In other words: {row['problem']}"} for row in table]
     monkeypatch.setattr(published_rows, "load_rows", lambda name: {**plain, "files": files})
-    told = train("r1_v", "co_reward", tmp_path, model, here)
+    told = train("r1_v", "co_reward", tmp_path, tiny_model, here)
     assert all("reworded/no_majority" in record for record in told if "learner/lr" in record)
 
 
 @pytest.mark.slow
-def test_par_trains_on_a_reward_model(tmp_path: Path, model: Path, here: Command) -> None:
+def test_par_trains_on_a_reward_model(tmp_path: Path, tiny_model: Path, here: Command) -> None:
     with served(lambda handler, body: reply(handler, {"score": 1.0})) as (url, _):
-        told = train("r1_v", "par", tmp_path, model, here, f"rewards.terms.par.args.scorer.url={url}")
+        told = train("r1_v", "par", tmp_path, tiny_model, here, f"rewards.terms.par.args.scorer.url={url}")
     assert all("reward/term/par" in record for record in told if "learner/lr" in record)

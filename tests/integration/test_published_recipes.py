@@ -14,7 +14,7 @@ import published_rows
 import pytest
 from harness import Command
 from PIL import Image
-from published_rows import export_tiny_model, make_small
+from published_rows import make_small
 from serving import judging, reply, served
 
 from mmrl.config import explain, load_config
@@ -29,11 +29,6 @@ HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")
 PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
 MOST_LINES = 65
 NUM_STEPS = 2  # of each stage
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +96,7 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_runs_with_a_tiny_model(
-    name: str, tmp_path: Path, model: Path, judge: str, scorer: str, here: Command
+    name: str, tmp_path: Path, tiny_model: Path, judge: str, scorer: str, here: Command
 ) -> None:
     config = load_config(name).config
     overrides = make_small(config)
@@ -112,7 +107,7 @@ def test_a_published_recipe_runs_with_a_tiny_model(
             overrides[f"rewards.terms.{index}.args.scorer.url"] = scorer
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     data = published_rows.write_data(name, tmp_path / "data")
-    folders = ("--model", model, "--data", data, "--run-dir", tmp_path / "run")
+    folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
     done = here("train", name, *folders, *words, "--steps", NUM_STEPS)
     assert done.code == 0, done.errors
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

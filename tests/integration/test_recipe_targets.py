@@ -1,4 +1,4 @@
-"""What recipes make of published rows: targets, thoughts and questions of layouts that their templates take apart."""
+"""Templates of recipes turn published rows into targets, thoughts and questions."""
 
 import json
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from published_rows import export_tiny_model, make_small, write_data
+from published_rows import make_small, write_data
 
 from mmrl.config import load_config
 
@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_it_lists_explains_tests_rewards_and_trains_a_recipe(site: Path, tmp_path: Path) -> None:
+def test_it_lists_explains_tests_rewards_and_trains_a_recipe(site: Path, tiny_model: Path, tmp_path: Path) -> None:
     def mmrl(*arguments: object) -> str:
         command = [sys.executable, "-m", "mmrl", *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(site)}
@@ -45,6 +45,6 @@ def test_it_lists_explains_tests_rewards_and_trains_a_recipe(site: Path, tmp_pat
     assert str(site) in mmrl("explain", "r1_v").splitlines()[0]
     assert "0 of" not in mmrl("reward", "test", "number:exact")
     words = [f"{key}={json.dumps(value)}" for key, value in make_small(load_config("r1_v").config).items()]
-    folders = ("--model", export_tiny_model(tmp_path / "model"), "--data", write_data("r1_v", tmp_path / "data"))
+    folders = ("--model", tiny_model, "--data", write_data("r1_v", tmp_path / "data"))
     mmrl("train", "r1_v", *folders, *words, "--steps", 1, "--run-dir", "run")
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

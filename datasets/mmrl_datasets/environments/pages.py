@@ -92,8 +92,8 @@ class PageSearch:
         except BadRowError as error:
             raise Unscorable(str(error)) from error
         # A template writes an id a line.
-        gold = gold.split("\n") if isinstance(gold, str) else gold
-        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= {*self.corpus.ids, ""}:
+        gold = [line for line in gold.split("\n") if line] if isinstance(gold, str) else gold
+        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= set(self.corpus.ids):
             raise Unscorable(f"relevant pages must be a list of ids of pages of the corpus, not {gold!r:.80}")
         self.gold = set(map(str, gold))
         question = sample.meta.get("query")

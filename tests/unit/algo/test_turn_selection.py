@@ -1,4 +1,4 @@
-"""What selection, metrics, records, replay and checkpoints make of advantages that differ between turns."""
+"""Selection, metrics, records, replay and checkpoints keep the advantages of turns apart."""
 
 from __future__ import annotations
 

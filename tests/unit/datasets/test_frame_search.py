@@ -174,6 +174,7 @@ def test_the_step_shows_frames_of_the_video_in_the_question(make_tiny):
         step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
         ((shown,),) = step(RolloutBatch(groups=responses(tiny, choose(2, 20)).groups), step=0).groups
     frames = [observation.ref for observation in shown.observations]
-    assert [frame.timestamp for frame in frames] == [number / 12 for number in (3, 5, 7, 9, 12, 14, 16, 19)]
+    expected = [number / 12 for number in (3, 5, 7, 9, 12, 14, 16, 19)]
+    assert [frame.timestamp for frame in frames] == expected
     assert {frame.sha256 for frame in frames} == {question.media[0].sha256}
     assert len(shown.turns) == 2 and shown.turns[1].terminated and not shown.turns[1].valid

@@ -413,7 +413,7 @@ def pictures(tmp_path):
 
 
 def describe(first, second):
-    """How one place, (x, y) of a corner in the picture, lies from another in the words of Jigsaw-R1."""
+    """Return the words of Jigsaw-R1 for the direction of one place, (x, y) of its corner, from another."""
     side = "left" if first[0] < second[0] else "right"
     height = "upper" if first[1] < second[1] else "lower"
     if first[1] == second[1]:

@@ -152,7 +152,8 @@ def test_a_mixture_that_pilots_predict_is_laid_over_modomodo(read_recipe, tmp_pa
     names = [source.name for source in read_recipe("modomodo").data.train]
     assert [source.weight for source in read_recipe("modomodo").data.train] == [0.2] * 5
     best = dict(zip(names, (0.1, 0.1, 0.3, 0.2, 0.3), strict=True))
-    mixtures = [{name: 1.0} for name in names] + [{a: 1.0, b: 1.0} for a, b in combinations(names, 2)]
+    mixtures = [{name: 1.0} for name in names]
+    mixtures += [{a: 1.0, b: 1.0} for a, b in combinations(names, 2)]
     mixtures += [{name: 1.0 + (name == other) for name in names} for other in names]
     pilots = []
     for weights in mixtures:
