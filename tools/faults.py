@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from episode_faults import kill_in_episodes, kill_ranks_in_episodes
 from lab import ASYNC_CHECKPOINTS, MAX_EXIT_S, FaultHarness, FaultRow, is_saving, wait_for_exit
 from rank_faults import kill_all_processes, kill_launcher, kill_rank, kill_rank_while_saving
 from safetensors.torch import load_file
@@ -189,6 +190,8 @@ def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
 
 FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
     "kill": kill_run,
+    "episodes": kill_in_episodes,
+    "episodes_of_ranks": kill_ranks_in_episodes,
     "terminate": send_sigterm,
     "full_disk": fill_disk,
     "read_only": make_read_only,
