@@ -1,0 +1,108 @@
+"""Search of `mmrl_datasets.environments.pages`, whose pages are found by an encoder of their pictures.
+
+    python -m mmrl.rollout.environments.encoded_pages pages.jsonl ENCODER
+
+writes the index, once for a table and an encoder; `fn: "mmrl.rollout.environments.encoded_pages:make"` searches it.
+
+Source: VRAG-RL, arXiv:2505.22019, 3.1. Departures: a page and a query have one vector each, of a CLIP or SigLIP, in
+place of the vectors of ColQwen2's tokens and the sum of their largest products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from mmrl.media.pixel_reader import PixelReader
+from mmrl.types import Environment, MediaPolicy, Unscorable, UserError
+from mmrl.utils.digests import file_digest, frames_digest
+from mmrl.utils.files import write_atomically
+from mmrl_datasets.environments.pages import Page, PageSearch, Rank, read_pages
+from mmrl_datasets.readers.columns import parse_column
+from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image
+
+
+def make(*, corpus: str, encoder: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str = "pages") -> Environment:
+    """Make the search of one episode.
+
+    Options:
+        corpus, top_k, relevant: those of `mmrl_datasets.environments.pages:make`; pages need no text.
+        encoder: folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. It is
+            loaded with the first search of a process, within the step's `timeout_s`.
+
+    Raises:
+        UserError: the table cannot be read, or there is no index of it and the encoder.
+    """
+    return PageSearch(*_load(Path(corpus).absolute(), encoder), top_k, parse_column(relevant, "relevant"))
+
+
+def index_file(table: Path, encoder: str) -> Path:
+    """Return the file of the index, beside the table and named by the digests of table and encoder.
+
+    Raises:
+        UserError: the table or the encoder cannot be read.
+    """
+    try:
+        files = [path for path in sorted(Path(encoder).iterdir()) if path.suffix in (".json", ".safetensors")]
+        digest = frames_digest({path.name: file_digest(path) for path in [*files, table]})
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    return table.with_name(f"{table.stem}.{digest[:16]}.npy")
+
+
+def write_index(table: Path, encoder: str) -> Path:
+    """Embed the picture of every page of a table, and return the index: float64 unit vectors `[pages, embedding_size]`.
+
+    Raises:
+        UserError: the table or a picture cannot be read, or the index cannot be written.
+        Unscorable: there is no such model in the folder.
+    """
+    file, pages = index_file(table, encoder), read_pages(table)
+    reader = PixelReader(MediaPolicy(roots=(table.parent.resolve(),)))
+    rows = []
+    for page in pages:
+        rows.append(embed_captioned_image(encoder, reader.read_image(page.ref(), None)))
+    content = io.BytesIO()
+    np.save(content, np.stack(rows))
+    write_atomically(file, content.getvalue())
+    return file
+
+
+@lru_cache(maxsize=4)  # an environment is made for each episode
+def _load(table: Path, encoder: str) -> tuple[Sequence[Page], Rank]:
+    file = index_file(table, encoder)
+    if not file.exists():
+        command = f"python -m mmrl.rollout.environments.encoded_pages {table} {encoder}"
+        raise UserError(f"there is no index of these pages and this encoder; `{command}` writes {file.name}")
+    vectors = np.load(file)
+
+    def rank(words: str) -> Sequence[int]:
+        similarities = vectors @ embed_caption(encoder, words, cut=True)
+        best_first: list[int] = np.argsort(-similarities, kind="stable").tolist()
+        return best_first
+
+    return read_pages(table), rank
+
+
+def main() -> None:
+    """Write the index of the table and the encoder on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path, help="the table of pages")
+    parser.add_argument("encoder", help="folder of the encoder")
+    options = parser.parse_args()
+    try:
+        print(write_index(options.corpus.absolute(), options.encoder))
+    except (UserError, Unscorable) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
