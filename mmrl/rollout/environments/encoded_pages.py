@@ -4,8 +4,9 @@
 
 writes the index, once for a table and an encoder; `fn: "mmrl.rollout.environments.encoded_pages:make"` searches it.
 
-Source: VRAG-RL, arXiv:2505.22019, 3.1. Departures: a page and a query have one vector each, of a CLIP or SigLIP, in
-place of the vectors of ColQwen2's tokens and the sum of their largest products.
+Source: VRAG-RL, arXiv:2505.22019, and search_engine.py of github.com/Alibaba-NLP/VRAG at commit a5bfd20, which takes the
+largest inner products of one vector for a page and one for the query. Departure: the encoder is a CLIP or SigLIP, which
+reads the beginning of a long query, in place of their GVE or Qwen3-VL-Embedding.
 """
 
 from __future__ import annotations
