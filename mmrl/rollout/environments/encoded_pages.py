@@ -4,9 +4,9 @@
 
 writes the index, once for a table and an encoder; `fn: "mmrl.rollout.environments.encoded_pages:make"` searches it.
 
-Source: VRAG-RL, arXiv:2505.22019, and search_engine.py of github.com/Alibaba-NLP/VRAG at commit a5bfd20, which takes the
-largest inner products of one vector for a page and one for the query. Departure: the encoder is a CLIP or SigLIP, which
-reads the beginning of a long query, in place of their GVE or Qwen3-VL-Embedding.
+Source: VRAG-RL, arXiv:2505.22019, and search_engine.py of github.com/Alibaba-NLP/VRAG at commit a5bfd20, which takes
+the largest inner products of one vector for a page and one for the query. Departure: the encoder is a CLIP or SigLIP,
+which reads the beginning of a long query, in place of their GVE or Qwen3-VL-Embedding.
 """
 
 from __future__ import annotations
