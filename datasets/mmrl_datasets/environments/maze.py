@@ -42,7 +42,6 @@ class Maze:
     num_lava: int
     cell_px: int
     distances: tuple[int, int]
-    lava_reward: float
     bias: float
 
     def reset(self, sample: Sample, seed: int) -> Observation:
@@ -69,10 +68,8 @@ class Maze:
         there = _neighbour(self.agent, word)
         self.agent = there if self._is_inside(there) else self.agent
         at_goal, in_lava = self.agent == self.goal, self.agent in self.lava
-        reward = 1.0 if at_goal else self.lava_reward if in_lava else 0.0
-        return StepResult(
-            observation=self._observe(""), reward=reward, terminated=at_goal or in_lava, info=self._measure()
-        )
+        shown, ended = self._observe(""), at_goal or in_lava
+        return StepResult(observation=shown, reward=float(at_goal), terminated=ended, info=self._measure())
 
     def close(self) -> None:
         """End the episode; it holds nothing that has to be released."""
@@ -138,7 +135,6 @@ def make(
     lava: LavaCount = 2,
     cell_px: CellPixels = 12,
     distances: tuple[int, int] = (2, 4),
-    lava_reward: float = 0.0,
     bias: Fraction = 0.0,
 ) -> Maze:
     """Return a maze, whose picture has a side of `size` x `cell_px` pixels.
@@ -148,13 +144,12 @@ def make(
         lava: cells with lava, which ends an episode.
         cell_px: side of a cell.
         distances: fewest and most moves of the shortest path from start to goal.
-        lava_reward: reward of entering lava.
         bias: probability with which the annotator of demonstrations says "up" in place of "down"; he then also goes
             through lava. 0 makes him an expert.
     """
     if lava > size * size - 2:
         raise UserError(f"lava={lava} leaves no room for start and goal in a maze of size={size}")
-    return Maze(size=size, num_lava=lava, cell_px=cell_px, distances=distances, lava_reward=lava_reward, bias=bias)
+    return Maze(size=size, num_lava=lava, cell_px=cell_px, distances=distances, bias=bias)
 
 
 def _neighbour(cell: Cell, word: str) -> Cell:

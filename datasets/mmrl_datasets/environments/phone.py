@@ -60,7 +60,6 @@ class Phone:
 
     scale: int
     coordinates: str
-    calls: bool
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Show the home screen, with the task of a seed."""
@@ -94,10 +93,10 @@ class Phone:
     def close(self) -> None:
         """End the episode; it holds nothing that has to be released."""
 
-    def expert(self) -> str | Action:
+    def expert(self) -> str:
         """Return the next action on a shortest way."""
         action = self._next_action()
-        return action if self.calls else json.dumps({"action": action.name, **action.arguments})
+        return json.dumps({"action": action.name, **action.arguments})
 
     def _next_action(self) -> Action:
         if self._is_done():
@@ -183,14 +182,11 @@ class Phone:
         return picture
 
 
-def make(
-    *, scale: Scale = 2, coordinates: Literal["px_original", "norm_1000"] = "px_original", calls: bool = False
-) -> Phone:
+def make(*, scale: Scale = 2, coordinates: Literal["px_original", "norm_1000"] = "px_original") -> Phone:
     """Return a phone, whose picture has 112 x 224 pixels times `scale`.
 
     Options:
         scale: pixels of the picture for each that is drawn.
         coordinates: what the coordinates of actions are measured in: px_original for Qwen2.5-VL, else norm_1000.
-        calls: the expert makes tool calls (`action: call`); otherwise he writes JSON (`action: tag`).
     """
-    return Phone(scale=scale, coordinates=coordinates, calls=calls)
+    return Phone(scale=scale, coordinates=coordinates)

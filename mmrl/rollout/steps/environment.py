@@ -29,7 +29,7 @@ from mmrl.rollout.environments.episodes import (
 )
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.rollout.steps.base import with_metrics
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner, cut_text, encode_part, environment_segment
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
     LAST_MEDIUM,
@@ -38,7 +38,6 @@ from mmrl.types import (
     Author,
     ImageRef,
     MediaError,
-    MediaRangeError,
     MediaRef,
     MediaResult,
     Observation,
@@ -213,7 +212,7 @@ class EpisodePlayer:
                 return None
             for ref in refs:
                 if pending:
-                    segments.append(_environment_segment(pending))
+                    segments.append(environment_segment(pending))
                     pending = ()
                 segments.append(processor.build_tool_segment(ref))
         except (ValueError, OverflowError) as error:
@@ -223,13 +222,10 @@ class EpisodePlayer:
             pending = self._open_observation(rollout)
         except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
-        text = observation.text
-        if len(text) > options.max_observation_chars:
-            excess = len(text) - options.max_observation_chars
-            text = f"{text[: options.max_observation_chars]}... ({excess} more characters)"
+        text = cut_text(observation.text, options.max_observation_chars)
         suffix = options.brackets[1] + processor.encoder.response_opening
         ending = processor.tokenize(suffix, parse_special=True)
-        segments.append(_environment_segment((*pending, *processor.tokenize(text), *ending)))
+        segments.append(environment_segment((*pending, *processor.tokenize(text), *ending)))
         longer = replace(rollout, segments=(*rollout.segments, *segments))
         if longer.num_tokens + room_for_turn > options.max_tokens:
             episode.end(truncated=True)
@@ -271,11 +267,7 @@ class EpisodePlayer:
             part = replace(part, medium_number=len(rollout.media))
         refs = [ref for _, ref in find_media(part, rollout)]
         for ref in refs:
-            try:
-                self.processor.build_tool_segment(ref)
-            except MediaRangeError as error:
-                # The message begins with the file's path, which the model must not see.
-                raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
+            encode_part(self.processor, ref)
         return refs
 
 
@@ -360,9 +352,10 @@ def make_player(
 ) -> EpisodePlayer:
     """Return what plays the episodes of a step, with processes of its own. They start with the first action."""
     workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options)
+    tool_runner.close_workers.append(workers.close)
     return EpisodePlayer(
         options=options,
-        workers=tool_runner.keep(workers),
+        workers=workers,
         processor=processor,
         frames_dir=tool_runner.frames_dir,
         seed=seed,
@@ -382,7 +375,3 @@ def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, 
             for key, value in turn.info.items():
                 sums[f"info/{key}"] = sums.get(f"info/{key}", 0.0) + value
     return {f"{name}/{key}": float(value) for key, value in sums.items()}
-
-
-def _environment_segment(token_ids: tuple[int, ...]) -> Segment:
-    return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)
