@@ -11,7 +11,6 @@ which reads the beginning of a long query, in place of their GVE or Qwen3-VL-Emb
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Sequence
@@ -93,17 +92,8 @@ def _load(table: Path, encoder: str) -> tuple[Sequence[Page], Rank]:
     return read_pages(table), rank
 
 
-def main() -> None:
-    """Write the index of the table and the encoder on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", type=Path, help="the table of pages")
-    parser.add_argument("encoder", help="folder of the encoder")
-    options = parser.parse_args()
+if __name__ == "__main__":
     try:
-        print(write_index(options.corpus.absolute(), options.encoder))
+        print(write_index(Path(sys.argv[1]).absolute(), sys.argv[2]))
     except (UserError, Unscorable) as error:
         sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()

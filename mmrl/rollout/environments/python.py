@@ -39,10 +39,9 @@ _told: set[str] = set()  # weaknesses of this machine that were printed
 class PythonEnvironment:
     """Runs code of one episode in a process."""
 
-    def __init__(self, *, timeout_s: float, memory_mib: int, file_mib: int, max_chars: int) -> None:
+    def __init__(self, timeout_s: float, **limits: int) -> None:
         """`make` says what the options are."""
-        self.timeout_s = timeout_s
-        self.limits = json.dumps({"memory_mib": memory_mib, "file_mib": file_mib, "max_chars": max_chars})
+        self.timeout_s, self.limits = timeout_s, json.dumps(limits)
         self.folder = tempfile.TemporaryDirectory(prefix="mmrl-python-", ignore_cleanup_errors=True)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -131,4 +130,4 @@ def make(
         file_mib: size of a file that it may write.
         max_chars: characters of output that are kept.
     """
-    return PythonEnvironment(timeout_s=timeout_s, memory_mib=memory_mib, file_mib=file_mib, max_chars=max_chars)
+    return PythonEnvironment(timeout_s, memory_mib=memory_mib, file_mib=file_mib, max_chars=max_chars)

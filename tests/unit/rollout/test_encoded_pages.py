@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 from tiny_clip import write_clip
 
-from mmrl.rollout.environments.encoded_pages import index_file, main, make, write_index
+from mmrl.rollout.environments.encoded_pages import index_file, make, write_index
 from mmrl.types import AnswerType, Sample, Target, Unscorable, UserError
 
 WORDS = ("red", "green", "blue", "page", "of")
@@ -71,7 +72,7 @@ def test_index_belongs_to_a_table_and_an_encoder(table, encoder, tmp_path_factor
     with pytest.raises(UserError, match=r"no index of these pages .*`python -m mmrl\.rollout.* writes pages\."):
         make(corpus=str(table), encoder=encoder)
     monkeypatch.setattr(sys, "argv", ["encoded_pages", str(table), encoder])
-    main()
+    runpy.run_module("mmrl.rollout.environments.encoded_pages", run_name="__main__")
     file = Path(capsys.readouterr().out.strip())
     assert file == index_file(table, encoder) and np.load(file).shape == (4, 8)
     first = file.read_bytes()
@@ -92,7 +93,7 @@ def test_what_cannot_be_embedded_is_named(table, encoder, tmp_path, monkeypatch)
     (tmp_path / "red.png").write_bytes(b"no picture")
     monkeypatch.setattr(sys, "argv", ["encoded_pages", str(table), encoder])
     with pytest.raises(SystemExit, match=r"error: .*red\.png"):
-        main()
+        runpy.run_module("mmrl.rollout.environments.encoded_pages", run_name="__main__")
     assert not index_file(table, encoder).exists()
     with pytest.raises(UserError, match="cannot be read"):
         write_index(tmp_path / "missing.jsonl", encoder)
