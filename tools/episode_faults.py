@@ -106,6 +106,6 @@ def kill_after_actions(harness: FaultHarness, where: str, *overrides: str) -> Fa
         if wait_for_exit(process) == 0:
             lost.append(f"it ended before action {moment} of {total}")
         lost += kill_leftovers([*ranks, *workers], within_s=MAX_EXIT_S) + harness.finish_and_compare(*overrides)
-    tried = f"{tries} times, after {len(moments)} different numbers of {total} actions, {where}"
+    tried = f"{tries} times, after {len(moments)} different numbers of {total} actions"
     outcome = "no process was left; resumed; all bytes equal"
     return FaultRow(f"kill -9 in the midst of episodes ({where})", tried, outcome, lost)
