@@ -12,7 +12,7 @@ from factories import make_context
 
 from mmrl.answer import validate_value
 from mmrl.config.schema import EnvironmentConfig
-from mmrl.rollout.environments.episodes import EpisodeRequest, EpisodeWorkers, load_environment
+from mmrl.rollout.environments.episodes import Ask, EpisodeRequest, EpisodeWorkers, load_environment
 from mmrl.types import Action, AnswerType, CoordinateSystem, ImageRef, RejectedRow, Sample, UserError
 from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
 from mmrl.utils.seeds import derive_seed
@@ -96,7 +96,7 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     (sample,) = read(context, size=1)
     request = EpisodeRequest(
         key=(0, 0), sample=sample, seed=sample.meta[SEED_KEY], first_digest=sample.meta[DIGEST_KEY], past=(),
-        digests=(), action=None, replayable=True,
+        digests=(), action=Ask.EXPERT, replayable=True,
     )  # fmt: skip
     from mmrl.rollout.environments.episodes import _load_episodes
 
