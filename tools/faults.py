@@ -7,8 +7,8 @@
 A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already, or
 in two that it launches (rank_faults.py, which needs DeepSpeed). It imitates and reinforces with a tool, rethinking,
 replay, KL and a decaying rate (`CONFIG` in lab.py), or in an environment (episode_faults.py). What it ends with is
-compared byte for byte with what an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts, export. Exits 1 if anything is
-lost in any row.
+compared byte for byte with what an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts,
+export. Exits 1 if anything is lost in any row.
 """
 
 from __future__ import annotations
