@@ -188,10 +188,22 @@ def test_each_state_on_the_experts_way_becomes_a_sample(context):
     assert all(DIGEST_KEY not in s.meta and s.meta["episode"] in s.id for s in samples)
 
 
-@pytest.mark.parametrize("calls", [False, True])
-def test_actions_on_a_screen_become_targets_of_that_type(context, calls):
-    args = {"scale": 1, "calls": calls}
-    samples = read(context, fn=PHONE, task="phone", steps=True, args=args, coordinates=CoordinateSystem.PX_ORIGINAL)
+CALLING_PHONE = """
+from mmrl_datasets.environments.phone import Phone
+
+class CallingPhone(Phone):
+    def expert(self):
+        return self._next_action()
+
+make = CallingPhone
+"""
+
+
+@pytest.mark.parametrize("fn", [PHONE, "./calling.py:make"])
+def test_actions_on_a_screen_become_targets_of_that_type(context, fn):
+    (context.base_dir / "calling.py").write_text(CALLING_PHONE)
+    options = {"task": "phone", "steps": True, "args": {"scale": 1}, "coordinates": CoordinateSystem.PX_ORIGINAL}
+    samples = read(context, fn=fn, **options)
     names = set()
     for sample in samples:
         assert sample.target.answer_type is AnswerType.ACTION and isinstance(sample.target.value, Action)
