@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from mmrl.types import (
     LAST_MEDIUM,
@@ -141,7 +141,7 @@ class PageSearch:
         return ", ".join(self.seen) or "no page"
 
 
-def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str = "pages") -> Environment:
+def make(*, corpus: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
     """Make the search of one episode.
 
     Options:

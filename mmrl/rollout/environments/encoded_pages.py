@@ -16,10 +16,9 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import PositiveInt
 
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.types import Environment, MediaPolicy, Unscorable, UserError
@@ -30,7 +29,7 @@ from mmrl_datasets.readers.columns import parse_column
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image
 
 
-def make(*, corpus: str, encoder: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str = "pages") -> Environment:
+def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
     """Make the search of one episode.
 
     Options:
