@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).parents[2] / "tools" / "faults.py"
-FAULTS = ["kill", "read_only", "not_a_number", "clock"]
+FAULTS = ["kill", "episodes", "read_only", "not_a_number", "clock"]
 
 
 @pytest.mark.slow
@@ -27,4 +27,4 @@ def test_nothing_is_lost() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]
-    assert len(rows) == 5
+    assert len(rows) == 6
