@@ -12,7 +12,7 @@ from time import monotonic
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
-from mmrl.config.schema.base import matches_rollout
+from mmrl.config.schema.base import condition_value, matches_rollout
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.reward_calls import RewardCall, load_rewards, make_error, raise_if_killed, read_outcomes
 from mmrl.scoring.terms import (
@@ -85,6 +85,9 @@ class RewardFunctionScorer:
         self._terms_by_name = {term.name: term for term in terms}
         self._counted_terms = find_counted_terms(terms)
         self._sample_conditions = {term.name: term.options.sample_when for term in terms}
+        self._condition_columns = {column for when in self._sample_conditions.values() for column in when}
+        # Terms by evaluation and by what a sample has in these columns: few for many samples, each asked about often.
+        self._applicable_terms: dict[tuple[object, ...], list[BoundTerm]] = {}
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -105,11 +108,14 @@ class RewardFunctionScorer:
 
         A term that is only the fallback of others is none of them. Conditions on the rollout are not looked at.
         """
-        terms = []
-        for term in self._counted_terms:
-            is_left_out = evaluation and term.options.training_only
-            if not is_left_out and matches_conditions(self._sample_conditions[term.name], sample):
-                terms.append(term)
+        key = (evaluation, *[condition_value(sample, column) for column in self._condition_columns])
+        terms = self._applicable_terms.get(key)
+        if terms is None:
+            terms = self._applicable_terms[key] = []
+            for term in self._counted_terms:
+                is_left_out = evaluation and term.options.training_only
+                if not is_left_out and matches_conditions(self._sample_conditions[term.name], sample):
+                    terms.append(term)
         return terms
 
     def score_groups(
