@@ -260,7 +260,7 @@ def plan_published(row: Published) -> Plan:
     micro_batch = MicroBatch(
         num_groups=row.sequences, prompt_tokens=row.prompt, grids=row.grids, responses=(row.response,)
     )
-    return replace(plan, micro_batch=micro_batch, measurement=measure(plan.model, config.model, micro_batch))
+    return replace(plan, micro_batch=micro_batch)
 
 
 def compare_row(row: Published) -> dict[str, float]:

@@ -27,6 +27,8 @@ RECIPES = ["qwen2_5_vl_7b_8x80gb", "qwen3_vl_30b_a3b_8x80gb"]
 
 # `safetensors.total` of each model on huggingface.co, or, for Qwen3.5, the presets of keras-team/keras-hub.
 PUBLISHED_PARAMETERS = {
+    "qwen2-vl-2b": 2_208_985_600,
+    "qwen2-vl-7b": 8_291_375_616,
     "qwen2.5-vl-3b": 3_754_622_976,
     "qwen2.5-vl-7b": 8_292_166_656,
     "qwen2.5-vl-32b": 33_452_718_336,
@@ -143,7 +145,7 @@ def test_remedy_is_the_first_rung_that_fits_and_can_be_pasted(tmp_path):
     memory_gb = 80.0
     assert list(find_remedy(plan, plan_with)) == ["model.gradient_checkpointing"]
     # Pasted into a config, the lines are read as they are meant.
-    settings = {"model.gradient_checkpointing": ["vision"], "model.lora": {"rank": 8}, "deepspeed.zero_stage": 3}
+    settings = {"model.gradient_checkpointing": ["vision"], "deepspeed.zero_stage": 3, "model.lora": {"rank": 8}}
     file = tmp_path / "pasted.yaml"
     file.write_text(f"extends: {QUICKSTART}\n" + "\n".join(yaml_lines(settings)))
     pasted = load_config(file).config
@@ -166,6 +168,8 @@ def test_recipe_states_the_memory_that_its_command_prints(recipe, monkeypatch):
 def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
     with pytest.raises(UserError, match="shapes come with mmrl"):
         read_shapes(ModelConfig(path="Qwen/Qwen9-VL-3B"))
+    tuned = read_shapes(ModelConfig(path="somebody/Mine-Qwen2.5-VL-3B-SFT"))
+    assert tuned.text.hidden_size == 2048 and "has the shapes of qwen2.5-vl-3b" in tuned.note
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UserError, match="'llama' model; a plan knows qwen2_vl"):
         read_shapes(ModelConfig(path=str(tmp_path)))
