@@ -18,7 +18,7 @@ from mmrl.utils.files import write_atomically
 from mmrl.utils.messages import first_lines
 
 _BENCHMARKS: Final = "benchmarks"
-_PLAIN_TYPES: Final = frozenset((str, int, float, Target, ImageRef))
+_PLAIN_TYPES: Final = (str, int, float, Target, ImageRef)
 
 SplitDigests = dict[str, dict[str, str]]
 """Sample id → name of a field → digest of its value; the samples are in the order of their sources."""
@@ -158,7 +158,7 @@ def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
 
 def _stable_text(value: object) -> str:
     """Return a text that every process gives for a value: without memory addresses or the order of a set."""
-    if type(value) in _PLAIN_TYPES:  # most values; to find out that one is no Mapping takes longer
+    if isinstance(value, _PLAIN_TYPES):  # most values; to find out that one is no Mapping takes longer
         return _strip_addresses(repr(value))
     if isinstance(value, Mapping):
         entries = [f"{key!r}: {_stable_text(inner)}" for key, inner in value.items()]
@@ -166,8 +166,6 @@ def _stable_text(value: object) -> str:
     if isinstance(value, set | frozenset):
         return ", ".join(sorted(map(repr, value)))
     if isinstance(value, list | tuple):
-        if _PLAIN_TYPES.issuperset(map(type, value)):
-            return _strip_addresses(repr(list(value)))
         return f"[{', '.join(map(_stable_text, value))}]"
     return _strip_addresses(repr(value))
 

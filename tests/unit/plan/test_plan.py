@@ -12,9 +12,10 @@ from tool_modules import load_tool
 from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.config.schema import ModelConfig
+from mmrl.plan import estimate
 from mmrl.plan import measure as measuring
 from mmrl.plan.estimate import find_gpu, make_plan
-from mmrl.plan.measure import measure, visible_pairs
+from mmrl.plan.measure import Measurement, measure, visible_pairs
 from mmrl.plan.report import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
 from mmrl.plan.workload import MicroBatch, Workload
@@ -65,6 +66,22 @@ def plan_small(*overrides, gpus=1):
     config = load_config(QUICKSTART, overrides).config
     stage = next(stage for stage in config.stages if stage.kind == "rl")
     return make_plan(config, stage, WORKLOAD, find_gpu("h100-80gb"), gpus, 0.3)
+
+
+def test_a_ladder_measures_only_what_may_fit_and_nothing_twice(monkeypatch):
+    measured = []
+
+    def count(model, options, micro_batch):
+        measured.append(options)
+        return Measurement(flops={}, peak={"language": 1e9})
+
+    monkeypatch.setattr(estimate, "measure", count)
+    monkeypatch.setattr(estimate, "_measured", {})
+    plan = plan_small()
+    # Libraries alone take more than a gigabyte.
+    assert not replace(plan, gpu=plan.gpu._replace(memory_gb=1.0)).fits and not measured
+    assert plan.fits and plan_small("deepspeed={zero_stage: 3}", gpus=4).fits and len(measured) == 1
+    assert plan_small("model.lora={rank: 4}").fits and len(measured) == 2
 
 
 def sizes_of(plan):
