@@ -207,8 +207,9 @@ class RewardFunctionScorer:
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, those included whose service was asked about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
-                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
-                self._combine_outcomes(sample, {**stand_ins, **outcomes})
+                not_asked = [term for term in applicable if term.name not in outcomes]
+                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in not_asked}
+                self._combine_outcomes(sample, {**outcomes, **stand_ins})
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
@@ -283,9 +284,10 @@ class RewardFunctionScorer:
         self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
     ) -> Response:
         """Return a response that nobody sampled, with the true sizes of images if one of these terms looks at them."""
+        if not any(term.reward.reward.looks for term in terms):
+            return make_trial_response(sample, text, response_format)
         with use_media_opener(self._media_opener):
-            looks = any(term.reward.reward.looks for term in terms)
-            return make_trial_response(sample, text, response_format, looks=looks)
+            return make_trial_response(sample, text, response_format, looks=True)
 
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
