@@ -10,9 +10,9 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import skimage.data
-import skimage.io
 from numpy.typing import NDArray
 from PIL import Image
+from skimage.io import imread
 
 from mmrl.types import UserError
 
@@ -109,7 +109,7 @@ def random_crop(rng: np.random.Generator, image: Image.Image, width: int, height
 
 def _load_photo(name: str) -> NDArray[np.uint8]:
     """Return a photograph that comes with scikit-learn: uint8 [height, width, 3]."""
-    return np.asarray(skimage.io.imread(_sklearn_data() / "images" / f"{name}.jpg"))
+    return np.asarray(imread(_sklearn_data() / "images" / f"{name}.jpg"))
 
 
 def _sklearn_data() -> Path:

@@ -194,6 +194,11 @@ def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
         find_gpu("b300")
 
 
+def test_config_without_an_rl_stage_is_refused(capsys):
+    assert main(["plan", "dress"]) == 2
+    assert "dress has no rl stage" in capsys.readouterr().err
+
+
 def test_command_says_what_it_assumed_without_data(tmp_path, capsys):
     file = tmp_path / "config.yaml"
     file.write_text(SMALL)
