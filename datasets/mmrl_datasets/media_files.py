@@ -119,7 +119,7 @@ def write_if_changed(path: Path | str, content: bytes) -> None:
         partial = f"{os.path.splitext(path)[0]}.{os.getpid()}.partial"
         if not os.path.isdir(os.path.dirname(path)):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(partial, "wb", buffering=0) as file:
+        with open(partial, "wb") as file:
             file.write(content)
         os.replace(partial, path)
     except OSError as error:
