@@ -160,19 +160,15 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
     for name in dict.fromkeys(names):
         reward_name, own_table = _own_case_table(name, base)
         # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
-        tables = filter(Path.is_file, [own_table]) if own_table else _tables_about(reward_name)
+        tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
+        # A table without the name has no row about the reward, and to read all rows takes longer.
+        tables = [table for table in tables if reward_name in table.read_text(encoding="utf-8")]
         cases = [case for table in tables for case in load_table(table) if case.fn == reward_name]
         if own_table is None or options.custom_rewards == "main_process":
             for case in cases:
                 _check_case(name, base, case)
         elif cases:
             _check_cases_in_worker(name, base, cases, options)
-
-
-def _tables_about(reward_name: str) -> list[Path]:
-    """Return the case tables of mmrl that mention a reward. To read the rows of the others would take longer."""
-    tables = sorted(_CASES_DIR.glob("*.json"))
-    return [table for table in tables if reward_name in table.read_text(encoding="utf-8")]
 
 
 def _check_cases_in_worker(name: str, base: Path, cases: Sequence[Case], options: ScoringConfig) -> None:

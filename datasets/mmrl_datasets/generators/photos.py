@@ -39,10 +39,8 @@ def split_slice(split: Split, count: int) -> slice:
 @lru_cache(maxsize=1)
 def load_textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
     """Return photographs for backgrounds: the columns of this split, RGB, scaled for crops of up to `patch_px`."""
-    photographs = (
-        *(skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee()),
-        _load_photo("china"),
-    )
+    china = _load_photo("china")
+    photographs = skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee(), china
     return tuple(split_region(photograph, split, patch_px) for photograph in photographs)
 
 
@@ -115,6 +113,5 @@ def _load_photo(name: str) -> NDArray[np.uint8]:
 def _sklearn_data() -> Path:
     """Return the folder of scikit-learn's data sets. To import its loaders takes two seconds."""
     spec = find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "datasets"
