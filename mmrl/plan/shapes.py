@@ -107,7 +107,7 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
     file = path / "config.json" if path.is_dir() else _MODELS.joinpath(f"{name}.json")
     if not file.is_file():
         raise UserError(
-            f"model.path: {str(path)!r} has no config.json, and its name none of the models whose shapes come with mmrl "
+            f"model.path: {str(path)!r} has no config.json, and names none of the models whose shapes come with mmrl "
             f"({', '.join(known)}); name one of the same shapes, as --model Qwen/Qwen2.5-VL-3B-Instruct"
         )
     try:
