@@ -48,7 +48,7 @@ def test_small_groups_and_short_responses_have_the_same_gradient_in_every_cut(ma
 def test_gradient_does_not_depend_on_batching(make_tiny, family, kl_coef):
     tiny = make_tiny(family)
     experiences = make_off_policy_experiences(tiny, demonstrations=True)
-    cuts = [{"micro_batch_groups": groups} for groups in (1, 2, 4)]
+    cuts = [{"micro_batch_groups": groups} for groups in (1, 4)]
     cuts += [{"micro_batch_tokens": tokens} for tokens in (1, 150)]  # the second splits some groups
     cuts += [{"micro_batch_groups": 2, "shared_prefix": False}]
     reference = perturbed_copy(tiny.policy) if kl_coef else None

@@ -1,8 +1,6 @@
 """Checkpoints: complete or absent, whatever the disk does, and exact."""
 
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fork_server import run_forked
 from thread_ranks import run_on_ranks
 from torch import nn
 from waiting import wait_for
@@ -526,8 +525,7 @@ for attempt in (
 
 
 def run_saving_process(code, folder):
-    command = [sys.executable, "-c", SAVING_PROCESS + code, str(folder)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    return run_forked("-c", SAVING_PROCESS + code, folder)
 
 
 def test_kill_during_a_write_leaves_the_old_checkpoint(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fork_server import run_forked
 from PIL import Image
 
 from mmrl.answer import ResponseFormat
@@ -215,7 +216,7 @@ def test_help_starts_at_once_and_loads_nothing_heavy():
 
 @pytest.mark.slow
 def test_every_reward_of_ours_is_fit():
-    done = subprocess.run([sys.executable, "-m", "mmrl", "reward", "lint"], capture_output=True, text=True, check=False)
+    done = run_forked("-m", "mmrl", "reward", "lint")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{name}: fit" in done.stdout for name in builtin_rewards())
 
