@@ -66,6 +66,7 @@ def box_of(page, selector):
     return [left, top, left + mark["width"] / picture["width"], top + mark["height"] / picture["height"]]
 
 
+@pytest.mark.slow
 def test_the_live_page_shows_a_run_and_follows_it(run, address, page):
     open_step(page, address)
     assert page.locator("article.group").count() == 3

@@ -201,7 +201,7 @@ def videos(tmp_path):
 SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_pixels=3136), patch_size=14)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(videos, workers, capsys):
     loader, _ = make_loader(config(2, media_workers=workers), videos)
     samples = loader.load()
