@@ -6,11 +6,10 @@ damaged checkpoints and another config in test_resume.py and test_bad_input.py.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_forked
 
 TOOL = Path(__file__).parents[2] / "tools" / "faults.py"
 FAULTS = ["read_only", "not_a_number", "clock"]
@@ -18,13 +17,7 @@ FAULTS = ["read_only", "not_a_number", "clock"]
 
 @pytest.mark.slow
 def test_nothing_is_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, TOOL, "--only", *FAULTS],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    done = run_forked(TOOL, "--only", *FAULTS, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]
     assert len(rows) == len(FAULTS)
