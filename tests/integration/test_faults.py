@@ -17,7 +17,7 @@ FAULTS = ["read_only", "not_a_number", "clock"]
 
 @pytest.mark.slow
 def test_nothing_is_lost() -> None:
-    done = run_forked(TOOL, "--only", *FAULTS, timeout=1800)
+    done = run_forked(TOOL, "--kills", 2, "--only", *FAULTS, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]
     assert len(rows) == len(FAULTS)
