@@ -222,7 +222,6 @@ def _report_ended(running: dict[int, int]) -> None:
 def run(command: Sequence[str]) -> None:
     """Do what `python COMMAND` does: `-m MODULE WORDS`, `-c CODE WORDS`, or a script and its words."""
     subprocess.Popen = PopenByFork  # type: ignore[misc]
-    multiprocessing.get_context = _fork_context  # type: ignore[assignment]
     sys.stdout, sys.stderr = _stream(1, "strict"), _stream(2, "backslashreplace")
     if command[0] == "-m":
         sys.path[0] = os.getcwd()
@@ -233,6 +232,7 @@ def run(command: Sequence[str]) -> None:
         sys.argv[:] = ["-c", *command[2:]]
         exec(compile(command[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
     else:
+        multiprocessing.get_context = _fork_context  # type: ignore[assignment]
         sys.path[0] = str(Path(command[0]).parent)
         sys.argv[:] = command
         runpy.run_path(command[0], run_name="__main__")
