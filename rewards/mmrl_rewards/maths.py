@@ -13,6 +13,7 @@ from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.arithmetic import compare, is_simple
 from mmrl_rewards.contract import BadAnswer, Of, part_value, reward
 from mmrl_rewards.formulas import Formula, read_formula
 from mmrl_rewards.strings import excerpt
@@ -24,7 +25,7 @@ _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _LETTER: Final = re.compile(r"[A-Za-z]")
-_FUNCTION_OF: Final = re.compile(r"[A-Za-z]'?\([^()]*\)")
+_FUNCTION_OF: Final = re.compile(r"(?<=[A-Za-z])'?\([^()]*\)")
 _OPERATION: Final = re.compile(r"[0-9+*/^-]|\\(?:frac|sqrt|cdot|times)")
 _EXCERPT_CHARS: Final = 60
 
@@ -85,7 +86,7 @@ def _read_target(text: str) -> Formula:
         ValueError: nothing would equal the target: it is not one formula, or not defined.
     """
     formula = read_formula(text)
-    if formula.is_words or formula.number is not None:
+    if formula.is_words or formula.number is not None or is_simple(formula.text):
         return formula
     if not _parse_formula(formula.text):
         raise ValueError("not a formula that math-verify can read")
@@ -94,7 +95,7 @@ def _read_target(text: str) -> Formula:
 
 def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
-    if target.is_words or answer.is_words:
+    if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
     expected, given = _read_number(target, answer), _read_number(answer, target)
     if expected is not None and given is not None and target.unit and answer.unit:
@@ -102,12 +103,13 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
         if given is None:
             return False
     if expected is None or given is None:
-        if _is_relation(target.text) != _is_relation(answer.text):
+        texts = _without_names(target.text, answer.text)
+        if texts is None:
             return False
-        texts = [target.text, answer.text]
         if any(text.startswith("(") for text in texts):
-            texts = list(map(_assignments_as_pair, texts))
-        return _verify(*texts, decimals)
+            texts = tuple(map(_assignments_as_pair, texts))
+        equal = compare(*texts, decimals)
+        return _verify(*texts, decimals) if equal is None else equal
     # A target below the last place would equal 0, so it is compared in its leading digits.
     if round(expected, decimals) == 0 and expected != 0:
         return isclose(expected, given, rel_tol=10.0**-decimals)
@@ -134,13 +136,31 @@ def _convert(number: float, unit: str, wanted: str) -> float | None:
     return (number * source.factor + source.offset - target.offset) / target.factor
 
 
-def _is_relation(formula: str) -> bool:
-    """Return True for an equation whose left side is an expression of letters, and not the name of a value."""
-    left, equals, _ = formula.partition("=")
-    if not equals or left.endswith(("<", ">", "\\")) or "," in formula:
-        return False
-    left = _FUNCTION_OF.sub("", left)
-    return bool(_LETTER.search(left) and _OPERATION.search(left))
+def _without_names(target: str, answer: str) -> tuple[str, str] | None:
+    """Return two formulas, without the names of their values if one has a name or both have the same.
+
+    None if they cannot be equal: one is an equation and no value, or they are values of f(2) and f(3).
+    """
+    (name, value), (other_name, other_value) = map(_split_name, (target, answer))
+    if {name, other_name} == {None, ""}:
+        return None
+    if name == other_name or "" in (name, other_name):
+        return value, other_value
+    are_values = "(" in f"{name}{other_name}" and None not in (name, other_name)
+    return None if are_values else (target, answer)
+
+
+def _split_name(formula: str) -> tuple[str | None, str]:
+    """Return the name of a value and the value, as of f(2) = 4; "" for a value alone, None for another equation."""
+    left, equals, right = formula.partition("=")
+    is_inside = left.count("{") != left.count("}")  # as in \sum_{k=1}
+    if not equals or is_inside or left.endswith(("<", ">", "\\")) or "=" in right or _CONNECTIVE.search(formula):
+        return "", formula
+    name = re.sub(r"[{} ]", "", left)
+    bare = _FUNCTION_OF.sub("", re.sub(r"_\w+", "", name))
+    if not _LETTER.search(name):
+        return "", formula
+    return (name, right.strip()) if not _OPERATION.search(bare) else (None, formula)
 
 
 def _assignments_as_pair(formula: str) -> str:
@@ -186,7 +206,8 @@ def _parse_formula(formula: str) -> list[Any]:
         if any(not (value - values[-1]).equals(0) for value in values):
             return []
     parts = _CONNECTIVE.split(formula)
-    if len(parts) == 1 or not all(map(_INEQUALITY.search, parts)):
+    is_relation = ["=" in part or _INEQUALITY.search(part) is not None for part in parts]
+    if len(parts) == 1 or not all(is_relation) or not _INEQUALITY.search(formula):
         found = _parse(formula)
         return [] if any(value.has(nan, zoo) for value in found) else found
     relations = [reading[0] for reading in map(_parse, parts) if reading]
@@ -203,6 +224,7 @@ def _parse_formula(formula: str) -> list[Any]:
 
 
 def _parse(formula: str) -> list[Any]:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
     from sympy import I, Symbol
 
@@ -213,8 +235,10 @@ def _parse(formula: str) -> list[Any]:
 
     # It warns at every call that its own time limit is switched off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    # Of 2m it would keep 2 alone.
+    config = LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True))
     found: list[Any] = parse(
-        f"${formula}$", extraction_config=(LatexExtractionConfig(),), fallback_mode="no_fallback", parsing_timeout=None
+        f"${formula}$", extraction_config=(config,), fallback_mode="no_fallback", parsing_timeout=None
     )
     # It takes i for a variable, which may be real or not.
     units = {Symbol("i", real=is_real): I for is_real in (True, False, None)}
