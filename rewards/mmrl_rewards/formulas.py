@@ -94,7 +94,13 @@ _REWRITES: Final = tuple(
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\frac ?([0-9]) ?([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"\\\$|\\limits", ""),
-        (r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+,[0-9]+$", lambda match: match[0].replace(".", "").replace(",", ".")),
+        (
+            r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
+            lambda match: match[0].replace(".", "").replace(",", "."),
+        ),
+        (r"\\lg(?![a-z])", r"\\log"),
+        # the point A(2, 3)
+        (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
         (r"\\(triangle|angle|overline|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),
         (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
         (r"\\langle", "("),
@@ -173,6 +179,7 @@ _TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?")
 _HALF_DAY: Final = re.compile(r"^[0-9:]+ ?[apAP]\.?[mM]\.?$")
 _RATIO: Final = re.compile(r"[^:=<>,|()\[\]]+(?::[^:=<>,|()\[\]]+)+")
 _FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
+CONNECTIVE: Final = " or | and |, *"
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
 _POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is no product
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
@@ -211,16 +218,20 @@ def read_formula(text: str) -> Formula:
         formula = pattern.sub(replacement, formula)
     whole = _join_thousands(formula.strip())
     formula = _drop_unit(whole)
-    if _FIGURES_RELATED.search(formula) or _POINTS.fullmatch(formula):
+    unit = _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
+    if _FIGURES_RELATED.search(formula):
         return Formula(text.replace(" ", ""), True)
-    if _has_words(formula) or _HALF_DAY.search(formula):
+    if _has_words(formula) or _HALF_DAY.search(formula) or _POINTS.fullmatch(formula):
         return Formula(_plain_words(text), True)
     time = formula if _TIME.fullmatch(formula) else ""
     formula = _RATIO.sub(_ratio, formula)
     if _UNREADABLE.search(formula) or not formula:
         raise ValueError("not one formula")
     value = number if number is not None else _plain_number(formula)
-    unit = "" if value is None else _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
+    if "\\pm" in formula and not re.search(rf"{CONNECTIVE}|[<>]", formula):
+        left, equals, right = formula.rpartition("=")
+        signs = [("+", "-"), ("-", "+")]
+        formula = ", ".join(left + equals + right.replace("\\pm", a).replace("\\mp", b) for a, b in signs)
     return Formula(formula, False, value, unit, time)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from math import isclose
 from typing import Annotated, Any, Final
@@ -13,14 +14,14 @@ from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.arithmetic import compare, is_simple
+from mmrl_rewards.arithmetic import compare
 from mmrl_rewards.contract import BadAnswer, Of, part_value, reward
-from mmrl_rewards.formulas import Formula, read_formula
+from mmrl_rewards.formulas import CONNECTIVE, Formula, read_formula
 from mmrl_rewards.strings import excerpt
 from mmrl_rewards.units import find_unit
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
-_CONNECTIVE: Final = re.compile(r" or | and |, *")
+_CONNECTIVE: Final = re.compile(CONNECTIVE)
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
@@ -86,7 +87,7 @@ def _read_target(text: str) -> Formula:
         ValueError: nothing would equal the target: it is not one formula, or not defined.
     """
     formula = read_formula(text)
-    if formula.is_words or formula.number is not None or is_simple(formula.text):
+    if formula.is_words or formula.number is not None or compare(formula.text, formula.text, 6):
         return formula
     if not _parse_formula(formula.text):
         raise ValueError("not a formula that math-verify can read")
@@ -97,19 +98,27 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
     if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
-    expected, given = _read_number(target, answer), _read_number(answer, target)
-    if expected is not None and given is not None and target.unit and answer.unit:
-        given = _convert(given, answer.unit, target.unit)
-        if given is None:
+    texts, scale, offset = (target.text, answer.text), 1.0, 0.0
+    units = [find_unit(unit) for unit in (target.unit, answer.unit) if unit]
+    if target.unit != answer.unit and len(units) == 2 and units[0] and units[1]:
+        if units[0].dimension != units[1].dimension:
             return False
+        scale = units[1].factor / units[0].factor
+        offset = (units[1].offset - units[0].offset) / units[0].factor
+    expected, given = _read_number(target, answer), _read_number(answer, target)
     if expected is None or given is None:
-        texts = _without_names(target.text, answer.text)
+        texts = _without_names(*texts)
         if texts is None:
             return False
+        if scale != 1.0:
+            ratio = Fraction(scale).limit_denominator(10**6)
+            texts = (texts[0], rf"({texts[1]})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}")
         if any(text.startswith("(") for text in texts):
             texts = tuple(map(_assignments_as_pair, texts))
         equal = compare(*texts, decimals)
         return _verify(*texts, decimals) if equal is None else equal
+    if (scale, offset) != (1.0, 0.0):
+        given = given * scale + offset
     # A target below the last place would equal 0, so it is compared in its leading digits.
     if round(expected, decimals) == 0 and expected != 0:
         return isclose(expected, given, rel_tol=10.0**-decimals)
@@ -122,18 +131,6 @@ def _read_number(formula: Formula, other: Formula) -> float | None:
     if other.number is not None and other.number % 1 and _DECIMAL_COMMA.fullmatch(formula.text):
         return float(formula.text.replace(",", "."))
     return formula.number
-
-
-def _convert(number: float, unit: str, wanted: str) -> float | None:
-    """Return a quantity in another unit, None if that measures something else; units that pint lacks are no units."""
-    if unit == wanted:
-        return number
-    source, target = find_unit(unit), find_unit(wanted)
-    if source is None or target is None:
-        return number
-    if source.dimension != target.dimension:
-        return None
-    return (number * source.factor + source.offset - target.offset) / target.factor
 
 
 def _without_names(target: str, answer: str) -> tuple[str, str] | None:
@@ -152,12 +149,15 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
 
 def _split_name(formula: str) -> tuple[str | None, str]:
     """Return the name of a value and the value, as of f(2) = 4; "" for a value alone, None for another equation."""
+    if _CONNECTIVE.search(formula):
+        names, values = zip(*map(_split_name, _CONNECTIVE.split(formula)), strict=True)
+        return (names[0], ", ".join(values)) if names[0] and len(set(names)) == 1 else ("", formula)
     left, equals, right = formula.partition("=")
     is_inside = left.count("{") != left.count("}")  # as in \sum_{k=1}
-    if not equals or is_inside or left.endswith(("<", ">", "\\")) or "=" in right or _CONNECTIVE.search(formula):
+    if not equals or is_inside or left.endswith(("<", ">", "\\")) or "=" in right:
         return "", formula
     name = re.sub(r"[{} ]", "", left)
-    bare = _FUNCTION_OF.sub("", re.sub(r"_\w+", "", name))
+    bare = _FUNCTION_OF.sub("", re.sub(r"_\w+|\^-1(?=\()", "", name))
     if not _LETTER.search(name):
         return "", formula
     return (name, right.strip()) if not _OPERATION.search(bare) else (None, formula)
