@@ -135,10 +135,11 @@ def _parse(formula: str) -> ast.expr:
     return ast.parse(python, mode="eval").body
 
 
-@lru_cache(maxsize=64)
-def _letter_value(letter: str) -> Any:
-    random = Random(letter)
-    return _REALS.mpf(random.getrandbits(60) + 1) / random.getrandbits(60)
+@lru_cache(maxsize=128)
+def _letter_value(letter: str, sign: int) -> Any:
+    # Other numbers for each sign: an even function has the same value for x and -x.
+    random = Random(f"{letter}{sign}")
+    return _REALS.mpf(sign * random.getrandbits(60)) / random.getrandbits(60)
 
 
 def _evaluate(tree: ast.AST, sign: int) -> Any:
@@ -147,7 +148,7 @@ def _evaluate(tree: ast.AST, sign: int) -> Any:
         case ast.Constant(value=value):
             return _REALS.mpf(repr(value))
         case ast.Name(id=letter):
-            return +_REALS.pi if letter == "π" else sign * _letter_value(letter)
+            return +_REALS.pi if letter == "π" else _letter_value(letter, sign)
         case ast.UnaryOp():
             return _OPERATIONS[type(tree.op)](_evaluate(tree.operand, sign))
         case ast.BinOp(op=ast.Pow()):

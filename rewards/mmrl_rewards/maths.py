@@ -114,7 +114,7 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
             ratio = Fraction(scale).limit_denominator(10**6)
             texts = (texts[0], rf"({texts[1]})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}")
         if any(text.startswith("(") for text in texts):
-            texts = tuple(map(_assignments_as_pair, texts))
+            texts = tuple(map(_list_as_pair, texts))
         equal = compare(*texts, decimals)
         return _verify(*texts, decimals) if equal is None else equal
     if (scale, offset) != (1.0, 0.0):
@@ -163,8 +163,10 @@ def _split_name(formula: str) -> tuple[str | None, str]:
     return (name, right.strip()) if not _OPERATION.search(bare) else (None, formula)
 
 
-def _assignments_as_pair(formula: str) -> str:
-    """Return "y = 2, x = 1" as (1,2), in the order of the letters; any other formula as it is."""
+def _list_as_pair(formula: str) -> str:
+    """Return "1, 2" as (1, 2), and "y = 2, x = 1" as (1,2), in the order of the letters."""
+    if "," in formula and not re.search(r"[=<>()\[\]]|\\[lg]e|\\\{", formula):
+        return f"({formula})"
     values = {}
     parts = formula.split(",")
     for part in parts:
@@ -181,9 +183,14 @@ def _assignments_as_pair(formula: str) -> str:
 def _verify(target: str, answer: str, decimals: int) -> bool:
     """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
     from math_verify import verify  # takes a second
-    from sympy import Interval, Tuple
+    from sympy import Add, Eq, Interval, Tuple, cancel, fraction
 
     gold, given = _parse_formula(target), _parse_formula(answer)
+    if gold and given and isinstance(gold[0], Eq) and isinstance(given[0], Eq):
+        # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. A multiple has the same solutions, even if by x.
+        sides = [equation.lhs - equation.rhs for equation in (gold[0], given[0])]
+        factors = fraction(cancel(sides[0] / sides[1]))
+        return not any(factor.free_symbols and factor.has(Add) for factor in factors)
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
