@@ -14,9 +14,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mpmath.ctx_mp import MPContext
+
+_Real: TypeAlias = Any  # mpmath has no types
 
 # From the innermost braces on; each rewrite removes a pair.
 _GROUPS: Final = (
@@ -36,21 +38,23 @@ _LEFT_OUT: Final = re.compile(
 )
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]*\.[0-9]*")
 _CONNECTIVE: Final = " or | and |,"
-_LIST: Final = re.compile(rf"(\(|\[|\\\{{|)([^()\[\]]*?(?:{_CONNECTIVE})[^()\[\]]*?|(?<=\\\{{)[^()\[\]]*?)(\)|\]|\\\}}|)")
+_LIST: Final = re.compile(
+    rf"(\(|\[|\\\{{|)([^()\[\]]*?(?:{_CONNECTIVE})[^()\[\]]*?|(?<=\\\{{)[^()\[\]]*?)(\)|\]|\\\}}|)"
+)
 _MAX_CHARS: Final = 200
 _NOT_SIMPLE: Final = (ValueError, ArithmeticError, SyntaxError)
 _REALS: Final = MPContext()
 _REALS.dps = 60
 # Between these differences nothing is decided: 200 characters cost a few digits.
 _EQUAL, _DIFFERENT = _REALS.mpf(10) ** -40, _REALS.mpf(10) ** -25
-_OPERATIONS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
+_OPERATIONS: Final[Mapping[type[ast.AST], Callable[..., _Real]]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
     **{ast.USub: operator.neg, ast.UAdd: operator.pos},
 }
 
 
 class _Item(NamedTuple):
-    values: Sequence[Any]  # for positive and negative letters; of an equation, left side - right side
+    values: Sequence[_Real]  # for positive and negative letters; of an equation, left side - right side
     is_equation: bool
     is_decimal: bool  # a decimal fraction, which is compared to some places
     is_percent: bool  # 50% is 50 or 0.5
@@ -108,7 +112,7 @@ def _items_equal(first: _Item, second: _Item, decimals: int) -> bool:
     return _close(a, c) and _close(b, d)
 
 
-def _close(first: Any, second: Any) -> bool:
+def _close(first: _Real, second: _Real) -> bool:
     """Return True if two numbers are equal. Raise ValueError if rounding leaves that open."""
     difference, scale = abs(first - second), max(abs(first), abs(second), 1)
     if scale * _EQUAL < difference < scale * _DIFFERENT:
@@ -136,13 +140,13 @@ def _parse(formula: str) -> ast.expr:
 
 
 @lru_cache(maxsize=128)
-def _letter_value(letter: str, sign: int) -> Any:
+def _letter_value(letter: str, sign: int) -> _Real:
     # Other numbers for each sign: an even function has the same value for x and -x.
     random = Random(f"{letter}{sign}")
     return _REALS.mpf(sign * random.getrandbits(60)) / random.getrandbits(60)
 
 
-def _evaluate(tree: ast.AST, sign: int) -> Any:
+def _evaluate(tree: ast.AST, sign: int) -> _Real:
     """Return the value of a syntax tree, with letters of this sign."""
     match tree:
         case ast.Constant(value=value):
@@ -160,7 +164,7 @@ def _evaluate(tree: ast.AST, sign: int) -> Any:
     raise ValueError("not simple")
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _power(base: _Real, exponent: _Real) -> _Real:
     if base <= 0 and (base == 0 or exponent != int(exponent)):
         raise ValueError("no real power, or one by convention")
     return base**exponent

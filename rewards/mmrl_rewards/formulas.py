@@ -179,7 +179,8 @@ _TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?")
 _HALF_DAY: Final = re.compile(r"^[0-9:]+ ?[apAP]\.?[mM]\.?$")
 _RATIO: Final = re.compile(r"[^:=<>,|()\[\]]+(?::[^:=<>,|()\[\]]+)+")
 _FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
-CONNECTIVE: Final = " or | and |, *"
+CONNECTIVE: Final = re.compile(" or | and |, *")
+_BRACKET_OR_INEQUALITY: Final = re.compile(r"[\[<>]|\\\{|^\(")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
 _POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is no product
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
@@ -211,7 +212,7 @@ def read_formula(text: str) -> Formula:
     number = _plain_number(text)
     if number is not None and "e" not in text.lower():
         return Formula(text.replace(",", ""), False, number)
-    formula = _SPACES.sub(" ", text.replace(r"\!", "").translate(_SYMBOLS)).strip()
+    formula = _SPACES.sub(" ", re.sub(r",\\! ?", ",", text).replace(r"\!", "").translate(_SYMBOLS)).strip()
     if any(character.isdigit() and not character.isascii() for character in formula):
         raise ValueError("in digits of another script")
     for pattern, replacement in _REWRITES:
@@ -228,11 +229,19 @@ def read_formula(text: str) -> Formula:
     if _UNREADABLE.search(formula) or not formula:
         raise ValueError("not one formula")
     value = number if number is not None else _plain_number(formula)
-    if "\\pm" in formula and not re.search(rf"{CONNECTIVE}|[<>]", formula):
-        left, equals, right = formula.rpartition("=")
-        signs = [("+", "-"), ("-", "+")]
-        formula = ", ".join(left + equals + right.replace("\\pm", a).replace("\\mp", b) for a, b in signs)
+    if r"\pm" in formula and not _BRACKET_OR_INEQUALITY.search(formula):
+        formula = _both_signs(formula)
     return Formula(formula, False, value, unit, time)
+
+
+def _both_signs(formula: str) -> str:
+    r"""Return x = 1 \pm 2 as x = 1 + 2, x = 1 - 2; lists in brackets are left to math-verify."""
+    items = []
+    for item in CONNECTIVE.split(formula):
+        left, equals, right = item.rpartition("=")
+        for sign, other in (("+", "-"), ("-", "+")):
+            items.append(left + equals + right.replace(r"\pm", sign).replace(r"\mp", other))
+    return ", ".join(items)
 
 
 def _plain_number(text: str) -> float | None:

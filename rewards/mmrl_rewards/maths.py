@@ -21,13 +21,13 @@ from mmrl_rewards.strings import excerpt
 from mmrl_rewards.units import find_unit
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
-_CONNECTIVE: Final = re.compile(CONNECTIVE)
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _LETTER: Final = re.compile(r"[A-Za-z]")
 _FUNCTION_OF: Final = re.compile(r"(?<=[A-Za-z])'?\([^()]*\)")
 _OPERATION: Final = re.compile(r"[0-9+*/^-]|\\(?:frac|sqrt|cdot|times)")
+_RATIO_OF_POINTS: Final = re.compile(r"(?:\\frac)?[A-Z/]+")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -149,8 +149,8 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
 
 def _split_name(formula: str) -> tuple[str | None, str]:
     """Return the name of a value and the value, as of f(2) = 4; "" for a value alone, None for another equation."""
-    if _CONNECTIVE.search(formula):
-        names, values = zip(*map(_split_name, _CONNECTIVE.split(formula)), strict=True)
+    if CONNECTIVE.search(formula):
+        names, values = zip(*map(_split_name, CONNECTIVE.split(formula)), strict=True)
         return (names[0], ", ".join(values)) if names[0] and len(set(names)) == 1 else ("", formula)
     left, equals, right = formula.partition("=")
     is_inside = left.count("{") != left.count("}")  # as in \sum_{k=1}
@@ -160,7 +160,9 @@ def _split_name(formula: str) -> tuple[str | None, str]:
     bare = _FUNCTION_OF.sub("", re.sub(r"_\w+|\^-1(?=\()", "", name))
     if not _LETTER.search(name):
         return "", formula
-    return (name, right.strip()) if not _OPERATION.search(bare) else (None, formula)
+    # \frac{AB}{CD} = 2 has the name of a ratio.
+    is_name = _RATIO_OF_POINTS.fullmatch(bare) or not _OPERATION.search(bare)
+    return (name, right.strip()) if is_name else (None, formula)
 
 
 def _list_as_pair(formula: str) -> str:
@@ -212,7 +214,7 @@ def _parse_formula(formula: str) -> list[Any]:
         values = [value[0] for value in map(_parse, formula.split("=")) if value]
         if any(not (value - values[-1]).equals(0) for value in values):
             return []
-    parts = _CONNECTIVE.split(formula)
+    parts = CONNECTIVE.split(formula)
     is_relation = ["=" in part or _INEQUALITY.search(part) is not None for part in parts]
     if len(parts) == 1 or not all(is_relation) or not _INEQUALITY.search(formula):
         found = _parse(formula)

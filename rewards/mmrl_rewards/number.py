@@ -17,7 +17,7 @@ Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
 _QUANTITY: Final = re.compile(r"([$€£¥]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
-_POWER_OF_TEN: Final = re.compile(r"\s*(?:\\times|×|\*)\s*10\^\{?([+-]?[0-9]+)\}?", re.ASCII)
+_POWER_OF_TEN: Final = re.compile("\\s*(?:\\\\times|\u00d7|[*])\\s*10\\^\\{?([+-]?[0-9]+)\\}?", re.ASCII)
 _LATEX_SPACE: Final = re.compile(r"\\[,;: ]|~|\\(?=[$%])")
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
