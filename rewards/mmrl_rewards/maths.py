@@ -151,7 +151,8 @@ def _split_name(formula: str) -> tuple[str | None, str]:
     """Return the name of a value and the value, as of f(2) = 4; "" for a value alone, None for another equation."""
     if CONNECTIVE.search(formula):
         names, values = zip(*map(_split_name, CONNECTIVE.split(formula)), strict=True)
-        return (names[0], ", ".join(values)) if names[0] and len(set(names)) == 1 else ("", formula)
+        # As in x = 1, x = 2 and x = 1, 2.
+        return (names[0], ", ".join(values)) if names[0] and {*names} <= {names[0], ""} else ("", formula)
     left, equals, right = formula.partition("=")
     is_inside = left.count("{") != left.count("}")  # as in \sum_{k=1}
     if not equals or is_inside or left.endswith(("<", ">", "\\")) or "=" in right:
@@ -185,12 +186,13 @@ def _list_as_pair(formula: str) -> str:
 def _verify(target: str, answer: str, decimals: int) -> bool:
     """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
     from math_verify import verify  # takes a second
-    from sympy import Add, Eq, Interval, Tuple, cancel, fraction
+    from sympy import Add, Eq, Expr, Interval, Tuple, cancel, fraction
 
     gold, given = _parse_formula(target), _parse_formula(answer)
-    if gold and given and isinstance(gold[0], Eq) and isinstance(given[0], Eq):
+    readings = [*gold[:1], *given[:1]]
+    if len(readings) == 2 and all(isinstance(reading, Eq) and isinstance(reading.rhs, Expr) for reading in readings):
         # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. A multiple has the same solutions, even if by x.
-        sides = [equation.lhs - equation.rhs for equation in (gold[0], given[0])]
+        sides = [equation.lhs - equation.rhs for equation in readings]
         factors = fraction(cancel(sides[0] / sides[1]))
         return not any(factor.free_symbols and factor.has(Add) for factor in factors)
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
