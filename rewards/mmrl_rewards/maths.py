@@ -38,9 +38,11 @@ def equal(
     r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
     Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
-    not in 1, 2 and \{1, 2\}. x = 3 equals 3, 50% equals both 50 and 0.5, 1 < x < 2 equals the interval (1, 2), and
-    12\,500 equals 12,500. Two numbers with units that pint knows are compared in one of them; a unit on one side alone
-    does not count. Words, such as yes or \text{none}, are compared as text, case aside; x^2 + y^2 = 1 equals no value.
+    not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
+    the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
+    x^2 + y^2 = 1 is not 1. Units that pint knows are converted; a unit on one side alone does not count, and 2m is a
+    product. "The answer is", "Answer:" and bold may surround the formula. \triangle ABC is \triangle CAB, and \angle ABC
+    is \angle CBA, but not \angle BCA. Words, such as yes or \text{none}, are compared as text, case aside.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.
@@ -48,7 +50,7 @@ def equal(
     Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer, allow_set_relation_comp=True)`.
     Departures: the whole answer must be one formula, and no number is extracted from it. Formulas are rewritten first
     where math-verify misreads them, as `mmrl_rewards/formulas.py` lists. More than 300 characters are not a formula.
-    Plain numbers are compared as numbers.
+    Plain numbers, and simple formulas as in `mmrl_rewards/arithmetic.py`, are compared by their values.
     Unscorable: the target has another type, is empty, is not one formula, is not defined, as 3/0, or math-verify cannot
     read it, so that no answer would equal it.
     """
@@ -99,12 +101,13 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
     texts, scale, offset = (target.text, answer.text), 1.0, 0.0
-    units = [find_unit(unit) for unit in (target.unit, answer.unit) if unit]
-    if target.unit != answer.unit and len(units) == 2 and units[0] and units[1]:
-        if units[0].dimension != units[1].dimension:
-            return False
-        scale = units[1].factor / units[0].factor
-        offset = (units[1].offset - units[0].offset) / units[0].factor
+    if target.unit and answer.unit and target.unit != answer.unit:
+        wanted, source = find_unit(target.unit), find_unit(answer.unit)
+        if wanted and source:  # pint knows both
+            if source.dimension != wanted.dimension:
+                return False
+            scale = source.factor / wanted.factor
+            offset = (source.offset - wanted.offset) / wanted.factor
     expected, given = _read_number(target, answer), _read_number(answer, target)
     if expected is None or given is None:
         texts = _without_names(*texts)
