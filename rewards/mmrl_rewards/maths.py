@@ -100,7 +100,7 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
     if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
-    texts, scale, offset = (target.text, answer.text), 1.0, 0.0
+    scale, offset = 1.0, 0.0
     if target.unit and answer.unit and target.unit != answer.unit:
         wanted, source = find_unit(target.unit), find_unit(answer.unit)
         if wanted and source:  # pint knows both
@@ -110,16 +110,17 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
             offset = (source.offset - wanted.offset) / wanted.factor
     expected, given = _read_number(target, answer), _read_number(answer, target)
     if expected is None or given is None:
-        texts = _without_names(*texts)
+        texts = _without_names(target.text, answer.text)
         if texts is None:
             return False
+        wanted_text, given_text = texts
         if scale != 1.0:
             ratio = Fraction(scale).limit_denominator(10**6)
-            texts = (texts[0], rf"({texts[1]})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}")
-        if any(text.startswith("(") for text in texts):
-            texts = tuple(map(_list_as_pair, texts))
-        equal = compare(*texts, decimals)
-        return _verify(*texts, decimals) if equal is None else equal
+            given_text = rf"({given_text})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+        if wanted_text.startswith("(") or given_text.startswith("("):
+            wanted_text, given_text = _list_as_pair(wanted_text), _list_as_pair(given_text)
+        verdict = compare(wanted_text, given_text, decimals)
+        return _verify(wanted_text, given_text, decimals) if verdict is None else verdict
     if (scale, offset) != (1.0, 0.0):
         given = given * scale + offset
     # A target below the last place would equal 0, so it is compared in its leading digits.
