@@ -195,10 +195,12 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     gold, given = _parse_formula(target), _parse_formula(answer)
     readings = [*gold[:1], *given[:1]]
     if len(readings) == 2 and all(isinstance(reading, Eq) and isinstance(reading.rhs, Expr) for reading in readings):
-        # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. A multiple has the same solutions, even if by x.
-        sides = [equation.lhs - equation.rhs for equation in readings]
-        factors = fraction(cancel(sides[0] / sides[1]))
-        return not any(factor.free_symbols and factor.has(Add) for factor in factors)
+        # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. A multiple has the same solutions: by a number, as
+        # a factor x would add x = 0; denominators are left out.
+        numerators = [fraction(cancel(equation.lhs - equation.rhs))[0] for equation in (gold[0], given[0])]
+        if 0 in numerators:
+            return numerators == [0, 0]
+        return not cancel(numerators[0] / numerators[1]).free_symbols
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
