@@ -190,7 +190,7 @@ def _list_as_pair(formula: str) -> str:
 def _verify(target: str, answer: str, decimals: int) -> bool:
     """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
     from math_verify import verify  # takes a second
-    from sympy import Add, Eq, Expr, Interval, Tuple, cancel, fraction
+    from sympy import Eq, Expr, Interval, Tuple, cancel, fraction
 
     gold, given = _parse_formula(target), _parse_formula(answer)
     readings = [*gold[:1], *given[:1]]
