@@ -104,7 +104,7 @@ class LossDenominators(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossColumns:
-    """What the loss read of a micro-batch's tokens that the policy sampled. Every column is a detached tensor [N]."""
+    """Values that the loss read of a micro-batch's tokens by the policy. Every column is a detached tensor [N]."""
 
     experiences: Sequence[Experience]
     """The responses that `response_N` refers to."""
@@ -192,8 +192,7 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     """
     whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
     has_begun = whole_response
-    advantage, turn = experience.advantage, 0
-    turns = enumerate(experience.turn_advantages or ())
+    turn_advantages, advantage, num_turns = experience.turn_advantages, experience.advantage, 0
     begins_turn = True
     versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
     # The staleness of a rollout is that of its oldest token.
@@ -202,8 +201,10 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
         # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
         is_policy = segment.author is Author.POLICY
-        if is_policy and begins_turn and experience.turn_advantages is not None:
-            turn, advantage = _next_turn(turns, experience)
+        if is_policy and begins_turn and turn_advantages is not None:
+            # Turns beyond the last advantage are counted too, for the error below.
+            advantage = turn_advantages[num_turns] if num_turns < len(turn_advantages) else 0.0
+            num_turns += 1
         # A turn that partial rollouts continued, or that text was forced into, has several segments.
         begins_turn = segment.author is Author.ENVIRONMENT or (begins_turn and not is_policy)
         if segment.author in TRAINED_AUTHORS:
@@ -211,21 +212,10 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
             in_sft_loss = has_sft_loss and is_good and has_begun and is_policy
             age = current_version - segment.version
             for logprob in segment.logprobs:
-                yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
-    if next(turns, None) is not None:
-        raise _turn_error(experience)
-
-
-def _next_turn(turns: Iterator[tuple[int, float]], experience: Experience) -> tuple[int, float]:
-    try:
-        return next(turns)
-    except StopIteration:
-        raise _turn_error(experience) from None
-
-
-def _turn_error(experience: Experience) -> ValueError:
-    rollout, count = experience.rollout, len(experience.turn_advantages or ())
-    return ValueError(
-        f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {count} advantages of turns, and another "
-        "number of turns by the policy"
-    )
+                yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, max(0, num_turns - 1))
+    if turn_advantages is not None and len(turn_advantages) != num_turns:
+        rollout = experience.rollout
+        raise ValueError(
+            f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {len(turn_advantages)} advantages of "
+            f"turns, and {num_turns} turns by the policy"
+        )

@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
     """Let the allocator keep up to 1 GiB of freed memory, for a model on a CPU; does nothing without glibc.
 
     A forward and backward pass allocates and frees all its activations. glibc would give them back to the kernel, which
-    clears each page again at its next use: that was 8 % of the CPU time of a learner step of 25 million parameters.
+    clears each page again at its next use: 4 to 8 % of the CPU time of a learner step of 25 million parameters.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
