@@ -40,8 +40,10 @@ def keep_freed_memory() -> None:
     A forward and backward pass allocates and frees all its activations. glibc would give them back to the kernel, which
     clears each page again at its next use: 4 to 8 % of the CPU time of a learner step of 25 million parameters.
     """
+    if sys.platform != "linux":
+        return
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
+    if hasattr(libc, "mallopt"):  # musl has none
         # The largest threshold that glibc accepts, which it would otherwise approach by itself.
         libc.mallopt(_M_MMAP_THRESHOLD, 2**25)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
