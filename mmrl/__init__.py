@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mmrl.rollout.engines.base import GenerationRequest as GenerationRequest
     from mmrl.rollout.engines.base import RolloutEngine as RolloutEngine
     from mmrl.rollout.engines.hf import HfEngine as HfEngine
+    from mmrl.rollout.environments.gymnasium import GymnasiumEnvironment as GymnasiumEnvironment
     from mmrl.rollout.responses import GeneratedTokens as GeneratedTokens
     from mmrl.rollout.responses import append_generated as append_generated
     from mmrl.rollout.responses import empty_rollout as empty_rollout
@@ -110,6 +111,7 @@ _PUBLIC = {
     "mmrl.protocols": ("Sampler",),
     "mmrl.rollout.engines.base": ("EngineContext", "GenerationRequest", "RolloutEngine"),
     "mmrl.rollout.engines.hf": ("HfEngine",),
+    "mmrl.rollout.environments.gymnasium": ("GymnasiumEnvironment",),
     "mmrl.rollout.responses": ("GeneratedTokens", "append_generated", "empty_rollout"),
     "mmrl.rollout.steps.base": ("RolloutContext", "RolloutStep", "with_metrics"),
     "mmrl.rollout.weight_sync": ("PolicyWeightStream",),

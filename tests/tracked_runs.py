@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from config_samples import SMALL
+from fork_server import run_forked
 from PIL import Image
 
 from mmrl.config import dump_yaml, load_config
@@ -179,12 +177,7 @@ def refuse_network() -> None:
 def follow_in_process(run_dir: RunDir, name: str, moment: str, number: int) -> int:
     """Run `follow_and_die.py` on a run directory in a new process; return its exit code."""
     program = Path(__file__).with_name("follow_and_die.py")
-    done = subprocess.run(
-        [sys.executable, str(program), str(run_dir.path), name, moment, str(number)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_forked(program, run_dir.path, name, moment, number)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 

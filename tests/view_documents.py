@@ -54,21 +54,11 @@ def make_picture(number: int, size: tuple[int, int] = SIZE) -> bytes:
 
 
 def medium(*sources: str | None, kind: str = "image", size: tuple[int, int] = SIZE, **more: Any) -> Document:
-    frames = [
-        {"src": source, "second": number * 0.5 if kind == "video" else None} for number, source in enumerate(sources)
-    ]
-    name = "clip.mp4" if kind == "video" else "scene.png"
-    original = [size[0] * 2, size[1] * 2]
-    return {
-        "kind": kind,
-        "name": name,
-        "width": size[0],
-        "height": size[1],
-        "original": original,
-        "frames": frames,
-        "problem": None,
-        **more,
-    }
+    seconds = [number * 0.5 if kind == "video" else None for number in range(len(sources))]
+    frames = [{"src": source, "second": second} for source, second in zip(sources, seconds, strict=True)]
+    name, (width, height) = "clip.mp4" if kind == "video" else "scene.png", size
+    sizes = {"width": width, "height": height, "original": [width * 2, height * 2]}
+    return {"kind": kind, "name": name, **sizes, "frames": frames, "problem": None, **more}
 
 
 def mark(shape: str, *at: float, label: str = "", second: float | None = None) -> Document:
@@ -76,17 +66,8 @@ def mark(shape: str, *at: float, label: str = "", second: float | None = None) -
 
 
 def term(value: float | None, weight: float = 1.0, reason: str = "", **more: Any) -> Document:
-    contribution = None if value is None else weight * value
-    return {
-        "value": value,
-        "reason": reason,
-        "transformed": value,
-        "weight": weight,
-        "counts": True,
-        "contribution": contribution,
-        "failure": None,
-        **more,
-    }
+    weighted = {"weight": weight, "counts": True, "contribution": None if value is None else weight * value}
+    return {"value": value, "reason": reason, "transformed": value, **weighted, "failure": None, **more}
 
 
 def policy(*chars: int) -> Document:
@@ -134,67 +115,38 @@ def take_tokens(document: Document) -> bytes:
 
 def rollout(number: int, response: str, total: float | None, **more: Any) -> Document:
     """A rollout of the policy alone; `more` changes what it says."""
+    absent = ("thinking", "answer", "answer_chars", "parent", "is_correct", "first_correct", "dropped", "tokens")
     return {
-        "rollout": number,
-        "response": response,
-        "segments": [policy(0, len(response))],
-        "thinking": None,
-        "answer": None,
-        "answer_chars": None,
-        "marks": [],
-        "finish": "eos",
-        "tokens_n": max(1, len(response) // 4),
-        "total": total,
+        **dict.fromkeys((*absent, "same_text_as", "same_answer_as")),
+        **{"rollout": number, "response": response, "segments": [policy(0, len(response))], "finish": "eos"},
+        **{"marks": [], "tokens_n": max(1, len(response) // 4), "trained": True, "age": 0, "total": total},
         "advantage": None if total is None else round(2 * total - 1, 3),
-        "trained": True,
         "selection": {"status": "trained", "reason": None, "carried_over": False, "staleness": 0},
-        "age": 0,
-        "parent": None,
-        "is_correct": None,
-        "first_correct": None,
         "terms": {"iou": term(total, reason="intersection over union")},
-        "dropped": None,
-        "same_text_as": None,
-        "same_answer_as": None,
-        "tokens": None,
         **more,
     }
 
 
 def group(number: int, sample: str, rollouts: list[Document], **more: Any) -> Document:
     return {
-        "group": number,
-        "sample": sample,
-        "task": sample.split("/", maxsplit=1)[0],
-        "question": "<image>Where is the lamp?",
-        "prompt": PROMPT,
-        "answer_type": "box",
+        **{"group": number, "sample": sample, "task": sample.split("/", maxsplit=1)[0], "prompt": PROMPT},
+        **{"question": "<image>Where is the lamp?", "answer_type": "box", "target": "[80, 60, 160, 120]"},
         "selection": {"status": "trained", "reason": None, "carried_over": False},
-        "probes": {},
-        "media": [medium("media/pic0.jpg")],
-        "target": "[80, 60, 160, 120]",
-        "marks": [],
-        "rollouts": rollouts,
+        **{"probes": {}, "media": [medium("media/pic0.jpg")], "marks": [], "rollouts": rollouts},
         **more,
     }
 
 
 def answered(number: int, box: tuple[float, ...], total: float, thought: str, **more: Any) -> Document:
     """A response that thinks, and answers with a box in fractions of the picture."""
-    answer = str([round(box[0] * SIZE[0]), round(box[1] * SIZE[1]), round(box[2] * SIZE[0]), round(box[3] * SIZE[1])])
+    answer = str([round(fraction * side) for fraction, side in zip(box, SIZE * 2, strict=True)])
     response = f"<think>{thought}</think><answer>{answer}</answer>"
     start = response.index(answer)
-    terms = {
-        "iou": term(total, reason=f"intersection over union {total:.2f}"),
-        "format": term(1.0, 0.1, "both tags are there"),
-    }
+    overlap = term(total, reason=f"intersection over union {total:.2f}")
     found = {
-        "thinking": [7, 7 + len(thought)],
-        "answer": answer,
-        "answer_chars": [start, start + len(answer)],
-        "marks": [mark("box", *box)],
-        "terms": terms,
-        "tokens": tokens(response, seed=number),
+        **{"thinking": [7, 7 + len(thought)], "answer": answer, "answer_chars": [start, start + len(answer)]},
+        "terms": {"iou": overlap, "format": term(1.0, 0.1, "both tags are there")},
+        **{"marks": [mark("box", *box)], "tokens": tokens(response, seed=number)},
     }
     return rollout(number, response, total, **{**found, **more})
 
@@ -208,10 +160,7 @@ def ground_group(number: int, sample: str, seed: int) -> Document:
     )
     boxes = ((0.25, 0.25, 0.5, 0.5), (0.28, 0.22, 0.53, 0.52), (0.2, 0.3, 0.5, 0.62), (0.6, 0.55, 0.86, 0.84))
     totals = (1.0, 0.78, 0.52, 0.0)
-    rollouts = [
-        answered(index, box, total, thought)
-        for index, (box, total, thought) in enumerate(zip(boxes, totals, thoughts, strict=True))
-    ]
+    rollouts = list(map(answered, range(4), boxes, totals, thoughts))
     rollouts[3] |= {"finish": "length", "age": 2}
     gold = [mark("box", 0.25, 0.25, 0.5, 0.5, label="lamp")]
     probes = {"blind": {"iou": 0.1, "total": 0.2}}
@@ -224,40 +173,22 @@ def point_group(number: int) -> Document:
         rollout(1, "(100, 60)", 0.9, same_text_as=0, same_answer_as=0, marks=[mark("point", 0.31, 0.25)]),
         rollout(2, "(40, 200)", 0.1, marks=[mark("point", 0.12, 0.83)]),
     ]
+    asked = {"answer_type": "point", "question": "<image>Point at the switch.", "target": "(96, 62)"}
     gold = [mark("point", 0.3, 0.26, label="switch")]
-    return group(
-        number,
-        "point/train/000001",
-        rollouts,
-        answer_type="point",
-        question="<image>Point at the switch.",
-        target="(96, 62)",
-        marks=gold,
-    )
+    return group(number, "point/train/000001", rollouts, **asked, marks=gold)
 
 
 def video_group(number: int) -> Document:
     frames = [f"media/pic{frame % 4}.jpg" for frame in range(8)]
+    read = {"answer": "0.9 to 2.1", "answer_chars": [5, 15]}
     rollouts = [
-        rollout(
-            0, "from 0.9 to 2.1 s", 0.74, marks=[mark("span", 0.9, 2.1)], answer="0.9 to 2.1", answer_chars=[5, 15]
-        ),
+        rollout(0, "from 0.9 to 2.1 s", 0.74, marks=[mark("span", 0.9, 2.1)], **read),
         rollout(1, "from 2.0 to 3.5 s", 0.2, marks=[mark("span", 2.0, 3.5)]),
     ]
-    return group(
-        number,
-        "when/train/000002",
-        rollouts,
-        answer_type="span",
-        question="<video>When does the door open?",
-        target="1.0 – 2.2 s",
-        media=[medium(*frames, kind="video")],
-        marks=[
-            mark("span", 1.0, 2.2),
-            mark("box", 0.1, 0.1, 0.4, 0.5, second=1.1),
-            mark("box", 0.2, 0.1, 0.5, 0.5, second=2.0),
-        ],
-    )
+    asked = {"answer_type": "span", "question": "<video>When does the door open?", "target": "1.0 – 2.2 s"}
+    track = [mark("box", 0.1, 0.1, 0.4, 0.5, second=1.1), mark("box", 0.2, 0.1, 0.5, 0.5, second=2.0)]
+    shown = {"media": [medium(*frames, kind="video")], "marks": [mark("span", 1.0, 2.2), *track]}
+    return group(number, "when/train/000002", rollouts, **asked, **shown)
 
 
 def tool_group(number: int) -> Document:
@@ -278,15 +209,8 @@ def tool_group(number: int) -> Document:
         rollout(0, response, 1.0, segments=segments, answer="OPEN", answer_chars=[start, start + 4]),
         rollout(1, call + failure, 0.0, segments=failed, finish="stop"),
     ]
-    return group(
-        number,
-        "read/train/000003",
-        rollouts,
-        answer_type="text",
-        question="<image>What does the sign say?",
-        target="OPEN",
-        media=[medium("media/pic2.jpg")],
-    )
+    asked = {"answer_type": "text", "question": "<image>What does the sign say?", "target": "OPEN"}
+    return group(number, "read/train/000003", rollouts, **asked, media=[medium("media/pic2.jpg")])
 
 
 def rethink_group(number: int) -> Document:
@@ -294,47 +218,31 @@ def rethink_group(number: int) -> Document:
     whole = first + trigger + second
     places = [len(first), len(first) + len(trigger), len(whole)]
     segments = [policy(0, places[0]), segment("forced", places[0], places[1]), policy(places[1], places[2])]
+    again = {"segments": segments, "parent": 0}
+    read = {"answer": "three", "answer_chars": [places[1] + 8, places[1] + 13]}
     rollouts = [
         rollout(0, first, 0.0, is_correct=False, advantage=-0.7, answer="two", answer_chars=[8, 11]),
-        rollout(
-            1,
-            whole,
-            1.0,
-            segments=segments,
-            parent=0,
-            first_correct=False,
-            is_correct=True,
-            answer="three",
-            answer_chars=[places[1] + 8, places[1] + 13],
-        ),
-        rollout(2, whole, 0.0, segments=segments, parent=0, first_correct=True, is_correct=False),
+        rollout(1, whole, 1.0, **again, first_correct=False, is_correct=True, **read),
+        rollout(2, whole, 0.0, **again, first_correct=True, is_correct=False),
     ]
-    return group(
-        number, "count/train/000004", rollouts, answer_type="number", question="<image>How many are red?", target="3"
-    )
+    asked = {"answer_type": "number", "question": "<image>How many are red?", "target": "3"}
+    return group(number, "count/train/000004", rollouts, **asked)
 
 
 def hostile_group(number: int) -> Document:
     rollouts = [rollout(index, text, 0.0, terms={"iou": term(0.0, reason=text)}) for index, text in enumerate(HOSTILE)]
     rollouts.append(rollout(len(HOSTILE), LONG_LINE, None, terms={}, tokens_n=250_000))
     rollouts.append(rollout(len(HOSTILE) + 1, "", None, terms={"iou": term(None, failure="timeouts")}, advantage=None))
-    return group(
-        number,
-        f"hostile/{SCRIPT}",
-        rollouts,
-        question=f"<image>{SCRIPT}",
-        prompt=HOSTILE[1],
-        target=HOSTILE[2],
-        media=[medium(None, problem="file is gone", name=HOSTILE[2])],
-        marks=[mark("box", 0, 0, 1, 1, label=SCRIPT)],
-    )
+    asked = {"question": f"<image>{SCRIPT}", "prompt": HOSTILE[1], "target": HOSTILE[2]}
+    gone = medium(None, problem="file is gone", name=HOSTILE[2])
+    marks = [mark("box", 0, 0, 1, 1, label=SCRIPT)]
+    return group(number, f"hostile/{SCRIPT}", rollouts, **asked, media=[gone], marks=marks)
 
 
 def rejected_group(number: int) -> Document:
     status = {"status": "rejected", "reason": "acc", "carried_over": False, "staleness": 0}
-    equal = [
-        rollout(index, f"nothing {index}", 0.0, selection=status, trained=False, advantage=0.0) for index in range(2)
-    ]
+    left_out = {"selection": status, "trained": False, "advantage": 0.0}
+    equal = [rollout(index, f"nothing {index}", 0.0, **left_out) for index in range(2)]
     return group(number, "ground/train/000009", equal, selection=status)
 
 
@@ -343,15 +251,8 @@ def step_document(stage: str, step: int, kind: str, groups: list[Document]) -> D
 
 
 def train_step(step: int) -> Document:
-    groups = [
-        ground_group(0, "ground/train/000000", step),
-        point_group(1),
-        video_group(2),
-        tool_group(3),
-        rethink_group(4),
-        rejected_group(5),
-    ]
-    return step_document("rl", step, "train", groups)
+    others = [point_group(1), video_group(2), tool_group(3), rethink_group(4), rejected_group(5)]
+    return step_document("rl", step, "train", [ground_group(0, "ground/train/000000", step), *others])
 
 
 def validation_step(step: int, right: tuple[bool, ...], kind: str = "validation") -> Document:
@@ -385,15 +286,14 @@ def metrics_document(seed: int, steps: int = 120, cold: int = 0) -> Document:
         "policy/importance_ratio_min": list(0.7 + rng.normal(0, 0.05, steps)),
         "policy/importance_ratio_max": list(1.4 + rng.normal(0, 0.1, steps)),
         "rollout/logprob_diff_mean": list(np.abs(rng.normal(0.01, 0.003, steps))),
-        "learner/grad_norm": [
-            None if step == 30 else float(value) for step, value in enumerate(rng.gamma(3, 0.4, steps))
-        ],
+        "learner/grad_norm": list(rng.gamma(3, 0.4, steps)),
         "learner/lr": list(1e-6 * np.minimum(1, np.arange(1, steps + 1) / 10)),
         "time/rollout_s": list(9 + rng.normal(0, 0.4, steps)),
         "time/learn_s": list(5 + rng.normal(0, 0.3, steps)),
         "validation/ground": [float(reward[step]) if step % 20 == 19 else None for step in range(steps)],
         "validation/mean": [float(reward[step]) if step % 20 == 19 else None for step in range(steps)],
     }
+    columns["learner/grad_norm"][30] = None
     # What is measured after the stage is a point of its own, with the number of the stage's last step.
     columns["test/ground"] = [None] * steps
     rounded = {}
@@ -407,22 +307,14 @@ def metrics_document(seed: int, steps: int = 120, cold: int = 0) -> Document:
 
 
 def summary() -> Document:
-    tasks = [
-        ("ground", 0.21, 0.74, [0.46, 0.60]),
-        ("point", 0.40, 0.66, [0.19, 0.33]),
-        ("count", 0.52, 0.50, [-0.07, 0.03]),
-    ]
+    def row(task: str, before: float, after: float, *ci: float) -> Document:
+        around = {"before_ci": [before - 0.05, before + 0.05], "after_ci": [after - 0.05, after + 0.05]}
+        return {"task": task, "before": before, "after": after, "n": 256, "ci": list(ci), **around}
+
     rows = [
-        {
-            "task": name,
-            "before": before,
-            "after": after,
-            "n": 256,
-            "ci": ci,
-            "before_ci": [before - 0.05, before + 0.05],
-            "after_ci": [after - 0.05, after + 0.05],
-        }
-        for name, before, after, ci in tasks
+        row("ground", 0.21, 0.74, 0.46, 0.60),
+        row("point", 0.40, 0.66, 0.19, 0.33),
+        row("count", 0.52, 0.50, -0.07, 0.03),
     ]
     return {"name": "demo", "seed": 0, "since": None, "tasks": rows, "mean_rise": 0.257}
 
@@ -431,17 +323,9 @@ def benchmark_document() -> Document:
     def response(text: str, read: str, strict: bool, official: bool, rule: str) -> Document:
         start = text.index(read)  # in characters, as Python counts
         return {
-            "response": text,
-            "strict": strict,
-            "official": official,
-            "score": float(official),
-            "outcome": None,
-            "rule": rule,
-            "value": read,
-            "span": [start, start + len(read)],
-            "judge_correct": None,
-            "tokens": 12,
-            "finish": "eos",
+            **{"response": text, "strict": strict, "official": official, "score": float(official), "outcome": None},
+            **{"rule": rule, "value": read, "span": [start, start + len(read)], "judge_correct": None},
+            **{"tokens": 12, "finish": "eos"},
         }
 
     items = [
@@ -463,39 +347,17 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
         for sample in {group["sample"] for group in document["groups"]}:
             places.setdefault(sample, []).append(len(steps))
         label = f"{document['stage']} {document['step']}" + ("" if document["kind"] == "train" else " validation")
-        rollouts = sum(len(group["rollouts"]) for group in document["groups"])
-        steps.append(
-            {
-                "key": key,
-                "stage": document["stage"],
-                "step": document["step"],
-                "kind": document["kind"],
-                "label": label,
-                "groups": len(document["groups"]),
-                "rollouts": rollouts,
-            }
-        )
+        groups, named = document["groups"], {name: document[name] for name in ("stage", "step", "kind")}
+        rollouts = sum(len(group["rollouts"]) for group in groups)
+        steps.append({"key": key, **named, "label": label, "groups": len(groups), "rollouts": rollouts})
+    event = {"stage": "rl", "step": 60, "name": "min_entropy", "begin": 60, "end": 75}
     return {
-        "id": run_id,
-        "name": name,
-        "path": f"runs/{name}",
-        "kind": "run",
-        "state": "finished",
+        **{"id": run_id, "name": name, "path": f"runs/{name}", "kind": "run", "state": "finished", "notices": []},
         "status": {"state": "finished", "stage": "rl", "step": 120, "steps": 120},
         "facts": [["mmrl", "0.2.0"], ["commit", "ab12cd3 (changed)"], ["torch", "2.11"], ["platform", "Linux x86_64"]],
-        "notices": [],
         "stages": [{"name": "rl", "kind": "rl", "steps": 120}],
         "summary": summary(),
-        "events": [
-            {
-                "stage": "rl",
-                "step": 60,
-                "name": "min_entropy",
-                "begin": 60,
-                "end": 75,
-                "message": "Entropy fell below 0.5 nats.",
-            }
-        ],
+        "events": [{**event, "message": "Entropy fell below 0.5 nats."}],
         "config": [["stages.0.loss.kl.coef", "0.01"], ["seed", "0"], ["stages.0.group_size", "4"]],
         "metrics": f"{run_id}/metrics",
         "steps": steps,

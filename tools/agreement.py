@@ -13,6 +13,8 @@ DIR is one of these folders, which are not part of mmrl:
   code at 53d52587 (`true_false_head`). Their licence forbids training on them, and asks to share alike. Two things are
   compared: the official metric on the stored extractions, which must agree to the last verdict; and our rules on the
   raw responses, without any model, on rows where the official extraction is an answer at all (`clean`).
+- A checkout of github.com/huggingface/Math-Verify. The pairs of formulas in its tests are compared by `maths:equal`;
+  those of text from which its parser would extract a formula are left out. Our case table is measured beside them.
 
 Exit code 1: a threshold is missed. 2: DIR holds none of them.
 """
@@ -38,6 +40,9 @@ from mmrl.benchmarks.official_metrics.mathvista import SUBSET_COLUMNS, normalize
 from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import Verdict, read_rows
 from mmrl.types import UserError
+from mmrl_rewards.cases import Case, load_case_table
+from mmrl_rewards.contract import BoundReward
+from mmrl_rewards.maths import equal
 
 EXCLUDED_RUNS: Final = ("_code", "instruct_blip2")
 """Runs in which GPT-4 did not extract: it simulated programs, or answered in place of an empty response."""
@@ -46,6 +51,12 @@ _FORMER_GRADE_NAME: Final = "daily life"
 
 PUBLISHED_BOUNDS: Final[Mapping[str, float]] = {"mathvision": 0.99, "mmmu": 0.998, "mmmu_pro": 0.998}
 """Least share of published verdicts that the official rule must repeat, by benchmark."""
+
+FORMULA_BOUND: Final = 0.95
+"""Least share of verdicts on pairs of formulas that `maths:equal` must repeat."""
+_MAX_WORDS: Final = 3  # words of an answer; more are text with a formula in it
+_WORD: Final = re.compile(r"[A-Za-z]{2,}")
+_COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 
 Count = tuple[int, int]
 """Equal cases, and all cases."""
@@ -107,6 +118,15 @@ class _GradedRow(NamedTuple):
     verdict: Verdict
 
 
+class FormulaAgreement(NamedTuple):
+    """Holds how `maths:equal` agrees with verdicts on pairs of formulas."""
+
+    name: str  # of the file
+    num_pairs: int
+    equal: Count  # verdicts that equal those of the file, and pairs of one formula each
+    differing: Sequence[str]  # target, answer and verdict of the file, for each other pair
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the agreement of every run, and whether each threshold is met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in dict.fromkeys(file.benchmark for file in files):
             share = _equal_share(file.official for file in files if file.benchmark == name)
             thresholds.append(AgreementThreshold(f"official rule of {name}", share, PUBLISHED_BOUNDS[name]))
-        if (options.data / "items.jsonl.gz").exists() or not files:
+        formulas = measure_formulas(options.data)
+        if formulas:
+            _print_formulas(formulas)
+            share = _equal_share(file.equal for file in formulas)
+            thresholds.append(AgreementThreshold("maths:equal on pairs of formulas", share, FORMULA_BOUND))
+        if (options.data / "items.jsonl.gz").exists() or not (files or formulas):
             runs = measure_agreement(options.data)
             _print_runs(runs)
             thresholds += agreement_thresholds(runs)
@@ -214,6 +239,52 @@ def measure_published(folder: Path) -> list[FileAgreement]:
                     rows.append(PublishedRow(item, row["response"], letters[row["id"]] == row["answer"]))
         agreements.append(_compare_file(path.parent.name, "mmmu", rows))
     return agreements
+
+
+def measure_formulas(folder: Path) -> list[FormulaAgreement]:
+    """Return the agreement on the test files of a checkout of Math-Verify and on our table; none in another folder."""
+    if not (folder / "src" / "math_verify").exists():
+        return []
+    pairs: dict[str, list[tuple[str, str, bool]]] = {}
+    for path in sorted(folder.glob("tests/test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            # The rows of @pytest.mark.parametrize("gold,pred,expected", [..]) that hold nothing but constants.
+            if isinstance(node, ast.Tuple) and len(node.elts) == 3 and isinstance(node.elts[2], ast.Constant):
+                values = [element.value for element in node.elts if isinstance(element, ast.Constant)]
+                if list(map(type, values)) in ([str, str, int], [str, str, bool]):
+                    pairs.setdefault(path.name, []).append((values[0], values[1], bool(values[2])))
+    for case in load_case_table(Path(__file__).parents[1] / "rewards" / "cases" / "maths.json"):
+        answer = case.build()[0].answer.text
+        is_plain = case.sample.answer_type == "latex" and not case.args and case.repeat == 1
+        if answer and is_plain and case.expected in (0, 1):
+            pairs.setdefault("cases/maths.json", []).append((case.sample.value, answer, case.expected == 1))
+    return [_compare_formulas(name, rows) for name, rows in pairs.items()]
+
+
+def _compare_formulas(name: str, rows: Sequence[tuple[str, str, bool]]) -> FormulaAgreement:
+    num_compared, differing = 0, []
+    for target, answer, expected in rows:
+        words = [_WORD.findall(_COMMAND.sub("", text)) for text in (target, answer)]
+        if max(map(len, words)) > _MAX_WORDS:
+            continue
+        row = {"sample": {"answer_type": "latex", "value": target}, "response": f"<answer>{answer}</answer>"}
+        case = Case.model_validate({"fn": "maths", **row, "expected": expected, "source": name})
+        result = case.score(BoundReward(reward=equal))
+        if result.value == "unscorable" or "not one formula" in result.reason:
+            continue
+        num_compared += 1
+        if not result.passed:
+            differing.append(f"{target!r}, {answer!r}: {expected}")
+    return FormulaAgreement(name, len(rows), (num_compared - len(differing), num_compared), differing)
+
+
+def _print_formulas(files: Sequence[FormulaAgreement]) -> None:
+    print(f"{'maths:equal':28}{'pairs':>8}{'formulas':>10}{'agree':>8}")
+    for file in files:
+        print(f"{file.name:28}{file.num_pairs:8}{file.equal[1]:10}{file.equal[0]:8}")
+    for file in files:
+        for pair in file.differing:
+            print(f"differs  {file.name}: {pair}")
 
 
 def _canonical_row(row: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any]:

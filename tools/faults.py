@@ -6,9 +6,9 @@
 
 A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already, or
 in two that it launches (rank_faults.py, which needs DeepSpeed). It imitates and reinforces with a tool, rethinking,
-replay, KL and a decaying rate (`CONFIG` in lab.py). What it ends with is compared byte for byte with what
-an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts, export. Exits 1 if anything is
-lost in any row.
+replay, KL and a decaying rate (`CONFIG` in lab.py), or in an environment (episode_faults.py). What it ends with is
+compared byte for byte with what an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts,
+export. Exits 1 if anything is lost in any row.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from episode_faults import kill_in_episodes, kill_ranks_in_episodes
 from lab import ASYNC_CHECKPOINTS, MAX_EXIT_S, FaultHarness, FaultRow, is_saving, wait_for_exit
 from rank_faults import kill_all_processes, kill_launcher, kill_rank, kill_rank_while_saving
 from safetensors.torch import load_file
@@ -189,6 +190,8 @@ def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
 
 FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
     "kill": kill_run,
+    "episodes": kill_in_episodes,
+    "episodes_of_ranks": kill_ranks_in_episodes,
     "terminate": send_sigterm,
     "full_disk": fill_disk,
     "read_only": make_read_only,

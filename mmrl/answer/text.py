@@ -37,7 +37,7 @@ ANSWER_PLACEHOLDERS: Mapping[AnswerType, str] = MappingProxyType(
 NON_JSON_TYPES = frozenset({AnswerType.TEXT, AnswerType.CHOICE, AnswerType.LATEX, AnswerType.SVG})
 """Answer types whose text is not JSON."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
 _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
 _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}

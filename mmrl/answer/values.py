@@ -37,6 +37,7 @@ _MAX_COORDINATE = 1e9
 # Matching two lists takes time that grows with the cube of their length.
 _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
+_DOLLARS = re.compile(r"^([+-]?)\$(?=[0-9.])")  # an amount, such as $5
 # Escaped characters match too, so that \{ and \$ are passed over.
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
 # Checkers recurse several times a level. This limit is the same in every process; Python's is not, for torch.compile
@@ -273,6 +274,7 @@ def _validate_latex(value: object) -> str:
     for opening, closing in _DELIMITERS:
         if formula.startswith(opening) and formula.endswith(closing) and len(formula) >= len(opening + closing):
             formula = formula[len(opening) : len(formula) - len(closing)].strip()
+    formula = _DOLLARS.sub(r"\1\\$", formula)
     depth = 0
     for match in _BRACES.finditer(formula):
         if match[0] == "{":

@@ -44,9 +44,11 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UserError(f"--efficiency {arguments.efficiency} must be above 0 and at most 1")
     loaded = load_config(arguments.config, arguments.overrides)
     stages = {stage.name: stage for stage in loaded.config.stages if isinstance(stage, RlStage)}
-    name = arguments.stage or next(iter(stages), "")
+    if not stages:
+        raise UserError(f"{arguments.config} has no rl stage, and nothing else is planned")
+    name = arguments.stage or next(iter(stages))
     if name not in stages:
-        raise UserError(f"--stage: there is no rl stage {name!r}; the config has {', '.join(stages) or 'none'}")
+        raise UserError(f"--stage: there is no rl stage {name!r}; the config has {', '.join(stages)}")
     with pause_gc_for_imports():
         from mmrl.plan.estimate import Plan, find_gpu, make_plan
         from mmrl.plan.report import Settings, as_json, find_remedy, table_lines, yaml_lines

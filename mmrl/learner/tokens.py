@@ -192,8 +192,8 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     """
     whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
     has_begun = whole_response
-    turn_advantages, advantage, num_turns = experience.turn_advantages, experience.advantage, 0
-    begins_turn = True
+    advantage, own_advantages = experience.advantage, experience.turn_advantages
+    num_turns, begins_turn = 0, True
     versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
     # The staleness of a rollout is that of its oldest token.
     current_version = min(versions, default=0) + experience.staleness
@@ -201,21 +201,22 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
         # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
         is_policy = segment.author is Author.POLICY
-        if is_policy and begins_turn and turn_advantages is not None:
-            # Turns beyond the last advantage are counted too, for the error below.
-            advantage = turn_advantages[num_turns] if num_turns < len(turn_advantages) else 0.0
+        if is_policy and begins_turn and own_advantages is not None:
             num_turns += 1
+            if num_turns <= len(own_advantages):
+                advantage = own_advantages[num_turns - 1]
         # A turn that partial rollouts continued, or that text was forced into, has several segments.
         begins_turn = segment.author is Author.ENVIRONMENT or (begins_turn and not is_policy)
         if segment.author in TRAINED_AUTHORS:
             is_good = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
             in_sft_loss = has_sft_loss and is_good and has_begun and is_policy
             age = current_version - segment.version
+            turn = max(0, num_turns - 1)
             for logprob in segment.logprobs:
-                yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, max(0, num_turns - 1))
-    if turn_advantages is not None and len(turn_advantages) != num_turns:
+                yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
+    if own_advantages is not None and num_turns != len(own_advantages):
         rollout = experience.rollout
         raise ValueError(
-            f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {len(turn_advantages)} advantages of "
+            f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {len(own_advantages)} advantages of "
             f"turns, and {num_turns} turns by the policy"
         )

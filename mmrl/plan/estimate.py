@@ -27,6 +27,7 @@ HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assu
 DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
 PHASES = ("generating", "learning", "updating")
 _ENGINE_TOKENS = 2**18  # most tokens of a batch of the hf engine
+_measured: dict[tuple[str, MicroBatch], Measurement] = {}
 
 
 class Gpu(NamedTuple):
@@ -73,7 +74,6 @@ class Plan:
     efficiency: float  # share of a GPU's peak that learning reaches
     workload: Workload
     micro_batch: MicroBatch  # the fullest micro-batch
-    measurement: Measurement  # of that micro-batch
     components: tuple[ComponentSummary, ...]  # parameters by component
     trained_width: int  # bytes of a trained number: an adapter is float32
     gathered: int  # numbers that are whole at a time under ZeRO-3: two blocks, embeddings and output matrix
@@ -130,9 +130,21 @@ class Plan:
         return phases | {"serving": sum(part.gigabytes for part in parts if part.place == "server")}
 
     @property
+    def measurement(self) -> Measurement:
+        """Work and memory of `micro_batch`. It takes seconds, so what this process has measured is kept."""
+        options = self.config.model.with_freeze(self.stage.freeze)
+        key = options.model_dump_json(), self.micro_batch
+        if key not in _measured:
+            _measured[key] = measure(self.model, options, self.micro_batch)
+        return _measured[key]
+
+    @property
     def fits(self) -> bool:
         """True if every phase leaves some of the GPU's memory free."""
-        return max(self.phase_gigabytes().values()) <= USABLE_FRAC * self.gpu.memory_gb
+        most = USABLE_FRAC * self.gpu.memory_gb
+        # Weights, gradients and moments may be too much by themselves, whatever a micro-batch adds.
+        held = sum(part.gigabytes for part in _state_parts(self) if part.place == "gpu" and "updating" in part.phases)
+        return held <= most and max(self.phase_gigabytes().values()) <= most
 
     @property
     def step_tokens(self) -> float:
@@ -161,7 +173,6 @@ def make_plan(config: Config, stage: RlStage, workload: Workload, gpu: Gpu, num_
         efficiency=efficiency,
         workload=workload,
         micro_batch=micro_batch,
-        measurement=measure(model, options, micro_batch),
         components=tuple(summarize_components(module, model.family)),
         trained_width=next(each for each in module.parameters() if each.requires_grad).element_size(),
         gathered=sum(blocks[-2:]) + sum(map(torch.numel, tables)),

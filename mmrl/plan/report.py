@@ -87,7 +87,7 @@ def find_remedy(plan: Plan, plan_with: Callable[[Settings], Plan]) -> Settings |
 
 def yaml_lines(settings: Settings) -> Iterator[str]:
     """Yield settings as YAML to paste into a config."""
-    for section, changes in groupby(settings.items(), key=lambda item: item[0].partition(".")[0]):
+    for section, changes in groupby(sorted(settings.items()), key=lambda item: item[0].partition(".")[0]):
         yield f"{section}:"
         for path, value in changes:
             *stage, key = path.split(".")[1:]

@@ -32,6 +32,7 @@ class ModelShapes:
 
     family: ModelFamily
     config: PretrainedConfig
+    note: str = ""  # says so if another model's shapes stand for these
 
     @property
     def text(self) -> Any:  # noqa: ANN401  (transformers gives its attributes no type)
@@ -98,11 +99,16 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
     name = path.name.lower()
     for variant in _VARIANTS:
         name = name.removesuffix(variant)
+    note, known = "", shipped_models()
+    if not path.is_dir() and name not in known:
+        # Longest last, so that no name is taken for one that it begins with.
+        for shipped in sorted((shipped for shipped in known if shipped in name), key=len):
+            name, note = shipped, f"assumed: {path} has the shapes of {shipped}, which its name contains"
     file = path / "config.json" if path.is_dir() else _MODELS.joinpath(f"{name}.json")
     if not file.is_file():
         raise UserError(
-            f"model.path: {str(path)!r} has no config.json, and is none of the models whose shapes come with mmrl "
-            f"({', '.join(shipped_models())}); put its config.json into a folder and set model.path to that"
+            f"model.path: {str(path)!r} has no config.json, and names none of the models whose shapes come with mmrl "
+            f"({', '.join(known)}); name one of the same shapes, as --model Qwen/Qwen2.5-VL-3B-Instruct"
         )
     try:
         sizes: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -112,4 +118,4 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
     if model_type not in FAMILIES:
         reason = f" ({UNSUPPORTED[model_type]})" if model_type in UNSUPPORTED else ""
         raise UserError(f"model.path: {file} is of a {model_type!r} model{reason}; a plan knows {', '.join(FAMILIES)}")
-    return ModelShapes(FAMILIES[model_type], FAMILIES[model_type].model_class.config_class(**sizes))
+    return ModelShapes(FAMILIES[model_type], FAMILIES[model_type].model_class.config_class(**sizes), note)

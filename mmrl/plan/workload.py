@@ -67,7 +67,7 @@ def find_workload(
     config: Config, stage: RlStage, base_dir: Path, model: ModelShapes, mean_response: int | None
 ) -> Workload:
     """Return the sizes of a stage's prompts and responses; `mean_response` None plans for the longest."""
-    notes: list[str] = []
+    notes = [model.note] if model.note else []
     prompts: list[tuple[int, tuple[Grid, ...]]] = []
     try:
         with TemporaryDirectory() as folder:

@@ -161,6 +161,8 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
         reward_name, own_table = _own_case_table(name, base)
         # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
         tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
+        # A table of mmrl without the name has no row about the reward, and to read all rows takes longer.
+        tables = [table for table in tables if own_table or reward_name in table.read_text(encoding="utf-8")]
         cases = [case for table in tables for case in load_table(table) if case.fn == reward_name]
         if own_table is None or options.custom_rewards == "main_process":
             for case in cases:

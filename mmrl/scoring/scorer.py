@@ -12,7 +12,7 @@ from time import monotonic
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
-from mmrl.config.schema.base import matches_rollout
+from mmrl.config.schema.base import condition_value, matches_rollout
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.reward_calls import RewardCall, load_rewards, make_error, raise_if_killed, read_outcomes
 from mmrl.scoring.terms import (
@@ -85,6 +85,9 @@ class RewardFunctionScorer:
         self._terms_by_name = {term.name: term for term in terms}
         self._counted_terms = find_counted_terms(terms)
         self._sample_conditions = {term.name: term.options.sample_when for term in terms}
+        self._condition_columns = {column for when in self._sample_conditions.values() for column in when}
+        # Terms by evaluation and by what a sample has in these columns: few for many samples, each asked about often.
+        self._applicable_terms: dict[tuple[object, ...], list[BoundTerm]] = {}
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -105,11 +108,14 @@ class RewardFunctionScorer:
 
         A term that is only the fallback of others is none of them. Conditions on the rollout are not looked at.
         """
-        terms = []
-        for term in self._counted_terms:
-            is_left_out = evaluation and term.options.training_only
-            if not is_left_out and matches_conditions(self._sample_conditions[term.name], sample):
-                terms.append(term)
+        key = (evaluation, *[condition_value(sample, column) for column in self._condition_columns])
+        terms = self._applicable_terms.get(key)
+        if terms is None:
+            terms = self._applicable_terms[key] = []
+            for term in self._counted_terms:
+                is_left_out = evaluation and term.options.training_only
+                if not is_left_out and matches_conditions(self._sample_conditions[term.name], sample):
+                    terms.append(term)
         return terms
 
     def score_groups(
@@ -201,8 +207,9 @@ class RewardFunctionScorer:
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, those included whose service was asked about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
-                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
-                self._combine_outcomes(sample, {**stand_ins, **outcomes})
+                not_asked = [term for term in applicable if term.name not in outcomes]
+                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in not_asked}
+                self._combine_outcomes(sample, {**outcomes, **stand_ins})
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
@@ -277,9 +284,10 @@ class RewardFunctionScorer:
         self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
     ) -> Response:
         """Return a response that nobody sampled, with the true sizes of images if one of these terms looks at them."""
+        if not any(term.reward.reward.looks for term in terms):
+            return make_trial_response(sample, text, response_format)
         with use_media_opener(self._media_opener):
-            looks = any(term.reward.reward.looks for term in terms)
-            return make_trial_response(sample, text, response_format, looks=looks)
+            return make_trial_response(sample, text, response_format, looks=True)
 
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False

@@ -6,16 +6,7 @@ import hashlib
 from math import isfinite
 from typing import Final
 
-from mmrl.types import (
-    ImageCrop,
-    ImageRef,
-    Observation,
-    StepResult,
-    UserError,
-    VideoClip,
-    VideoFrames,
-    VideoRef,
-)
+from mmrl.types import ImageCrop, ImageRef, Observation, StepResult, UserError, VideoClip, VideoFrames, VideoRef
 from mmrl.utils.digests import text_digest
 
 SEED_KEY: Final = "environment_seed"

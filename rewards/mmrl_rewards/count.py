@@ -28,7 +28,10 @@ _ONES: Final = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_DIGITS: Final = re.compile(r"(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})(?:\.0+)?", re.ASCII)
+_NOUNS: Final = {"half a dozen": 6, "a pair": 2, "a couple": 2, "a single": 1}
+_DIGITS: Final = re.compile(
+    r"(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2}|[1-9][0-9]{0,2}(?: [0-9]{3}){1,2})(?:\.0+)?", re.ASCII
+)
 _THING: Final = re.compile(r"[a-z][a-z'-]*", re.ASCII)
 _LEAD: Final = re.compile(
     r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|a total of"
@@ -53,7 +56,7 @@ _DOUBT_WORDS: Final = frozenset(
 _MEASURES: Final = frozenset(
     {*("mm", "cm", "m", "km", "inch", "inches", "feet", "foot", "g", "kg", "lb", "lbs"), *("ml", "l", "degrees")}
 )
-_MAX_CHARS, _MAX_NUMBER_WORDS, _MAX_THINGS = 120, 6, 8  # characters of a phrase; words of its number, and after it
+_MAX_CHARS, _MAX_NUMBER_WORDS, _MAX_THINGS = 120, 12, 8  # characters of a phrase; words of its number, and after it
 
 
 @reward(name="count", answer_types=(AnswerType.NUMBER,))
@@ -136,13 +139,27 @@ def _parse_count_phrase(text: str) -> int | None:
 
 def _read_number(text: str) -> int | None:
     """Return the number that a text is, in digits or in words, or None."""
-    digits = _DIGITS.fullmatch(text)
-    return int(text.partition(".")[0].replace(",", "")) if digits else _spelled_numbers().get(text)
+    if _DIGITS.fullmatch(text):
+        return int(re.sub("[ ,]", "", text.partition(".")[0]))
+    if text in _NOUNS:
+        return _NOUNS[text]
+    number, rest = 0, text
+    for word, size in (("million", 1_000_000), ("thousand", 1000), ("dozen", 12)):
+        before, found, after = rest.partition(f" {word}")
+        if found:
+            is_digits = before.isdecimal() and len(before) < 4
+            factor = int(before) if is_digits else _below_1000().get("one" if before == "a" else before)
+            if factor is None or (after and word == "dozen") or (number and word == "dozen"):
+                return None
+            number, rest = number + factor * size, after.removeprefix(" and").strip()
+    if rest and rest not in _below_1000():
+        return None
+    return number + _below_1000().get(rest, 0)
 
 
 @cache
-def _spelled_numbers() -> Mapping[str, int]:
-    """Return the numbers below 1000 by their words, without hyphens, and dozens, hundreds and thousands of them."""
+def _below_1000() -> Mapping[str, int]:
+    """Return the numbers below 1000 by their words, without hyphens."""
     below_100 = list(_ONES)
     for tens in _TENS:
         below_100 += [tens, *(f"{tens} {one}" for one in _ONES[1:10])]
@@ -151,11 +168,7 @@ def _spelled_numbers() -> Mapping[str, int]:
         numbers[f"{digit} hundred"] = 100 * hundreds
         for number, word in enumerate(below_100[1:], 1):
             numbers[f"{digit} hundred {word}"] = numbers[f"{digit} hundred and {word}"] = 100 * hundreds + number
-    for word, number in list(numbers.items())[1:]:
-        numbers[f"{word} thousand"] = numbers[f"{number} thousand"] = 1000 * number
-        if number < 100:
-            numbers[f"{word} dozen"] = numbers[f"{number} dozen"] = 12 * number
-    return numbers | {"a dozen": 12, "half a dozen": 6, "a pair": 2, "a couple": 2, "a single": 1, "a thousand": 1000}
+    return numbers
 
 
 def _are_things(words: Sequence[str]) -> bool:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from math import log2
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import TurnRewards, column_value, reward
-
-PositiveFloat = Annotated[float, Field(gt=0.0)]
 
 _ROUNDING: Final = 1e-9  # by which a sum of rewards may be off
 

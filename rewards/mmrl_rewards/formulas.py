@@ -22,7 +22,7 @@ _SYMBOLS: Final = str.maketrans(
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "≈": r"\approx ", "…": r"\ldots ", "°": r"^\circ "},
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "²": "^{2}", "³": "^{3}"},
         **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"},
-        **{"⟨": "(", "⟩": ")", ";": ",", "€": "", "£": "", "¥": ""},
+        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", ", "（": "(", "）": ")", "€": "", "£": "", "¥": ""},
     }
 )
 # Not the \, of \\, which ends a row of a matrix.
@@ -31,6 +31,7 @@ _TEXT: Final = r"\\(?:text|mathrm|textbf|textit|mathbf|mbox|textrm)\s*\{([^{}]*)
 _TEXT_COMMAND: Final = re.compile(_TEXT)
 _FUNCTIONS: Final = "(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|min|max|gcd|det|lim|sqrt|pi|theta|alpha|beta"
 _ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
+_DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _POWERS_OF_TEN: Final = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
@@ -52,6 +53,23 @@ def _interval(match: re.Match[str]) -> str:
     return ("(" if match[1] == "]" else "[") + match[2] + (")" if match[3] == "[" else "]")
 
 
+def _figure(match: re.Match[str]) -> str:
+    """Return the name of a figure as one letter with an index, the same for all orders of points that name it."""
+    kind, points = match[1], match[2]
+    if kind == "triangle":
+        points = "".join(sorted(points))
+    elif kind not in _DIRECTED_FIGURES:
+        points = min(points, points[::-1])
+    return " q_{" + "".join(str(ord(letter)) for letter in kind + points) + "}"
+
+
+def _ratio(match: re.Match[str]) -> str:
+    """Return 3:4 as a fraction and 1:2:3 as the fractions of its last part."""
+    *parts, last = match[0].split(":")
+    fractions = [rf"\frac{{{part}}}{{{last}}}" for part in parts]
+    return fractions[0] if len(fractions) == 1 else f"({','.join(fractions)})"
+
+
 def _ascending(match: re.Match[str]) -> str:
     """Return 2 > x > 1 as 1 < x < 2."""
     high, first, middle, second, low = match.groups()
@@ -65,10 +83,25 @@ _REWRITES: Final = tuple(
         # \boxed{1}\boxed{3} would be a product.
         (r"\}\s*\\boxed", "?"),
         (r"\\boxed(?=\{)", ""),
+        # The answer is 5, Answer: 5, Area = 5, = 5
+        (
+            rf"^(?:(?i:(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?answer(?: is|\s*[:=]))\**"
+            rf"|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)\s*(?=\S)",
+            "",
+        ),
         (r"\*\*", "^"),
         (r"(?<=[^.])\.$", ""),
         (r"\\[dtc]frac", r"\\frac"),
+        (r"\\frac ?([0-9]) ?([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"\\\$|\\limits", ""),
+        (
+            r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
+            lambda match: match[0].replace(".", "").replace(",", "."),
+        ),
+        (r"\\lg(?![a-z])", r"\\log"),
+        # the point A(2, 3)
+        (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
+        (r"\\(triangle|angle|overline|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),
         (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
         (r"\\langle", "("),
         (r"\\rangle", ")"),
@@ -120,8 +153,7 @@ _REWRITES: Final = tuple(
         (r"^([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])$", _interval),
         # math-verify does not compare 2 > x > 1 with 1 < x < 2.
         (rf"^([^<>=]+?)({_GREATER})([^<>=]+?)({_GREATER})([^<>=]+)$", _ascending),
-        # Answer: 5, Area = 5, 5 = x, x \approx 5
-        (rf"^(?:(?:[Ff]inal )?[Aa]nswer\s*[:=]|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=)\s*(?=\S)", ""),
+        # 5 = x, x \approx 5
         (r"^([^A-Za-z=<>]+)=\s*([A-Za-z])$", r"\2=\1"),
         (r"^(?:[a-z]\s*)?\\approx\s*", ""),
         (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
@@ -143,7 +175,12 @@ _CHANGES_VALUE: Final = re.compile(
 )
 _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
-_TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?: ?[apAP]\.?[mM]\.?)?")
+_TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?")
+_HALF_DAY: Final = re.compile(r"^[0-9:]+ ?[apAP]\.?[mM]\.?$")
+_RATIO: Final = re.compile(r"[^:=<>,|()\[\]]+(?::[^:=<>,|()\[\]]+)+")
+_FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
+CONNECTIVE: Final = re.compile(" or | and |, *")
+_BRACKET_OR_INEQUALITY: Final = re.compile(r"[\[<>]|\\\{|^\(")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
 _POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is no product
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
@@ -156,6 +193,7 @@ class Formula(NamedTuple):
     is_words: bool  # to be compared as text
     number: float | None = None  # value of a plain number
     unit: str = ""  # unit that was taken off a plain number
+    time: str = ""  # as it is written, if it may be a time, such as 3:45, beside a ratio
 
 
 @lru_cache(maxsize=4096)  # siblings often share their answers
@@ -173,23 +211,37 @@ def read_formula(text: str) -> Formula:
         raise ValueError(f"longer than {_MAX_CHARS} characters")
     number = _plain_number(text)
     if number is not None and "e" not in text.lower():
-        return Formula(text, False, number)
-    formula = _SPACES.sub(" ", text.replace(r"\!", "").translate(_SYMBOLS)).strip()
+        return Formula(text.replace(",", ""), False, number)
+    formula = _SPACES.sub(" ", re.sub(r",\\! ?", ",", text).replace(r"\!", "").translate(_SYMBOLS)).strip()
     if any(character.isdigit() and not character.isascii() for character in formula):
         raise ValueError("in digits of another script")
     for pattern, replacement in _REWRITES:
         formula = pattern.sub(replacement, formula)
     whole = _join_thousands(formula.strip())
     formula = _drop_unit(whole)
-    if _has_words(formula) or _TIME.fullmatch(formula):
+    unit = _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
+    if _FIGURES_RELATED.search(formula):
+        return Formula(text.replace(" ", ""), True)
+    if _has_words(formula) or _HALF_DAY.search(formula) or _POINTS.fullmatch(formula):
         return Formula(_plain_words(text), True)
-    if _POINTS.fullmatch(formula):
-        return Formula(formula, True)
+    time = formula if _TIME.fullmatch(formula) else ""
+    formula = _RATIO.sub(_ratio, formula)
     if _UNREADABLE.search(formula) or not formula:
         raise ValueError("not one formula")
     value = number if number is not None else _plain_number(formula)
-    unit = "" if value is None else _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
-    return Formula(formula, False, value, unit)
+    if r"\pm" in formula and not _BRACKET_OR_INEQUALITY.search(formula):
+        formula = _both_signs(formula)
+    return Formula(formula, False, value, unit, time)
+
+
+def _both_signs(formula: str) -> str:
+    r"""Return x = 1 \pm 2 as x = 1 + 2, x = 1 - 2; lists in brackets are left to math-verify."""
+    items = []
+    for item in CONNECTIVE.split(formula):
+        left, equals, right = item.rpartition("=")
+        for sign, other in (("+", "-"), ("-", "+")):
+            items.append(left + equals + right.replace(r"\pm", sign).replace(r"\mp", other))
+    return ", ".join(items)
 
 
 def _plain_number(text: str) -> float | None:

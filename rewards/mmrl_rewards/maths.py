@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from math import isclose
 from typing import Annotated, Any, Final
@@ -13,19 +14,20 @@ from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.arithmetic import compare
 from mmrl_rewards.contract import BadAnswer, Of, part_value, reward
-from mmrl_rewards.formulas import Formula, read_formula
+from mmrl_rewards.formulas import CONNECTIVE, Formula, read_formula
 from mmrl_rewards.strings import excerpt
 from mmrl_rewards.units import find_unit
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
-_CONNECTIVE: Final = re.compile(r" or | and |, *")
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _LETTER: Final = re.compile(r"[A-Za-z]")
-_FUNCTION_OF: Final = re.compile(r"[A-Za-z]'?\([^()]*\)")
+_FUNCTION_OF: Final = re.compile(r"(?<=[A-Za-z])'?\([^()]*\)")
 _OPERATION: Final = re.compile(r"[0-9+*/^-]|\\(?:frac|sqrt|cdot|times)")
+_RATIO_OF_POINTS: Final = re.compile(r"(?:\\frac)?[A-Z/]+")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -36,9 +38,11 @@ def equal(
     r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
     Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
-    not in 1, 2 and \{1, 2\}. x = 3 equals 3, 50% equals both 50 and 0.5, 1 < x < 2 equals the interval (1, 2), and
-    12\,500 equals 12,500. Two numbers with units that pint knows are compared in one of them; a unit on one side alone
-    does not count. Words, such as yes or \text{none}, are compared as text, case aside; x^2 + y^2 = 1 equals no value.
+    not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
+    the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
+    x^2 + y^2 = 1 is not 1. Units that pint knows are converted; a unit on one side alone does not count, and 2m is a
+    product. "The answer is" and "Answer:" may come first. \triangle ABC is \triangle CAB, and \angle ABC
+    is \angle CBA, but not \angle BCA. Words, such as yes or \text{none}, are compared as text, case aside.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.
@@ -46,7 +50,7 @@ def equal(
     Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer, allow_set_relation_comp=True)`.
     Departures: the whole answer must be one formula, and no number is extracted from it. Formulas are rewritten first
     where math-verify misreads them, as `mmrl_rewards/formulas.py` lists. More than 300 characters are not a formula.
-    Plain numbers are compared as numbers.
+    Plain numbers, and simple formulas as in `mmrl_rewards/arithmetic.py`, are compared by their values.
     Unscorable: the target has another type, is empty, is not one formula, is not defined, as 3/0, or math-verify cannot
     read it, so that no answer would equal it.
     """
@@ -85,7 +89,7 @@ def _read_target(text: str) -> Formula:
         ValueError: nothing would equal the target: it is not one formula, or not defined.
     """
     formula = read_formula(text)
-    if formula.is_words or formula.number is not None:
+    if formula.is_words or formula.number is not None or compare(formula.text, formula.text, 6):
         return formula
     if not _parse_formula(formula.text):
         raise ValueError("not a formula that math-verify can read")
@@ -94,20 +98,31 @@ def _read_target(text: str) -> Formula:
 
 def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
-    if target.is_words or answer.is_words:
+    if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
+    scale, offset = 1.0, 0.0
+    if target.unit and answer.unit and target.unit != answer.unit:
+        wanted, source = find_unit(target.unit), find_unit(answer.unit)
+        if wanted and source:  # pint knows both
+            if source.dimension != wanted.dimension:
+                return False
+            scale = source.factor / wanted.factor
+            offset = (source.offset - wanted.offset) / wanted.factor
     expected, given = _read_number(target, answer), _read_number(answer, target)
-    if expected is not None and given is not None and target.unit and answer.unit:
-        given = _convert(given, answer.unit, target.unit)
-        if given is None:
-            return False
     if expected is None or given is None:
-        if _is_relation(target.text) != _is_relation(answer.text):
+        texts = _without_names(target.text, answer.text)
+        if texts is None:
             return False
-        texts = [target.text, answer.text]
-        if any(text.startswith("(") for text in texts):
-            texts = list(map(_assignments_as_pair, texts))
-        return _verify(*texts, decimals)
+        wanted_text, given_text = texts
+        if scale != 1.0:
+            ratio = Fraction(scale).limit_denominator(10**6)
+            given_text = rf"({given_text})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+        if wanted_text.startswith("(") or given_text.startswith("("):
+            wanted_text, given_text = _list_as_pair(wanted_text), _list_as_pair(given_text)
+        verdict = compare(wanted_text, given_text, decimals)
+        return _verify(wanted_text, given_text, decimals) if verdict is None else verdict
+    if (scale, offset) != (1.0, 0.0):
+        given = given * scale + offset
     # A target below the last place would equal 0, so it is compared in its leading digits.
     if round(expected, decimals) == 0 and expected != 0:
         return isclose(expected, given, rel_tol=10.0**-decimals)
@@ -122,29 +137,43 @@ def _read_number(formula: Formula, other: Formula) -> float | None:
     return formula.number
 
 
-def _convert(number: float, unit: str, wanted: str) -> float | None:
-    """Return a quantity in another unit, None if that measures something else; units that pint lacks are no units."""
-    if unit == wanted:
-        return number
-    source, target = find_unit(unit), find_unit(wanted)
-    if source is None or target is None:
-        return number
-    if source.dimension != target.dimension:
+def _without_names(target: str, answer: str) -> tuple[str, str] | None:
+    """Return two formulas, without the names of their values if one has a name or both have the same.
+
+    None if they cannot be equal: one is an equation and no value, or they are values of f(2) and f(3).
+    """
+    (name, value), (other_name, other_value) = map(_split_name, (target, answer))
+    if {name, other_name} == {None, ""}:
         return None
-    return (number * source.factor + source.offset - target.offset) / target.factor
+    if name == other_name or "" in (name, other_name):
+        return value, other_value
+    are_values = "(" in f"{name}{other_name}" and None not in (name, other_name)
+    return None if are_values else (target, answer)
 
 
-def _is_relation(formula: str) -> bool:
-    """Return True for an equation whose left side is an expression of letters, and not the name of a value."""
-    left, equals, _ = formula.partition("=")
-    if not equals or left.endswith(("<", ">", "\\")) or "," in formula:
-        return False
-    left = _FUNCTION_OF.sub("", left)
-    return bool(_LETTER.search(left) and _OPERATION.search(left))
+def _split_name(formula: str) -> tuple[str | None, str]:
+    """Return the name of a value and the value, as of f(2) = 4; "" for a value alone, None for another equation."""
+    if CONNECTIVE.search(formula):
+        names, values = zip(*map(_split_name, CONNECTIVE.split(formula)), strict=True)
+        # As in x = 1, x = 2 and x = 1, 2.
+        return (names[0], ", ".join(values)) if names[0] and {*names} <= {names[0], ""} else ("", formula)
+    left, equals, right = formula.partition("=")
+    is_inside = left.count("{") != left.count("}")  # as in \sum_{k=1}
+    if not equals or is_inside or left.endswith(("<", ">", "\\")) or "=" in right:
+        return "", formula
+    name = re.sub(r"[{} ]", "", left)
+    bare = _FUNCTION_OF.sub("", re.sub(r"_\w+|\^-1(?=\()", "", name))
+    if not _LETTER.search(name):
+        return "", formula
+    # \frac{AB}{CD} = 2 has the name of a ratio.
+    is_name = _RATIO_OF_POINTS.fullmatch(bare) or not _OPERATION.search(bare)
+    return (name, right.strip()) if is_name else (None, formula)
 
 
-def _assignments_as_pair(formula: str) -> str:
-    """Return "y = 2, x = 1" as (1,2), in the order of the letters; any other formula as it is."""
+def _list_as_pair(formula: str) -> str:
+    """Return "1, 2" as (1, 2), and "y = 2, x = 1" as (1,2), in the order of the letters."""
+    if "," in formula and not re.search(r"[=<>()\[\]]|\\[lg]e|\\\{", formula):
+        return f"({formula})"
     values = {}
     parts = formula.split(",")
     for part in parts:
@@ -161,9 +190,17 @@ def _assignments_as_pair(formula: str) -> str:
 def _verify(target: str, answer: str, decimals: int) -> bool:
     """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
     from math_verify import verify  # takes a second
-    from sympy import Interval, Tuple
+    from sympy import Add, Eq, Expr, Interval, Tuple, cancel, fraction
 
     gold, given = _parse_formula(target), _parse_formula(answer)
+    readings = [*gold[:1], *given[:1]]
+    if len(readings) == 2 and all(isinstance(reading, Eq) and isinstance(reading.rhs, Expr) for reading in readings):
+        # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. A multiple has the same solutions: by a number, as
+        # a factor x would add x = 0; denominators are left out.
+        numerators = [fraction(cancel(equation.lhs - equation.rhs))[0] for equation in (gold[0], given[0])]
+        if 0 in numerators:
+            return numerators == [0, 0]
+        return not cancel(numerators[0] / numerators[1]).free_symbols
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
@@ -185,8 +222,9 @@ def _parse_formula(formula: str) -> list[Any]:
         values = [value[0] for value in map(_parse, formula.split("=")) if value]
         if any(not (value - values[-1]).equals(0) for value in values):
             return []
-    parts = _CONNECTIVE.split(formula)
-    if len(parts) == 1 or not all(map(_INEQUALITY.search, parts)):
+    parts = CONNECTIVE.split(formula)
+    is_relation = ["=" in part or _INEQUALITY.search(part) is not None for part in parts]
+    if len(parts) == 1 or not all(is_relation) or not _INEQUALITY.search(formula):
         found = _parse(formula)
         return [] if any(value.has(nan, zoo) for value in found) else found
     relations = [reading[0] for reading in map(_parse, parts) if reading]
@@ -203,6 +241,7 @@ def _parse_formula(formula: str) -> list[Any]:
 
 
 def _parse(formula: str) -> list[Any]:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
     from sympy import I, Symbol
 
@@ -213,8 +252,10 @@ def _parse(formula: str) -> list[Any]:
 
     # It warns at every call that its own time limit is switched off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    # Of 2m it would keep 2 alone.
+    config = LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True))
     found: list[Any] = parse(
-        f"${formula}$", extraction_config=(LatexExtractionConfig(),), fallback_mode="no_fallback", parsing_timeout=None
+        f"${formula}$", extraction_config=(config,), fallback_mode="no_fallback", parsing_timeout=None
     )
     # It takes i for a variable, which may be real or not.
     units = {Symbol("i", real=is_real): I for is_real in (True, False, None)}

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from mmrl.answer import parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
 from mmrl_rewards.units import Unit, find_unit
 
@@ -16,9 +17,9 @@ Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
 _QUANTITY: Final = re.compile(r"([$€£¥]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
+_POWER_OF_TEN: Final = re.compile("\\s*(?:\\\\times|\u00d7|[*])\\s*10\\^\\{?([+-]?[0-9]+)\\}?", re.ASCII)
+_LATEX_SPACE: Final = re.compile(r"\\[,;: ]|~|\\(?=[$%])")
 _MAX_CHARS: Final = 80  # characters of a number with its unit
-
-
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
 
 
@@ -97,8 +98,8 @@ def quantity(
     """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
     Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, € and £
-    may come first. Temperatures are converted, currencies are not. Unless `unit_required`, a number without a unit is
-    taken to be in the other's unit.
+    may come first. Bold, boxes and LaTeX's text, spaces and powers of ten are read. Temperatures are converted,
+    currencies are not. Unless `unit_required`, a number without a unit is taken to be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
     Departures: the unit is checked.
@@ -131,7 +132,9 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     Raises:
         ValueError: the text is not a number with one known unit or none.
     """
-    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
+    plain = _LATEX_SPACE.sub(" ", text).replace("−", "-").replace(r"^\circ", "°")  # noqa: RUF001
+    plain = strip_markup(_POWER_OF_TEN.sub(r"e\1", plain))
+    match = _QUANTITY.fullmatch(plain) if len(text) <= _MAX_CHARS else None
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     number = float(parse_answer_value(AnswerType.NUMBER, match[2]))

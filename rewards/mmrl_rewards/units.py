@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 from mmrl.utils.error_catcher import ErrorCatcher
 
-_CURRENCIES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY"}
+# pint takes Nm for the count of yarn in textiles.
+_ALIASES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "Nm": "N*m", r"\Omega": "Ω"}
 _NAME: Final = re.compile(r"[A-Za-zµμΩ°%][A-Za-zµμΩ°%0-9 ./*·^()²³-]{0,39}")  # micro has two characters
 _NO_EXPONENT: Final = re.compile(r"(?<![\^*^-])[0-9]|[0-9]{3}")  # a digit that is not one, which pint would multiply by
 _ANY_CASE: Final = frozenset({"cm", "km", "kg", "ft", "lb", "lbs", "oz", "yd", "mph", "rpm", "min", "hr", "hrs", "sec"})
@@ -29,9 +30,10 @@ def find_unit(name: str) -> Unit | None:
     The case of symbols counts, as in SI: Mm is not mm. Words may have capitals, and so may a few symbols that mean
     nothing else, such as KM.
     """
-    text = _CURRENCIES.get(name, name).strip().replace("²", "^2").replace("³", "^3")
+    text = _ALIASES.get(name, name).strip().replace("²", "^2").replace("³", "^3").replace("⁻¹", "^-1")
     text = re.sub(r"(?<=[a-zΩ])([23])(?![0-9])", r"^\1", text)  # m2
     text = re.sub(r"^degrees? (?=[CF])|^deg ?(?=[CF]$)|^° (?=[CF])", "°", text)
+    text = re.sub(r"\bsq\.? ", "square ", re.sub(r"\bcu\.? ", "cubic ", text)).replace("fl oz", "floz")
     text = text.replace("°Celsius", "°C").replace("°Fahrenheit", "°F")
     if not _NAME.fullmatch(text) or _NO_EXPONENT.search(text):
         return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import run_forked
 from ranks_worker import TrialSet
 
 from mmrl.config.schema import DeepspeedConfig
@@ -26,35 +25,15 @@ def launch(folder: Path, trial_sets: list[TrialSet], size: int) -> dict:
         for module in trial_set.policy.model.modules():
             module.__dict__.pop("forward", None)  # cannot be pickled; each process prepares its model again
     (folder / "trials").write_bytes(pickle.dumps(trial_sets))
-    command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(folder / "trials")]
-    common = {
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(find_free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
-    logs = [folder / f"rank{rank}.log" for rank in range(size)]
-    processes = []
-    for rank, log in enumerate(logs):
-        # Not pipes, which would be read one rank after another: the second rank stops once it has written 64 KiB that
-        # nobody reads, and the first waits for it in a collective call. DeepSpeed's warnings alone are more than that.
-        with log.open("w") as output:
-            processes.append(
-                subprocess.Popen(
-                    [*command, str(folder / "results")],
-                    env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        for process in processes:
-            process.wait(timeout=1200)
-    finally:
-        for process in processes:
-            process.kill()
-    said = "\n".join(log.read_text()[-6000:] for log in logs)
-    assert [process.returncode for process in processes] == [0] * size, said
+    command = [Path(__file__).with_name("ranks_worker.py"), folder / "trials", folder / "results"]
+    env = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
+    with ThreadPoolExecutor(size) as pool:
+        ranks = []
+        for rank in map(str, range(size)):
+            ranks.append(pool.submit(run_forked, *command, env={**env, "RANK": rank, "LOCAL_RANK": rank}))
+    for rank in ranks:
+        done = rank.result()
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return torch.load(folder / "results", weights_only=False)
 
 

@@ -61,6 +61,7 @@ class Trial:
     routing_replay: str = "none"
     float32_output_layer: bool = False
     feeds: bool = False
+    compares_layouts: bool = False
     lora: LoraConfig | None = None
 
 
@@ -99,13 +100,16 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
     """Take a trial's steps, after `resume_after` of them in a new model and optimizer; return what came of it."""
     policy, optimizer, sharded = start(trial_set, trial, ranks)
     reference = policy.frozen_copy() if trial.kl else None
-    metrics = []
-    groups = group_by_prompt(trial.steps[0])[:1]
-    packed, plain = (
-        collate(groups, trial_set.processor, pad_id=trial_set.eos_id, shared_prefix=shared) for shared in (True, False)
-    )
-    stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
-    apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
+    metrics, result = [], {}
+    if trial.compares_layouts:
+        groups = group_by_prompt(trial.steps[0])[:1]
+        packed, plain = (
+            collate(groups, trial_set.processor, pad_id=trial_set.eos_id, shared_prefix=shared)
+            for shared in (True, False)
+        )
+        stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
+        result["apart"] = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
+    learner = make_learner(trial_set, trial, policy, optimizer, reference, ranks)
     engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
     if trial.feeds:
         feeder.load_on_rank0(engine_fed.load_weights)  # what it is given now is not what it must have in the end
@@ -114,34 +118,13 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
             saved, state = copy.deepcopy(everything(policy, optimizer, ranks))
             policy, optimizer, sharded = start(trial_set, trial, ranks, saved)
             optimizer.load_state(state)
+            learner = make_learner(trial_set, trial, policy, optimizer, reference, ranks)
             engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
-        plan = LearnerConfig(
-            loss=LossConfig(
-                kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs, routing_replay=trial.routing_replay
-            ),
-            optimizer=OPTIMIZER,
-            total_steps=9,
-            micro_batch_groups=2,
-            micro_batch_tokens=200,
-            epochs=1,
-            mini_batches=trial.mini_batches,
-            shared_prefix=trial.shared_prefix,
-            pad_id=trial_set.eos_id,
-        )
-        learner = PolicyLearner(
-            policy,
-            trial_set.processor,
-            optimizer,
-            plan,
-            reference,
-            ranks=ranks,
-            media_owners=MediaOwners(trial.media_placement),
-        )
         metrics.append(dict(learner.step(experiences, step=step)))
     shard = policy.runner.local_shard(policy.trained, ranks)
     parts = ranks.all_gather(sum(tensor.numel() for tensor in shard.values()))
     kept, state = everything(policy, optimizer, ranks)
-    result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
+    result |= {"metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
         result |= {"refused": fed_once_more(feeder, engine_fed), "most_whole": engine_fed.most_whole}
         result["fed"] = engine_fed.held
@@ -149,6 +132,25 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
         sharded.unwrap(policy)
         result["dissolved"] = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     return result
+
+
+def make_learner(
+    trial_set: TrialSet, trial: Trial, policy: Policy, optimizer: Any, reference: Policy | None, ranks: Ranks
+) -> PolicyLearner:
+    loss = LossConfig(kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs, routing_replay=trial.routing_replay)
+    plan = LearnerConfig(
+        loss=loss,
+        optimizer=OPTIMIZER,
+        total_steps=9,
+        micro_batch_groups=2,
+        micro_batch_tokens=200,
+        epochs=1,
+        mini_batches=trial.mini_batches,
+        shared_prefix=trial.shared_prefix,
+        pad_id=trial_set.eos_id,
+    )
+    owners = MediaOwners(trial.media_placement)
+    return PolicyLearner(policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, media_owners=owners)
 
 
 def for_engines(policy: Policy, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -88,3 +88,16 @@ def test_files_of_a_checkout_are_replayed(tool, tmp_path, capsys):
     assert "malformed: y" in told
     assert "mmmu c: 1 rows" in told
     assert told.count("holds") == 3
+
+
+def test_formulas_of_a_checkout_are_compared(tool, tmp_path, capsys):
+    """Rows as in tests/ of Math-Verify."""
+    (tmp_path / "src" / "math_verify").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    rows = ("$1/2$", "0.5", 1), ("$2$", "so the number is 10 which is 2", 1), ("$1$", "$2$", 1), ("$1$", "$2$", False)
+    (tmp_path / "tests" / "test_all.py").write_text(f"ROWS = {list(rows)}")
+    published, own = tool.measure_formulas(tmp_path)
+    assert published == ("test_all.py", 4, (2, 3), ["'$1$', '$2$': True"])
+    assert own.equal[0] == own.equal[1] > 150
+    assert tool.main(["--data", str(tmp_path)]) == 0
+    assert "maths:equal on pairs of formulas" in capsys.readouterr().out

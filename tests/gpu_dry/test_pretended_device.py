@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from fork_server import run_forked
 from torch.utils import backend_registration
 from torch.utils.checkpoint import checkpoint
 
@@ -34,7 +32,7 @@ from mmrl.plan.pretended_device import pretend_device
 with pretend_device():
     pass
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_forked("-c", code)
     assert "UserError: a device cannot be pretended in a process that has computed gradients before" in done.stderr
 
 

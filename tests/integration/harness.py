@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fork_server import ONE_THREAD, Forked
+from fork_server import ONE_THREAD, Forked, run_forked
 from PIL import Image
 from waiting import PATIENCE_S, wait_for
 
@@ -136,20 +136,11 @@ def mmrl(
     """
     program = [Path(__file__).with_name("fault_injection.py"), *strike] if strike else ["-m", "mmrl"]
     command = [*map(str, program), *map(str, arguments)]
-    environment = {**os.environ, **ONE_THREAD}
-    if not fresh:
-        forked = Forked(command, cwd=cwd, env=environment)
-        output, errors = forked.communicate(timeout)
-        return Done(forked.returncode, output, errors)
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=timeout,
-        cwd=cwd,
-        env=environment,
-    )
+    if fresh:
+        options = {"capture_output": True, "text": True, "timeout": timeout, "cwd": cwd}
+        done = subprocess.run([sys.executable, *command], env={**os.environ, **ONE_THREAD}, **options)
+    else:
+        done = run_forked(*command, cwd=cwd, timeout=timeout)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -181,7 +172,7 @@ def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | No
     They work in the folder of the config.
     """
     command = ["-m", "mmrl", "train", str(config), "--nproc", "2"]
-    launcher = Forked(command, cwd=config.parent, env={**os.environ, **ONE_THREAD})
+    launcher = Forked(command, cwd=config.parent)
     written = run_dir / "metrics.jsonl"
 
     def is_due() -> bool:

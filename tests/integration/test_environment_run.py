@@ -45,7 +45,7 @@ def test_turns_are_credited_recorded_and_counted(whole: Path) -> None:
         assert sum(line["turn_rewards"]) == pytest.approx(line["total"])
 
 
-@pytest.mark.parametrize("nth", [3, 9, 14, 20])
+@pytest.mark.parametrize("nth", [3, 14])  # tools/faults.py kills at random moments, on two ranks, too
 def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
     tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:

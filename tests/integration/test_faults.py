@@ -1,30 +1,23 @@
-"""A handful of the faults that tools/faults.py tries by the dozen: real runs, killed and damaged at random moments.
+"""A handful of the faults that tools/faults.py tries by the dozen: real runs, damaged at random moments.
 
-What befalls several processes is tried in test_launch.py and test_verify_resume.py; SIGTERM, a full disk, damaged
-checkpoints and another config in test_resume.py and test_bad_input.py.
+What befalls several processes is tried in test_launch.py and test_verify_resume.py; SIGKILL, SIGTERM, a full disk,
+damaged checkpoints and another config in test_resume.py and test_bad_input.py.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_forked
 
 TOOL = Path(__file__).parents[2] / "tools" / "faults.py"
-FAULTS = ["kill", "read_only", "not_a_number", "clock"]
+FAULTS = ["episodes", "read_only", "not_a_number", "clock"]
 
 
 @pytest.mark.slow
 def test_nothing_is_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, TOOL, "--kills", "2", "--only", *FAULTS],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    done = run_forked(TOOL, "--kills", 2, "--only", *FAULTS, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]
-    assert len(rows) == 5
+    assert len(rows) == len(FAULTS)

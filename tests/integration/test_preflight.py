@@ -7,14 +7,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 import pytest
+from fork_server import run_forked
 from harness import Command, Done, experiment, questions, rl_stage, write
 
 from mmrl.config import Config, load_config
@@ -69,14 +68,8 @@ sys.exit(f"imported {heavy}" if heavy else code)
 
 
 def light(*words: object, **environment: str) -> Done:
-    """Run a command in a new interpreter; it fails if the command imported torch or started ranks."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, words)],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, **environment},
-    )
+    """Run a command in another process; it fails if the command imported torch or started ranks."""
+    done = run_forked("-c", PROGRAM, *words, env=environment, light=True)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

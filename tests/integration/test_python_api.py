@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import experiment, questions, rl_stage, write
+from fork_server import run_forked
+from harness import counting, experiment, questions, rl_stage, write
 from PIL import Image
 
 import mmrl
@@ -234,8 +233,11 @@ def test_the_example_of_the_docs_runs_as_a_script(tmp_path):
     body = example.read_text().partition('"""\n\n')[2]
     assert body.strip() in (ROOT / "docs" / "python.md").read_text()
     assert len(list(filter(str.strip, body.splitlines()))) == 12
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "configs").mkdir()
+    data = {part: [counting(part, size)] for part, size in (("train", 40), ("validation", 8), ("test", 8))}
+    small = {"extends": str(ROOT / "configs" / "quickstart.yaml"), "data": data}
+    write(small, tmp_path / "configs" / "quickstart.yaml")
+    done = run_forked(example, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "'task': 'count'" in done.stdout
     assert (tmp_path / "runs" / "quickstart" / "model" / "model.safetensors").is_file()

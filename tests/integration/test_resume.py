@@ -30,8 +30,6 @@ from harness import (
 )
 from PIL import Image
 
-from mmrl.log.run_dir import RunDir
-
 pytestmark = pytest.mark.slow
 
 KILLS = (  # in each process in turn: at the Nth call of a function
@@ -205,15 +203,6 @@ def test_finished_run_that_is_started_again_shows_its_table_and_changes_nothing(
     assert "Held-out reward before stage rl and at the end" in done.output
     assert "count" in done.output
     assert _everything(own_config.parent / "run") == before
-
-
-def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_copy: Path, here: Command) -> None:
-    before = _everything(stopped_copy)
-    with RunDir(stopped_copy).lock():
-        done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
-    assert done.code == 2
-    assert "another process is running here" in done.errors
-    assert _everything(stopped_copy) == before
 
 
 def test_a_checkpoint_of_another_config_is_refused_by_key(stopped: Path, stopped_copy: Path, here: Command) -> None:

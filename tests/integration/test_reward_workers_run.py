@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import Forked
 from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
 from waiting import PATIENCE_S, wait_for
 
@@ -130,14 +130,12 @@ def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path: Path,
 @pytest.mark.parametrize("kind", ["terms", pytest.param("group_rewards", marks=pytest.mark.slow)])
 def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path: Path, kind: str) -> None:
     config = write_looping_config(tmp_path, kind, timeout_s=10 * PATIENCE_S)
-    with subprocess.Popen(
-        [sys.executable, "-m", "mmrl", "train", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as run:
-        wait_for((tmp_path / "mine.py.looping").exists)
-        started = list_tree(run.pid)[1:]
-        run.send_signal(signal.SIGINT)
-        output, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 128 + signal.SIGINT, output
+    run = Forked(["-m", "mmrl", "train", config])
+    wait_for((tmp_path / "mine.py.looping").exists)
+    started = list_tree(run.pid)[1:]
+    os.kill(run.pid, signal.SIGINT)
+    output, errors = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 128 + signal.SIGINT, errors
     assert "Stopped; the last checkpoint is what is saved. Continue with: mmrl train" in output
     assert len(started) >= 2
     wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started))

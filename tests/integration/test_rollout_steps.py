@@ -57,6 +57,7 @@ def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
         assert " Wait." in row["response"]
 
 
+@pytest.mark.slow
 def test_run_stopped_in_rl_ends_like_the_whole_one(here: Command, tmp_path: Path, whole: Path) -> None:
     config = write(rethink_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_forked
 
 TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -20,7 +20,7 @@ SCRIPTS = sorted(path.stem for path in TOOLS.glob("*.py") if "__main__" in path.
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_tool_prints_its_help(script):
-    done = subprocess.run([sys.executable, str(TOOLS / f"{script}.py"), "--help"], capture_output=True, text=True)
+    done = run_forked(TOOLS / f"{script}.py", "--help")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("usage:")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from fork_server import Forked
 from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from waiting import PATIENCE_S, wait_for
 
@@ -51,7 +50,7 @@ def test_prefetching_processes_change_no_byte(
 ) -> None:
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
     config = experiment(tmp_path / "run")
-    config["data"]["media_workers"] = 2
+    config["data"]["media_workers"] = 1
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole)
 
@@ -103,18 +102,16 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 def test_processes_end_with_the_run(tmp_path: Path, signal_sent: signal.Signals) -> None:
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=10_000, max_steps_without_signal=10_000)])
     config["data"]["media_workers"] = 1
-    command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
-    with (tmp_path / "errors").open("w") as errors:
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+    run = Forked(["-m", "mmrl", "train", write(config, tmp_path / "tiny.yaml")], session=True)
     wait_for(lambda: (tmp_path / "run" / "timings.jsonl").exists() and len(metrics(tmp_path / "run")) > 3)
     if signal_sent is signal.SIGINT:
         os.killpg(run.pid, signal_sent)  # as a terminal does: every process gets it
-        assert run.wait(PATIENCE_S) == 128 + signal.SIGINT
     else:
-        run.kill()
-        run.wait(PATIENCE_S)
+        os.kill(run.pid, signal_sent)
+    _, errors = run.communicate(PATIENCE_S)
+    assert run.returncode == (128 + signal_sent if signal_sent is signal.SIGINT else -signal_sent)
     wait_for(lambda: not group_lives(run.pid))
-    assert "Traceback" not in (tmp_path / "errors").read_text()
+    assert "Traceback" not in errors
 
 
 def group_lives(pgid: int) -> bool:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import mmrl
 from view_runs import make_run, rollout_row, write_lines
 from waiting import wait_for
 
@@ -65,6 +66,7 @@ def box_of(page, selector):
     return [left, top, left + mark["width"] / picture["width"], top + mark["height"] / picture["height"]]
 
 
+@pytest.mark.slow
 def test_the_live_page_shows_a_run_and_follows_it(run, address, page):
     open_step(page, address)
     assert page.locator("article.group").count() == 3
@@ -82,8 +84,7 @@ def test_the_live_page_shows_a_run_and_follows_it(run, address, page):
 @pytest.mark.slow
 def test_a_page_in_a_folder_or_a_file_shows_the_same(run, page, tmp_path):
     for options, file in ((["--out", "page"], "page/index.html"), (["--single", "run.html"], "run.html")):
-        command = [sys.executable, "-m", "mmrl", "view", str(run), *options]
-        subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+        assert mmrl("view", run, *options, cwd=tmp_path).code == 0
         open_step(page, (tmp_path / file).as_uri())
         assert page.locator(".response").count() == 6
         pictures = page.locator("article.group img")

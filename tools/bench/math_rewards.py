@@ -4,7 +4,7 @@
 
 The targets are such as multimodal maths asks for, half of them plain numbers, each answered as eight siblings might:
 often alike, in other words, wrong, in prose. The judge sends them to its one worker and waits; no verdict is remembered
-from one round to the next. Wall-clock time of the fastest round. Exits 1 if that is less than 300 a second, or takes
+from one round to the next. Wall-clock time of the fastest round. Exits 1 if that is less than 400 a second, or takes
 over 15 % longer than math-verify.
 """
 
@@ -28,7 +28,7 @@ from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
 from mmrl.types import AnswerType, Rollout, Sample, Target
 
-MIN_PER_SECOND, MAX_OVERHEAD = 300, 0.15
+MIN_PER_SECOND, MAX_OVERHEAD = 400, 0.15
 ANSWERS = {
     "5": ["5", "5", "5", "5", "6", r"\frac{10}{2}", "x=5", "The answer is five"],
     "14": ["14", "14", "12", "12", "16", "14.0", "-14", "28"],
@@ -48,14 +48,16 @@ ANSWERS = {
 
 
 CLEAR_CACHE_REWARD = """
-from mmrl_rewards import maths
+from mmrl_rewards import arithmetic, formulas, maths
 from mmrl_rewards.contract import reward
 
 
 @reward(name="forget")
 def forget(response, sample) -> float:
-    maths._verify.cache_clear()
-    maths._parse_formula.cache_clear()
+    for module in (arithmetic, formulas, maths):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
     return 1.0
 """
 

@@ -132,6 +132,9 @@ class Published:
     sequences: int | None = None  # sequences of a supervised micro-batch; None for a stage of GRPO
     efficiency: float = 0.3
     is_limit: bool = False  # the memory is that of a GPU on which it fits, by its publisher
+    # What mmrl cannot do, of a source that did: the memory is counted as there.
+    reference_in_host: bool = False
+    engine_gpus: int = 1  # GPUs over which an engine beside the learner divides its weights
 
 
 GIB = 2**30 / 1e9
@@ -155,14 +158,15 @@ ZERO3 = "deepspeed={zero_stage: 3}"
 
 def published_rows() -> Iterator[Published]:
     """Yield all rows, by the source's numbers."""
-    for row, path, memory, seconds, extra in (
-        ("1 EasyR1 3B AMP, micro 1", "Qwen2.5-VL-3B", 54, 120, {"efficiency": 0.081}),
-        ("2 EasyR1 7B AMP, micro 1", "Qwen2.5-VL-7B", 68, 145, {"efficiency": 0.16}),
-        ("3 EasyR1 7B AMP, micro 4", "Qwen2.5-VL-7B", 72, 120, {"efficiency": 0.232}),
-        ("4 EasyR1 7B AMP, 8 x L20", "Qwen2.5-VL-7B", 42, 580, {"efficiency": 0.265, "gpu": "l20-48gb"}),
-        ("5 EasyR1 7B BF16", "Qwen2.5-VL-7B", 58, 145, {"efficiency": 0.16}),
-        ("6 EasyR1 32B BF16, TP 8", "Qwen2.5-VL-32B", 72, 530, {"efficiency": 0.258}),
-        ("7 EasyR1 30B-A3B BF16, TP 8", "Qwen3-VL-30B-A3B", 50, 4600, {"efficiency": 0.018, "gpu": "h800-80gb"}),
+    # A sequence has as many tokens as follow from the published tokens a second and GPU, of 8 GPUs and 2,560 sequences.
+    for row, path, memory, seconds, rate, extra in (
+        ("1 EasyR1 3B AMP, micro 1", "Qwen2.5-VL-3B", 54, 120, 1800, {"efficiency": 0.081}),
+        ("2 EasyR1 7B AMP, micro 1", "Qwen2.5-VL-7B", 68, 145, 1600, {"efficiency": 0.16}),
+        ("3 EasyR1 7B AMP, micro 4", "Qwen2.5-VL-7B", 72, 120, 2000, {"efficiency": 0.232}),
+        ("4 EasyR1 7B AMP, 8 x L20", "Qwen2.5-VL-7B", 42, 580, 410, {"efficiency": 0.265, "gpu": "l20-48gb"}),
+        ("5 EasyR1 7B BF16", "Qwen2.5-VL-7B", 58, 145, 1600, {"efficiency": 0.16}),
+        ("6 EasyR1 32B BF16, TP 8", "Qwen2.5-VL-32B", 72, 530, 620, {"efficiency": 0.258, "engine_gpus": 8}),
+        ("7 EasyR1 30B-A3B BF16, TP 8", "Qwen3-VL-30B-A3B", 50, 4600, 80, {"efficiency": 0.018, "engine_gpus": 8}),
     ):
         yield Published(
             row=row,
@@ -170,7 +174,8 @@ def published_rows() -> Iterator[Published]:
             memory_gb=memory,
             seconds=seconds,
             overrides=(*EASYR1, "stages.grpo.loss.kl.coef=0.01"),
-            **VQA | extra,
+            reference_in_host=True,
+            **VQA | {"response": rate * 8 * seconds // 2560 - VQA["prompt"]} | extra,
         )
     hf = (*EASYR1, "rollout.engine=hf")
     for method, settings, sizes in (
@@ -229,6 +234,7 @@ def published_rows() -> Iterator[Published]:
         memory_gb=80 * GIB,
         is_limit=True,
         overrides=(*LORA, no_kl, *vllm, "stages.grpo.micro_batch_tokens=8192"),
+        engine_gpus=4,
         **VQA,
     )
     yield Published(
@@ -260,18 +266,29 @@ def plan_published(row: Published) -> Plan:
     micro_batch = MicroBatch(
         num_groups=row.sequences, prompt_tokens=row.prompt, grids=row.grids, responses=(row.response,)
     )
-    return replace(plan, micro_batch=micro_batch, measurement=measure(plan.model, config.model, micro_batch))
+    return replace(plan, micro_batch=micro_batch)
 
 
 def compare_row(row: Published) -> dict[str, float]:
     """Return memory and time of a published run, planned and published."""
     plan = plan_published(row)
-    phases = plan.phase_gigabytes()
+    vllm, phases = plan.config.rollout.vllm, plan.phase_gigabytes()
+    for part in plan.memory_parts():
+        if part.name == "reference" and row.reference_in_host:
+            phases = {phase: size - part.gigabytes for phase, size in phases.items()}
+        if part.name == "vLLM: weights" and row.engine_gpus > 1:
+            # The engine has its share of the GPU, which the weights of a whole model would exceed.
+            share = vllm.gpu_memory_utilization * plan.gpu.memory_gb
+            phases["generating"] -= part.gigabytes - max(share, part.gigabytes / row.engine_gpus)
     if plan.config.rollout.engine == "hf":
         del phases["generating"]  # nobody else generates so
     numbers = {"planned GB": max(phases.values()), "published GB": row.memory_gb or 0.0}
     if row.seconds:
-        numbers |= {"planned s": sum(step_seconds(plan).values()), "published s": row.seconds}
+        seconds = step_seconds(plan)
+        if row.reference_in_host:
+            # Its efficiency is EasyR1's MFU, which counts three forward passes, and no recomputation.
+            seconds["learning"] = 3 * seconds["reference"]
+        numbers |= {"planned s": sum(seconds.values()), "published s": row.seconds}
     return numbers
 
 

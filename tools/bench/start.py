@@ -74,8 +74,10 @@ def write_rows(folder: Path, count: int) -> Path:
 
 def measure_start(config: Path, run_dir: Path, cache: Path) -> dict[str, float]:
     """Start a run in a process of its own; return its CPU seconds, its children's included, and its peak in MB."""
+    program = run_dir.with_name("start_only.py")
+    program.write_text(START_ONLY)
     done = subprocess.run(
-        [sys.executable, "-c", START_ONLY, "train", str(config), "--run-dir", str(run_dir)],
+        [sys.executable, str(program), "train", str(config), "--run-dir", str(run_dir)],
         capture_output=True,
         check=False,  # it ends as an interrupted run does
         text=True,

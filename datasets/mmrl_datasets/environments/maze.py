@@ -23,10 +23,6 @@ _REMINDER: Final = "Answer with one of up, down, left and right."
 _PAPER, _LINE, _AGENT, _GOAL, _LAVA = (240, 240, 240), (170, 170, 170), (40, 70, 220), (30, 160, 60), (220, 40, 30)
 _MAX_TRIES: Final = 1000  # layouts that are drawn for one maze
 
-Side = Annotated[int, Field(ge=2, le=16)]
-CellPixels = Annotated[int, Field(ge=4, le=128)]
-LavaCount = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Cell = tuple[int, int]  # row and column, from 0 at the top left
 
 
@@ -36,14 +32,26 @@ class Maze:
 
     The reward is 1 at the goal and 0 for other moves; `info` has `success` and, outside lava, `distance`, the number of
     moves that are left on a shortest path.
+
+    Options:
+        size: cells of a side.
+        lava: cells with lava, which ends an episode.
+        cell_px: side of a cell.
+        distances: fewest and most moves of the shortest path from start to goal.
+        bias: probability with which the annotator of demonstrations says "up" in place of "down"; he then also goes
+            through lava. 0 makes him an expert.
     """
 
-    size: int
-    num_lava: int
-    cell_px: int
-    distances: tuple[int, int]
-    lava_reward: float
-    bias: float
+    size: Annotated[int, Field(ge=2, le=16)] = 4
+    lava: Annotated[int, Field(ge=0)] = 2
+    cell_px: Annotated[int, Field(ge=4, le=128)] = 12
+    distances: tuple[int, int] = (2, 4)
+    bias: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that there is room for start and goal."""
+        if self.lava > self.size * self.size - 2:
+            raise UserError(f"lava={self.lava} leaves no room for start and goal in a maze of size={self.size}")
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Show the maze of a seed, with the question; raises UserError if no maze has such a path."""
@@ -52,13 +60,11 @@ class Maze:
         cells = [(row, column) for row in range(self.size) for column in range(self.size)]
         for _ in range(_MAX_TRIES):
             places = [cells[index] for index in rng.permutation(len(cells))]
-            self.agent, self.goal, self.lava = places[0], places[1], set(places[2 : 2 + self.num_lava])
+            self.agent, self.goal, self.lava_cells = places[0], places[1], set(places[2 : 2 + self.lava])
             self.moves_left = self._count_moves()
             if self.distances[0] <= self.moves_left.get(self.agent, -1) <= self.distances[1]:
                 return self._observe(QUESTION)
-        raise UserError(
-            f"no maze of size={self.size} with lava={self.num_lava} has a path of distances={self.distances}"
-        )
+        raise UserError(f"no maze of size={self.size} with lava={self.lava} has a path of distances={self.distances}")
 
     def step(self, action: str | Action) -> StepResult:
         """Move the agent, unless the action is not one of the four words."""
@@ -68,11 +74,9 @@ class Maze:
             return StepResult(observation=self._observe(_REMINDER), valid=False, info=self._measure())
         there = _neighbour(self.agent, word)
         self.agent = there if self._is_inside(there) else self.agent
-        at_goal, in_lava = self.agent == self.goal, self.agent in self.lava
-        reward = 1.0 if at_goal else self.lava_reward if in_lava else 0.0
-        return StepResult(
-            observation=self._observe(""), reward=reward, terminated=at_goal or in_lava, info=self._measure()
-        )
+        at_goal, in_lava = self.agent == self.goal, self.agent in self.lava_cells
+        shown, ended = self._observe(""), at_goal or in_lava
+        return StepResult(observation=shown, reward=float(at_goal), terminated=ended, info=self._measure())
 
     def close(self) -> None:
         """End the episode; it holds nothing that has to be released."""
@@ -100,7 +104,7 @@ class Maze:
         for cell in waiting:  # grows while it is read: first all cells one move away, then two
             for word in MOVES:
                 there = _neighbour(cell, word)
-                if self._is_inside(there) and there not in self.lava and there not in moves_left:
+                if self._is_inside(there) and there not in self.lava_cells and there not in moves_left:
                     moves_left[there] = moves_left[cell] + 1
                     waiting.append(there)
         return moves_left
@@ -120,7 +124,7 @@ class Maze:
         for offset in range(0, side, self.cell_px):
             draw.line((offset, 0, offset, side), fill=_LINE)
             draw.line((0, offset, side, offset), fill=_LINE)
-        for cell in sorted(self.lava):
+        for cell in sorted(self.lava_cells):
             draw.rectangle(self._box_of(cell, 1), fill=_LAVA)
         draw.rectangle(self._box_of(self.goal, 1), fill=_GOAL)
         draw.ellipse(self._box_of(self.agent, 2), fill=_AGENT)
@@ -132,29 +136,7 @@ class Maze:
         return left + margin, top + margin, left + self.cell_px - margin, top + self.cell_px - margin
 
 
-def make(
-    *,
-    size: Side = 4,
-    lava: LavaCount = 2,
-    cell_px: CellPixels = 12,
-    distances: tuple[int, int] = (2, 4),
-    lava_reward: float = 0.0,
-    bias: Fraction = 0.0,
-) -> Maze:
-    """Return a maze, whose picture has a side of `size` x `cell_px` pixels.
-
-    Options:
-        size: cells of a side.
-        lava: cells with lava, which ends an episode.
-        cell_px: side of a cell.
-        distances: fewest and most moves of the shortest path from start to goal.
-        lava_reward: reward of entering lava.
-        bias: probability with which the annotator of demonstrations says "up" in place of "down"; he then also goes
-            through lava. 0 makes him an expert.
-    """
-    if lava > size * size - 2:
-        raise UserError(f"lava={lava} leaves no room for start and goal in a maze of size={size}")
-    return Maze(size=size, num_lava=lava, cell_px=cell_px, distances=distances, lava_reward=lava_reward, bias=bias)
+make = Maze
 
 
 def _neighbour(cell: Cell, word: str) -> Cell:

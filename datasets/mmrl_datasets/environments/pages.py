@@ -6,25 +6,26 @@ The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, b
     <bbox>[x1, y1, x2, y2]</bbox>     that part of the picture shown last, cut from its file, in the model's coordinates
     <answer>..</answer>               ends the episode
 
-The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), `text` that is searched, and
-perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
+The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), the `text` that is searched,
+and perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
 `relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. That of
 an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.
 
 Source: VRAG-RL, arXiv:2505.22019, 3.1 and 3.2. Departures: pages are found by BM25 over text instead of an encoder of
-pictures; parts of a part are cut from the file, too.
+pictures, as in `mmrl.rollout.environments.encoded_pages`; parts of a part are cut from the file, too.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Final, TypeAlias
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from mmrl.types import (
     LAST_MEDIUM,
@@ -51,38 +52,32 @@ _HELP: Final = (
     "<answer>..</answer>."
 )
 
+Rank: TypeAlias = Callable[[str], Sequence[int]]
+"""Returns the places of the pages that fit a query, the best first; equal ones in the order of the table."""
 
-@dataclass(frozen=True)
-class Corpus:
-    """Pages and the index of their words."""
 
-    ids: tuple[str, ...]
-    files: tuple[Path, ...]
-    digests: dict[int, str]  # sha256 of files, as far as they are known
-    index: Any  # rank_bm25.BM25Okapi
+@dataclass
+class Page:
+    """A page of the corpus."""
 
-    def rank(self, words: str) -> list[int]:
-        """Return the pages that share a word with a query, the best first; equal ones in the order of the table."""
-        query = _split(words)
-        scores = self.index.get_scores(query)
-        # BM25's scores may be negative for words that most pages have, so sharing a word is asked for itself.
-        sharing = [page for page, counts in enumerate(self.index.doc_freqs) if any(word in counts for word in query)]
-        return sorted(sharing, key=lambda page: -scores[page])
+    id: str
+    file: Path
+    text: str
+    sha256: str = ""  # of the file, once it is known
 
-    def ref(self, page: int) -> ImageRef:
-        """Return a reference to a page's picture."""
-        if page not in self.digests:
-            self.digests[page] = file_digest(self.files[page])
-        return ImageRef(path=str(self.files[page]), sha256=self.digests[page])
+    def ref(self) -> ImageRef:
+        """Return a reference to the page's picture."""
+        self.sha256 = self.sha256 or file_digest(self.file)
+        return ImageRef(path=str(self.file), sha256=self.sha256)
 
 
 class PageSearch:
     """An episode of search: it knows which pages were shown."""
 
-    def __init__(self, corpus: Corpus, top_k: int, relevant: Column) -> None:
-        """Search a corpus, among the `top_k` best pages each time; `relevant` names a sample's relevant pages."""
-        self.corpus, self.top_k, self.relevant = corpus, top_k, relevant
-        self.seen: list[int] = []
+    def __init__(self, pages: Sequence[Page], rank: Rank, top_k: int, relevant: Column) -> None:
+        """Search among the `top_k` best pages each time; `relevant` names a sample's relevant pages."""
+        self.pages, self.rank, self.top_k, self.relevant = pages, rank, top_k, relevant
+        self.seen: list[str] = []
         self.searched = False
 
     def reset(self, sample: Sample, seed: int) -> Observation:
@@ -93,7 +88,7 @@ class PageSearch:
             raise Unscorable(str(error)) from error
         # A template writes an id a line.
         gold = [line for line in gold.split("\n") if line] if isinstance(gold, str) else gold
-        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= set(self.corpus.ids):
+        if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= {page.id for page in self.pages}:
             raise Unscorable(f"relevant pages must be a list of ids of pages of the corpus, not {gold!r:.80}")
         self.gold = set(map(str, gold))
         question = sample.meta.get("query")
@@ -123,11 +118,11 @@ class PageSearch:
 
     def _search(self, words: str) -> StepResult:
         self.searched = True
-        for page in self.corpus.rank(words)[: self.top_k]:
-            if page not in self.seen:
-                self.seen.append(page)
-                relevant = float(self.corpus.ids[page] in self.gold)
-                observation = Observation(media=(self.corpus.ref(page),), state=self._state())
+        for page in (self.pages[index] for index in self.rank(words)[: self.top_k]):
+            if page.id not in self.seen:
+                self.seen.append(page.id)
+                relevant = float(page.id in self.gold)
+                observation = Observation(media=(page.ref(),), state=self._state())
                 return StepResult(observation=observation, info={"relevant": relevant})
         return StepResult(observation=Observation(text="No further page fits these words.", state=self._state()))
 
@@ -143,10 +138,10 @@ class PageSearch:
         return StepResult(observation=Observation(text=words, state=self._state()), valid=False)
 
     def _state(self) -> str:
-        return ", ".join(self.corpus.ids[page] for page in self.seen) or "no page"
+        return ", ".join(self.seen) or "no page"
 
 
-def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str = "pages") -> Environment:
+def make(*, corpus: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
     """Make the search of one episode.
 
     Options:
@@ -159,17 +154,38 @@ def make(*, corpus: str, top_k: Annotated[int, Field(ge=1)] = 10, relevant: str 
         UserError: the table cannot be read or names no pages, `relevant` is no template, or the package rank-bm25 is
             missing.
     """
-    return PageSearch(_load_corpus(Path(corpus).absolute()), top_k, parse_column(relevant, "relevant"))
+    return PageSearch(*_load_corpus(Path(corpus).absolute()), top_k, parse_column(relevant, "relevant"))
 
 
 @lru_cache(maxsize=4)  # an environment is made for each episode
-def _load_corpus(table: Path) -> Corpus:
+def _load_corpus(table: Path) -> tuple[Sequence[Page], Rank]:
     try:
         from rank_bm25 import BM25Okapi
     except ImportError as error:
         raise UserError("the package rank-bm25 is missing; pip install 'mmrl[search]'") from error
-    ids, files, texts = [], [], []
-    digests: dict[int, str] = {}
+    pages = read_pages(table)
+    texts = [_split(page.text) for page in pages]
+    if not any(texts):
+        raise UserError(f"corpus={str(table)!r}: no page has a text")
+    index = BM25Okapi(texts)
+
+    def rank(words: str) -> Sequence[int]:
+        query = _split(words)
+        scores = index.get_scores(query)
+        # BM25's scores may be negative for words that most pages have, so sharing a word is asked for itself.
+        sharing = [page for page, counts in enumerate(index.doc_freqs) if any(word in counts for word in query)]
+        return sorted(sharing, key=lambda page: -scores[page])
+
+    return pages, rank
+
+
+def read_pages(table: Path) -> list[Page]:
+    """Read a table of pages.
+
+    Raises:
+        UserError: the table cannot be read, or a line names no page.
+    """
+    pages = []
     try:
         lines = table.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -178,19 +194,14 @@ def _load_corpus(table: Path) -> Corpus:
         if not line.strip():
             continue
         try:
-            page = json.loads(line)
-            ids.append(str(page["id"]))
-            files.append(table.parent / page["path"])
-            texts.append(_split(str(page["text"])))
+            row = json.loads(line)
+            file, text, sha256 = table.parent / row["path"], str(row.get("text", "")), str(row.get("sha256", ""))
+            pages.append(Page(str(row["id"]), file, text, sha256))
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"corpus={str(table)!r}, line {number}: needs id, path and text: {error}") from error
-        if "sha256" in page:
-            digests[len(ids) - 1] = str(page["sha256"])
-    if len(set(ids)) < len(ids):
+            raise UserError(f"corpus={str(table)!r}, line {number}: needs id and path: {error}") from error
+    if len({page.id for page in pages}) < len(pages):
         raise UserError(f"corpus={str(table)!r}: two pages have one id")
-    if not any(texts):
-        raise UserError(f"corpus={str(table)!r}: no page has a text")
-    return Corpus(tuple(ids), tuple(files), digests, BM25Okapi(texts))
+    return pages
 
 
 def _split(text: str) -> list[str]:

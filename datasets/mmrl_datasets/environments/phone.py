@@ -40,7 +40,6 @@ _VISIBLE: Final = 4  # switches on the screen at a time
 _PAPER, _INK, _BOX, _ON = (250, 250, 250), (20, 20, 20), (205, 215, 235), (40, 170, 80)
 _ACTION_FORM: Final = 'Answer with an action, such as {"action": "click", "coordinate": [x, y]}.'
 
-Scale = Annotated[int, Field(ge=1, le=16)]
 Box = tuple[int, int, int, int]
 
 
@@ -56,11 +55,15 @@ class _State:
 
 @dataclass(kw_only=True)
 class Phone:
-    """An episode on a phone. The module says which actions there are, `make` what the options are."""
+    """An episode on a phone. The module says which actions there are.
 
-    scale: int
-    coordinates: str
-    calls: bool
+    Options:
+        scale: pixels of the picture for each of the 112 x 224 that are drawn.
+        coordinates: what the coordinates of actions are measured in: px_original for Qwen2.5-VL, else norm_1000.
+    """
+
+    scale: Annotated[int, Field(ge=1, le=16)] = 2
+    coordinates: Literal["px_original", "norm_1000"] = "px_original"
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Show the home screen, with the task of a seed."""
@@ -94,10 +97,10 @@ class Phone:
     def close(self) -> None:
         """End the episode; it holds nothing that has to be released."""
 
-    def expert(self) -> str | Action:
+    def expert(self) -> str:
         """Return the next action on a shortest way."""
         action = self._next_action()
-        return action if self.calls else json.dumps({"action": action.name, **action.arguments})
+        return json.dumps({"action": action.name, **action.arguments})
 
     def _next_action(self) -> Action:
         if self._is_done():
@@ -183,14 +186,4 @@ class Phone:
         return picture
 
 
-def make(
-    *, scale: Scale = 2, coordinates: Literal["px_original", "norm_1000"] = "px_original", calls: bool = False
-) -> Phone:
-    """Return a phone, whose picture has 112 x 224 pixels times `scale`.
-
-    Options:
-        scale: pixels of the picture for each that is drawn.
-        coordinates: what the coordinates of actions are measured in: px_original for Qwen2.5-VL, else norm_1000.
-        calls: the expert makes tool calls (`action: call`); otherwise he writes JSON (`action: tag`).
-    """
-    return Phone(scale=scale, coordinates=coordinates, calls=calls)
+make = Phone

@@ -121,7 +121,8 @@ def _make_sample_rngs(seed: int, sample_id: str) -> SampleRngs:
 def _make_rng(seed: int, name: str) -> np.random.Generator:
     """Return the generator of the first 128 bits of sha256("seed/name"), read as a big-endian number."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
+    # As `default_rng` seeds from the number, but it takes half the time to read the number's words, lowest first.
+    return np.random.Generator(np.random.PCG64(np.frombuffer(digest[15::-1], "<u4")))
 
 
 def _save_media(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.util import find_spec
 from math import ceil, prod
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import skimage.data
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits, load_sample_images
+from skimage.io import imread
 
 from mmrl.types import UserError
 
@@ -37,14 +39,14 @@ def split_slice(split: Split, count: int) -> slice:
 @lru_cache(maxsize=1)
 def load_textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
     """Return photographs for backgrounds: the columns of this split, RGB, scaled for crops of up to `patch_px`."""
-    china, _ = load_sample_images().images
+    china = _load_photo("china")
     photographs = skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee(), china
     return tuple(split_region(photograph, split, patch_px) for photograph in photographs)
 
 
 def load_materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
     """Return photographs by name, of materials that any crop shows: scaled like `load_textures`."""
-    _, flower = load_sample_images().images
+    flower = _load_photo("flower")
     photographs = {
         "coins": skimage.data.coins(),
         "fur": skimage.data.chelsea()[20:280, 10:330],
@@ -58,10 +60,9 @@ def load_materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
 
 def load_scene_photos(split: Split, patch_px: int) -> list[Image.Image]:
     """Return photographs whose regions differ from one another, for puzzles: scaled like `load_textures`."""
-    china, flower = load_sample_images().images
     scenes = (
         *(skimage.data.astronaut(), skimage.data.chelsea(), skimage.data.coffee(), skimage.data.coins()),
-        *(skimage.data.rocket(), china, flower),
+        *(skimage.data.rocket(), _load_photo("china"), _load_photo("flower")),
     )
     return [split_region(scene, split, patch_px) for scene in scenes]
 
@@ -71,10 +72,11 @@ def load_handwritten_digits(split: Split) -> list[HandwrittenDigit]:
 
     The data set is in order of its writers, so a slice of it keeps most of one writer's digits in one split.
     """
-    dataset = load_digits()
-    chosen = split_slice(split, len(dataset.images))
-    ink_levels = (dataset.images[chosen] * (255 / 16)).astype(np.uint8)
-    values = map(int, dataset.target[chosen])
+    # A row has the 64 levels of ink of a digit, 0 to 16, and the digit.
+    rows = np.loadtxt(_sklearn_data() / "data" / "digits.csv.gz", delimiter=",")
+    chosen = rows[split_slice(split, len(rows))]
+    ink_levels = (chosen[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    values = map(int, chosen[:, -1])
     return list(map(HandwrittenDigit, map(Image.fromarray, ink_levels), values))
 
 
@@ -101,3 +103,15 @@ def random_crop(rng: np.random.Generator, image: Image.Image, width: int, height
     top = rng.uniform(0, image.height - zoom * height)
     region = (left, top, left + zoom * width, top + zoom * height)
     return image.resize((width, height), Image.Resampling.BICUBIC, box=region)
+
+
+def _load_photo(name: str) -> NDArray[np.uint8]:
+    """Return a photograph that comes with scikit-learn: uint8 [height, width, 3]."""
+    return np.asarray(imread(_sklearn_data() / "images" / f"{name}.jpg"))
+
+
+def _sklearn_data() -> Path:
+    """Return the folder of scikit-learn's data sets. To import its loaders takes two seconds."""
+    spec = find_spec("sklearn")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "datasets"

@@ -91,7 +91,10 @@ class WorkerLimitsConfig(StrictModel):
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
     """Return True if a sample meets every condition; a column that its `meta` lacks meets none."""
-    return all(condition_value(sample, column) in allowed for column, allowed in when.items())
+    for column, allowed in when.items():  # noqa: SIM110  (a generator takes three times as long)
+        if condition_value(sample, column) not in allowed:
+            return False
+    return True
 
 
 def condition_value(sample: Sample, column: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from mmrl.policy.families import qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
 from mmrl.policy.families.base import FromScratchSupport as FromScratchSupport
@@ -38,6 +39,7 @@ class _BuiltinFamilies(Mapping[str, ModelFamily]):
     def __getitem__(self, model_type: str) -> ModelFamily:
         make_family = _BUILTIN[model_type]
         import_torchvision()
+        _import_generation()
         return make_family()
 
     def __iter__(self) -> Iterator[str]:
@@ -45,6 +47,12 @@ class _BuiltinFamilies(Mapping[str, ModelFamily]):
 
     def __len__(self) -> int:
         return len(_BUILTIN)
+
+
+def _import_generation() -> None:
+    """Import transformers' generation without scikit-learn, which takes seconds and serves assistants alone."""
+    with patch("transformers.utils.is_sklearn_available", lambda: False):
+        from transformers.generation import candidate_generator  # noqa: F401
 
 
 FAMILIES: Mapping[str, ModelFamily] = _BuiltinFamilies()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -38,6 +39,13 @@ EpisodeKey: TypeAlias = tuple[int, int]
 _MAX_BATCH_SIZE = 8  # steps of most environments take about as long as a message between processes
 
 
+class Ask(Enum):
+    """What may stand in place of an action."""
+
+    EXPERT = "expert"  # the action that the environment's expert would take
+    STATE = "state"  # no action: `gigpo` compares siblings by the state of a turn that holds none
+
+
 class EpisodeRequest(NamedTuple):
     """One action, and all that leads to the state in which it is taken."""
 
@@ -47,9 +55,8 @@ class EpisodeRequest(NamedTuple):
     first_digest: str | None  # digest that the first observation must have; None if nothing may be shown at first
     past: tuple[str | Action, ...]  # the actions before
     digests: tuple[str, ...]  # of the observation after each of them
-    action: str | Action | None  # None for the one that the environment's expert would take
+    action: str | Action | Ask
     replayable: bool
-    only_looks: bool = False  # take no action, only tell the state
 
     @property
     def owner(self) -> str:
@@ -60,7 +67,7 @@ class EpisodeRequest(NamedTuple):
 class EpisodeReply(NamedTuple):
     """What came of an action."""
 
-    action: str | Action  # the action that was taken
+    action: str | Action | None  # the action that was taken, if any
     state: str  # name of the state in which it was taken
     result: StepResult
     digest: str  # of the observation that followed
@@ -240,9 +247,9 @@ class _Episodes:
             for action, digest in zip(request.past, request.digests, strict=True):
                 _step(episode, action, digest)
         state = episode.state
-        if request.only_looks:
-            return EpisodeReply("", state, StepResult(), "", replayed)
-        action = _ask_expert(episode.environment) if request.action is None else request.action
+        if request.action is Ask.STATE:
+            return EpisodeReply(None, state, StepResult(), "", replayed)
+        action = _ask_expert(episode.environment) if request.action is Ask.EXPERT else request.action
         result = _step(episode, action)
         digest = observation_digest(result.observation)
         if result.terminated or result.truncated:

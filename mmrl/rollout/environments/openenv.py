@@ -1,7 +1,7 @@
 """Environments behind a server of OpenEnv: `fn: "mmrl.rollout.environments.openenv:make"`.
 
-Source: OpenEnv 685de41, `src/openenv/core/env_client.py` and `env_server/types.py`: JSON messages over a WebSocket, one
-session for each connection. Departure: its single flag `done` counts as terminated.
+Source: OpenEnv 685de41, `src/openenv/core/env_client.py` and `env_server/types.py`, as in openenv 0.10.0: JSON messages
+over a WebSocket, one session for each connection. Departure: its single flag `done` counts as terminated.
 
 The server must honour `seed`, or the step needs `replayable: false`; and take as many sessions as there are episodes
 (`max_concurrent_envs`). Needs the package `websockets`.
@@ -12,11 +12,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from mmrl.rollout.environments.pictures import encode_png
 from mmrl.types import Action, Environment, Observation, Sample, StepResult, Unscorable, UserError
+
+_ACTION_ERRORS = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # what came of an action; others are the server's own failure
 
 
 class OpenEnvSession:
@@ -32,7 +34,7 @@ class OpenEnvSession:
         """Begin an episode of this seed."""
         answer = self._ask("reset", {"seed": seed % 2**31})
         if answer["type"] == "error":
-            raise Unscorable(f"the server refuses to reset: {answer['data'].get('message')}")
+            raise Unscorable(f"the server refuses to reset: {_describe_error(answer['data'])}")
         return self._observe(answer["data"]["observation"])
 
     def step(self, action: str | Action) -> StepResult:
@@ -50,8 +52,11 @@ class OpenEnvSession:
             return StepResult(observation=Observation(text="An action is a JSON object."), valid=False)
         answer = self._ask("step", data)
         if answer["type"] == "error":
+            text = _describe_error(answer["data"])
+            if answer["data"].get("code") not in _ACTION_ERRORS:
+                raise Unscorable(f"the server's session failed: {text}")
             # What the server says of an action is for the model, who may have written nonsense.
-            return StepResult(observation=Observation(text=str(answer["data"].get("message"))), valid=False)
+            return StepResult(observation=Observation(text=text), valid=False)
         answer = answer["data"]
         return StepResult(
             observation=self._observe(answer["observation"]),
@@ -65,7 +70,11 @@ class OpenEnvSession:
             self.connection.send(json.dumps({"type": "close"}))
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        self.connection.send(json.dumps({"type": kind, "data": data}))
+        from websockets.exceptions import ConnectionClosed
+
+        # A server that takes no more sessions says so, and has then closed the connection.
+        with suppress(ConnectionClosed):
+            self.connection.send(json.dumps({"type": kind, "data": data}))
         return dict(json.loads(self.connection.recv()))
 
     def _observe(self, fields: Mapping[str, Any]) -> Observation:
@@ -76,6 +85,12 @@ class OpenEnvSession:
         elif picture:
             media = (encode_png(picture),)  # BrowserGym's server sends a number for each channel of each pixel
         return Observation(text=str(fields.get(self.text) or ""), media=media)
+
+
+def _describe_error(data: Mapping[str, Any]) -> str:
+    """Return the message of an error, with the fields of the action that are wrong."""
+    fields = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in data.get("errors", ())]
+    return "; ".join([str(data.get("message")), *fields])
 
 
 def make(*, url: str, text: str, picture: str | None = None, action: str | None = None) -> Environment:

@@ -3,8 +3,8 @@
 The call is `{"name": "python", "arguments": {"code": ..}}`; it answers with what the code printed and the value of its
 last expression, as a notebook does. A turn without a call ends the episode.
 
-Each episode has a process of its own, in a network namespace without interfaces, with limits of time, memory and file
-size, and an empty folder as its working directory. It may read and write files that the user of this run may.
+Each episode has a process of its own, without network or other processes, with limits of time, memory and file size,
+and an empty folder as its working directory. It may read and write files that the user of this run may.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
-from mmrl.types import Action, Environment, Observation, Sample, StepResult
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
+from mmrl.types import Action, Observation, Sample, StepResult
 
 _SCRIPT = Path(__file__).with_name("python_process.py")
 _REMINDER = 'There is one call: {"name": "python", "arguments": {"code": "..."}}.'
@@ -36,13 +34,24 @@ _START_S = 30.0
 _told: set[str] = set()  # weaknesses of this machine that were printed
 
 
+@dataclass(kw_only=True)
 class PythonEnvironment:
-    """Runs code of one episode in a process."""
+    """Runs code of one episode in a process.
 
-    def __init__(self, *, timeout_s: float, memory_mib: int, file_mib: int, max_chars: int) -> None:
-        """`make` says what the options are."""
-        self.timeout_s = timeout_s
-        self.limits = json.dumps({"memory_mib": memory_mib, "file_mib": file_mib, "max_chars": max_chars})
+    Options:
+        timeout_s: seconds that a call may take; less than `timeout_s` of the step.
+        memory_mib: address space of the process.
+        file_mib: size of a file that it may write.
+        max_chars: characters of output that are kept.
+    """
+
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 5.0
+    memory_mib: PositiveInt = 1024
+    file_mib: PositiveInt = 16
+    max_chars: PositiveInt = 4000
+
+    def __post_init__(self) -> None:
+        """Make the folder of the process, which starts with the first call."""
         self.folder = tempfile.TemporaryDirectory(prefix="mmrl-python-", ignore_cleanup_errors=True)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -87,8 +96,9 @@ class PythonEnvironment:
         return "The code ended the process; all variables are lost."
 
     def _start(self) -> subprocess.Popen[bytes]:
+        limits = {"memory_mib": self.memory_mib, "file_mib": self.file_mib, "max_chars": self.max_chars}
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(_SCRIPT), self.limits],
+            [sys.executable, "-I", str(_SCRIPT), json.dumps(limits)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -116,19 +126,4 @@ class PythonEnvironment:
             self.process = None
 
 
-def make(
-    *,
-    timeout_s: Seconds = 5.0,
-    memory_mib: PositiveInt = 1024,
-    file_mib: PositiveInt = 16,
-    max_chars: PositiveInt = 4000,
-) -> Environment:
-    """Make the Python of one episode.
-
-    Options:
-        timeout_s: seconds that a call may take; less than `timeout_s` of the step.
-        memory_mib: address space of the process.
-        file_mib: size of a file that it may write.
-        max_chars: characters of output that are kept.
-    """
-    return PythonEnvironment(timeout_s=timeout_s, memory_mib=memory_mib, file_mib=file_mib, max_chars=max_chars)
+make = PythonEnvironment

@@ -1,10 +1,11 @@
 """Classic multi-turn environments of verifiers: `fn: "mmrl.rollout.environments.verifiers:make"`.
 
-Questions are the rows of the environment's dataset: a sample's columns `prompt` (messages), `answer` and `info` are
-handed on, and its text is the prompt where it has no such column. When the environment is done, its rubric scores the
-episode, which is the reward of the last turn.
+Questions are the rows of the environment's dataset: a sample's columns `prompt` (messages), `answer`, `info`,
+`example_id` and `task` are handed on, and its text is the prompt where it has no such column. When the environment is
+done, its rubric scores the episode, which is the reward of the last turn.
 
-Source: verifiers 0.1.9, `MultiTurnEnv.rollout` and `Rubric.score_rollout`, https://github.com/PrimeIntellect-ai/verifiers.
+Source: verifiers 0.1.9 to 0.1.14, `MultiTurnEnv.rollout` and `Rubric.score_rollout`,
+https://github.com/PrimeIntellect-ai/verifiers.
 Departures: the policy of this run writes the assistant's messages; a rubric that scores groups is refused. Programs of
 verifiers 1 own their loop and cannot be adapted.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import inspect
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from math import isfinite
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 from mmrl.types import Environment, Observation, Sample, StepResult, UserError
 
 Message = Mapping[str, Any]
+
+_COLUMNS = ("prompt", "answer", "info", "example_id", "task")
 
 
 class VerifiersEpisode:
@@ -34,18 +37,19 @@ class VerifiersEpisode:
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin with the sample's row, which is the question."""
         text = "".join(part for part in sample.parts if isinstance(part, str))
-        row = {"prompt": [{"role": "user", "content": text}], "answer": "", "info": {}, "task": sample.task}
-        row |= {name: sample.meta[name] for name in ("prompt", "answer", "info", "example_id") if name in sample.meta}
-        self.state = self._run(self.env.init_state(row, client=None, model=""))
+        row: dict[str, Any] = {"prompt": [{"role": "user", "content": text}], "answer": "", "info": {}}
+        row |= {name: sample.meta[name] for name in _COLUMNS if name in sample.meta}
+        client, self.write_message = _load_message_types()
+        self.state = self._run(self.env.init_state(row, client=client, model=""))
         self.state = self._run(self.env.setup_state(self.state)) or self.state
-        self.shown = list(row["prompt"])
+        self.shown = list(self.state["prompt"])
         return Observation()
 
     def step(self, action: str) -> StepResult:
         """Add the assistant's message, and show the messages with which the environment answers."""
-        written = [{"role": "assistant", "content": action}]
-        turn = {"prompt": self.shown, "completion": written, "response": None, "tokens": None, "reward": None}
-        turn |= {"advantage": None, "is_truncated": False, "extras": {}}
+        written = [self.write_message(role="assistant", content=action)]
+        turn: dict[str, Any] = {"prompt": self.shown, "completion": written, "response": None}
+        turn |= {"tokens": None, "reward": None, "advantage": None, "is_truncated": False, "extras": {}}
         self._run(self.env.add_trajectory_step(self.state, {**turn, "trajectory_id": self.state["trajectory_id"]}))
         if self._run(self.env.is_completed(self.state)):
             return self._finish(())
@@ -60,7 +64,8 @@ class VerifiersEpisode:
         self.loop.close()
 
     def _finish(self, answered: Sequence[Message]) -> StepResult:
-        self._run(self.env.render_completion(self.state))
+        # Up to 0.1.12 `is_completed` has cleaned up. Later versions do so here, and render the completion as well.
+        self._run(getattr(self.env, "_finalize_rollout", self.env.render_completion)(self.state))
         score = self.env.rubric.score_rollout
         limits = {"score_sem": nullcontext()} if "score_sem" in inspect.signature(score).parameters else {}
         self._run(score(self.state, **limits))
@@ -98,6 +103,16 @@ def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
     if not hasattr(loaded, "env_response"):
         raise UserError(f"env={env!r} is a {type(loaded).__name__}, and no MultiTurnEnv: it answers no turns")
     return VerifiersEpisode(loaded)
+
+
+def _load_message_types() -> tuple[Any, Callable[..., Message]]:
+    """Return a client, which is never asked, and the type of assistant messages that this version takes."""
+    try:
+        from verifiers.clients import OpenAIChatCompletionsClient
+        from verifiers.types import AssistantMessage
+    except ImportError:  # up to 0.1.10, messages are dictionaries and the client may be None
+        return None, dict
+    return OpenAIChatCompletionsClient(None), AssistantMessage
 
 
 def _observe(messages: Sequence[Message]) -> Observation:

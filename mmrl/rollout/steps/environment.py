@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from mmrl.config.schema import EnvironmentConfig
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.rollout.environments.episodes import (
+    Ask,
     EpisodeKey,
     EpisodeReply,
     EpisodeRequest,
@@ -28,7 +29,7 @@ from mmrl.rollout.environments.episodes import (
 )
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.rollout.steps.base import with_metrics
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner, cut_text, encode_part, environment_segment
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
     LAST_MEDIUM,
@@ -37,7 +38,6 @@ from mmrl.types import (
     Author,
     ImageRef,
     MediaError,
-    MediaRangeError,
     MediaRef,
     MediaResult,
     Observation,
@@ -47,6 +47,7 @@ from mmrl.types import (
     RolloutBatch,
     SamplingParams,
     Segment,
+    StepResult,
     Target,
     Turn,
     UserError,
@@ -64,8 +65,7 @@ class Episode:
     """An episode in progress, as the step knows it."""
 
     rollout: Rollout
-    past: list[str | Action] = field(default_factory=list)  # actions that the environment was given
-    digests: list[str] = field(default_factory=list)  # of the observation after each of them
+    digests: list[str] = field(default_factory=list)  # of the observation after each action of the environment's turns
     is_over: bool = False
 
     def end(self, *, truncated: bool = False, failure: RewardFailure | None = None) -> None:
@@ -87,67 +87,52 @@ class EpisodePlayer:
     frames_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds of samples that state none
 
-    def act(
+    def play(
         self,
         episodes: Mapping[EpisodeKey, Episode],
-        actions: Mapping[EpisodeKey, str | Action | None],
-        unreadable: Collection[EpisodeKey] = (),
+        choose: Callable[[Rollout], str | Action | Ask],
+        extend: Callable[[Sequence[Rollout]], Sequence[Rollout]],
         *,
         room_for_turn: int,
-        shows: bool,
-    ) -> Counter[str]:
-        """Take an action in each of several episodes (None: the expert's), and show what comes of it; return counts.
+    ) -> dict[str, float]:
+        """Play episodes to their end or to a limit, and return their metrics.
 
-        The turns of those that are `unreadable` hold no action: the environment does not move, and the model is told,
-        or the episode ends. Episodes that end are over afterwards. `room_for_turn` tokens must be left for the turn
-        after an observation; in the last turn, which nothing follows, `shows` is False.
+        `choose` returns the action that the last turn of a rollout is, and `extend` adds a turn to each of several. An
+        observation must leave `room_for_turn` tokens for that.
 
         Raises:
             UserError: an environment failed, and `on_error` is `stop`.
         """
-        requests = []
-        for key, action in actions.items():
-            request = self._make_request(key, episodes[key], action)
-            # Such a turn has a state too, by which `gigpo` compares siblings, and which the process knows.
-            requests.append(request._replace(only_looks=key in unreadable))
-        counts: Counter[str] = Counter(turns=len(requests))
-        for request, outcome in zip(requests, self.workers.play(requests), strict=True):
-            episode = episodes[request.key]
-            if isinstance(outcome, RewardFailure):
-                counts[outcome.error_kind] += 1
-                self._fail(episode, request, outcome)
-                continue
-            counts["replayed"] += outcome.replayed
-            if request.only_looks:
-                counts["invalid"] += 1
-                self._refuse(episode, outcome.state, room_for_turn=room_for_turn, shows=shows)
-                continue
-            counts["invalid"] += not outcome.result.valid
-            self._record(episode, request, outcome)
-            if episode.is_over:
-                continue
-            if not shows:
-                episode.end(truncated=True)
-            elif failure := self._show(episode, outcome.result.observation, room_for_turn):
-                counts[failure.error_kind] += 1
-                self._fail(episode, request, failure)
-        return counts
-
-    def _refuse(self, episode: Episode, state: str, *, room_for_turn: int, shows: bool) -> None:
-        """Add a turn without an action to an episode in this state, and tell the model, or end the episode."""
-        turn = Turn(action=None, state=state, valid=False)
-        episode.rollout = replace(episode.rollout, turns=(*episode.rollout.turns, turn))
-        if self.options.on_invalid == "end" or not shows:
-            episode.end(truncated=True)
-            return
-        text = _NO_CALL if self.options.action == "call" else _NO_ANSWER
-        self._show(episode, Observation(text=text), room_for_turn)
-
-    def close(self, episodes: Mapping[EpisodeKey, Episode]) -> None:
-        """Close the environments of episodes that a limit ended; those of the others are closed."""
+        counts: Counter[str] = Counter()
+        playing = dict(episodes)
+        num_turns = 0
+        while playing:
+            num_turns += 1
+            # All episodes take their turn together, in one request to the processes and one to the engine.
+            requests = [self._make_request(key, episode, choose(episode.rollout)) for key, episode in playing.items()]
+            counts["turns"] += len(requests)
+            for request, outcome in zip(requests, self.workers.play(requests), strict=True):
+                episode = playing[request.key]
+                failure = outcome if isinstance(outcome, RewardFailure) else None
+                if isinstance(outcome, EpisodeReply):
+                    result = self._record(episode, request, outcome)
+                    counts.update(replayed=outcome.replayed, invalid=not result.valid)
+                    if num_turns == self.options.turns and not episode.is_over:
+                        episode.end(truncated=True)
+                    if not episode.is_over:
+                        failure = self._show(episode, result.observation, room_for_turn)
+                if failure is not None:
+                    counts[failure.error_kind] += 1
+                    self._fail(episode, request, failure)
+            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
+            longer = extend([episode.rollout for episode in playing.values()]) if playing else ()
+            for episode, rollout in zip(playing.values(), longer, strict=True):
+                episode.rollout = rollout
+        # A limit ended some of them, whose environments are still there.
         self.workers.close_episodes([key for key, episode in episodes.items() if episode.rollout.turns])
+        return count_episodes(self.options.name, [episode.rollout for episode in episodes.values()], counts)
 
-    def _make_request(self, key: EpisodeKey, episode: Episode, action: str | Action | None) -> EpisodeRequest:
+    def _make_request(self, key: EpisodeKey, episode: Episode, action: str | Action | Ask) -> EpisodeRequest:
         sample = episode.rollout.prompt.sample
         seed = sample.meta.get(SEED_KEY)
         if seed is None:
@@ -158,17 +143,24 @@ class EpisodePlayer:
             sample=sample,
             seed=int(seed),
             first_digest=sample.meta.get(DIGEST_KEY),
-            past=tuple(episode.past),
+            past=tuple(turn.action for turn in episode.rollout.turns if turn.action is not None),
             digests=tuple(episode.digests),
             action=action,
             replayable=self.options.replayable,
         )
 
-    def _record(self, episode: Episode, request: EpisodeRequest, reply: EpisodeReply) -> None:
-        """Add a turn to an episode, and the text of the action where the expert took it."""
+    def _record(self, episode: Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
+        """Add a turn to an episode, and the text of the action where the expert took it; return what came of it.
+
+        After a turn without an action that can be read, the model is told so, or the episode ends.
+        """
         result, rollout = reply.result, episode.rollout
-        episode.past.append(reply.action)
-        episode.digests.append(reply.digest)
+        if reply.action is None:
+            text = _NO_CALL if self.options.action == "call" else _NO_ANSWER
+            ends = self.options.on_invalid == "end"
+            result = StepResult(observation=Observation(text=text), valid=False, truncated=ends)
+        else:
+            episode.digests.append(reply.digest)
         turn = Turn(
             action=reply.action,
             state=reply.state,
@@ -179,10 +171,11 @@ class EpisodePlayer:
             info={name: float(value) for name, value in result.info.items()},
         )
         segments = rollout.segments
-        if request.action is None:
+        if request.action is Ask.EXPERT and reply.action is not None:
             segments = (*segments, self._demonstrate(reply.action))
         episode.rollout = replace(rollout, segments=segments, turns=(*rollout.turns, turn))
         episode.is_over = result.terminated or result.truncated
+        return result
 
     def _demonstrate(self, action: str | Action) -> Segment:
         """Return the turn in which the expert takes an action."""
@@ -219,7 +212,7 @@ class EpisodePlayer:
                 return None
             for ref in refs:
                 if pending:
-                    segments.append(_environment_segment(pending))
+                    segments.append(environment_segment(pending))
                     pending = ()
                 segments.append(processor.build_tool_segment(ref))
         except (ValueError, OverflowError) as error:
@@ -229,13 +222,10 @@ class EpisodePlayer:
             pending = self._open_observation(rollout)
         except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
-        text = observation.text
-        if len(text) > options.max_observation_chars:
-            excess = len(text) - options.max_observation_chars
-            text = f"{text[: options.max_observation_chars]}... ({excess} more characters)"
+        text = cut_text(observation.text, options.max_observation_chars)
         suffix = options.brackets[1] + processor.encoder.response_opening
         ending = processor.tokenize(suffix, parse_special=True)
-        segments.append(_environment_segment((*pending, *processor.tokenize(text), *ending)))
+        segments.append(environment_segment((*pending, *processor.tokenize(text), *ending)))
         longer = replace(rollout, segments=(*rollout.segments, *segments))
         if longer.num_tokens + room_for_turn > options.max_tokens:
             episode.end(truncated=True)
@@ -277,11 +267,7 @@ class EpisodePlayer:
             part = replace(part, medium_number=len(rollout.media))
         refs = [ref for _, ref in find_media(part, rollout)]
         for ref in refs:
-            try:
-                self.processor.build_tool_segment(ref)
-            except MediaRangeError as error:
-                # The message begins with the file's path, which the model must not see.
-                raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
+            encode_part(self.processor, ref)
         return refs
 
 
@@ -299,38 +285,26 @@ class EnvironmentStep:
         Raises:
             UserError: an environment failed, and `on_error` is `stop`.
         """
-        player, room = self.player, self.sampling_params.max_new_tokens
         episodes: dict[EpisodeKey, Episode] = {}
         for group_index, group in enumerate(batch.groups):
             for position, rollout in enumerate(group):
                 episodes[group_index, position] = Episode(rollout)
-        counts: Counter[str] = Counter()
-        playing = dict(episodes)
-        num_turns = 0
-        while playing:
-            num_turns += 1
-            shows = num_turns < player.options.turns
-            # All episodes take their turn together, in one request to the processes and one to the engine.
-            actions = {key: self._read_action(episode.rollout) for key, episode in playing.items()}
-            unreadable = {key for key, action in actions.items() if action is None}
-            counts.update(player.act(playing, actions, unreadable, room_for_turn=room, shows=shows))
-            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
-            going_on = [episode.rollout for episode in playing.values()]
-            longer = self.sampler.extend(going_on, self.sampling_params, step=step) if going_on else ()
-            for episode, rollout in zip(playing.values(), longer, strict=True):
-                episode.rollout = rollout
-        player.close(episodes)
+        metrics = self.player.play(
+            episodes,
+            self._read_action,
+            lambda rollouts: self.sampler.extend(rollouts, self.sampling_params, step=step),
+            room_for_turn=self.sampling_params.max_new_tokens,
+        )
         groups = []
         for group_index, group in enumerate(batch.groups):
             groups.append(tuple(episodes[group_index, position].rollout for position in range(len(group))))
-        metrics = count_episodes(player.options.name, [episode.rollout for episode in episodes.values()], counts)
         return with_metrics(replace(batch, groups=tuple(groups)), metrics)
 
-    def _read_action(self, rollout: Rollout) -> str | Action | None:
-        """Return the action that the last turn of a rollout is, None if there is none."""
+    def _read_action(self, rollout: Rollout) -> str | Action | Ask:
+        """Return the action that the last turn of a rollout is; without one, ask for the state alone."""
         options, processor = self.player.options, self.player.processor
         if options.action == "tag":
-            return rollout.answer.text
+            return Ask.STATE if rollout.answer.text is None else rollout.answer.text
         start = len(rollout.segments)
         while start and rollout.segments[start - 1].author is not Author.ENVIRONMENT:
             start -= 1
@@ -341,7 +315,7 @@ class EnvironmentStep:
         try:
             action: Action = parse_answer_value(AnswerType.TOOL_CALL, call)
         except ValueError:
-            return None
+            return Ask.STATE
         return action
 
 
@@ -360,25 +334,17 @@ class ExpertDemonstrations:
         Raises:
             UserError: an environment failed, or has no expert.
         """
-        player = self.player
         episodes: dict[EpisodeKey, Episode] = {}
         for index, demonstration in enumerate(demonstrations):
             episodes[index, 0] = Episode(replace(demonstration, segments=()))
-        counts: Counter[str] = Counter()
-        playing = dict(episodes)
-        num_turns = 0
-        while playing:
-            num_turns += 1
-            shows = num_turns < player.options.turns
-            counts.update(player.act(playing, dict.fromkeys(playing), room_for_turn=0, shows=shows))
-            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
-        player.close(episodes)
-        rollouts = [episode.rollout for episode in episodes.values()]
-        for rollout in rollouts:
-            if rollout.failure is not None:
-                raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
-        metrics = count_episodes(player.options.name, rollouts, counts)
-        return list(map(player.processor.parse_rollout, rollouts)), metrics
+        metrics = self.player.play(episodes, lambda _: Ask.EXPERT, lambda rollouts: rollouts, room_for_turn=0)
+        rollouts = []
+        for episode in episodes.values():
+            if episode.rollout.failure is not None:
+                sample = episode.rollout.prompt.sample
+                raise UserError(f"sample {sample.id}: no demonstration: {episode.rollout.failure.reason}")
+            rollouts.append(self.player.processor.parse_rollout(episode.rollout))
+        return rollouts, metrics
 
 
 def make_player(
@@ -386,9 +352,10 @@ def make_player(
 ) -> EpisodePlayer:
     """Return what plays the episodes of a step, with processes of its own. They start with the first action."""
     workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options)
+    tool_runner.close_workers.append(workers.close)
     return EpisodePlayer(
         options=options,
-        workers=tool_runner.keep(workers),
+        workers=workers,
         processor=processor,
         frames_dir=tool_runner.frames_dir,
         seed=seed,
@@ -408,7 +375,3 @@ def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, 
             for key, value in turn.info.items():
                 sums[f"info/{key}"] = sums.get(f"info/{key}", 0.0) + value
     return {f"{name}/{key}": float(value) for key, value in sums.items()}
-
-
-def _environment_segment(token_ids: tuple[int, ...]) -> Segment:
-    return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)

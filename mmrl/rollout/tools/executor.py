@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple
 
 from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import find_final_call
@@ -23,21 +23,11 @@ from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
-from mmrl.types import Action, AnswerType, Author, MediaRangeError, MediaResult, Rollout, Segment, UserError
+from mmrl.types import Action, AnswerType, Author, MediaRangeError, MediaRef, MediaResult, Rollout, Segment, UserError
 
 # Counts of calls: all; then by outcome; then images and videos shown.
 CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "limits", "media_shown")
 FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the tool's own fault, not the call's
-
-
-class RolloutWorkers(Protocol):
-    """Processes of a rollout step."""
-
-    def close(self) -> None:
-        """End them, whatever they are doing."""
-
-
-WorkersT = TypeVar("WorkersT", bound=RolloutWorkers)
 
 
 @dataclass(slots=True)
@@ -47,22 +37,19 @@ class ToolRunner:
     load_tool: Callable[[ToolConfig], ToolFunction]  # loads a function and binds its options, in the tool's process
     base_dir: Path = Path()  # folder that relative files of environments start from
     frames_dir: Path = Path()  # folder for pictures that environments draw
-    _workers: list[RolloutWorkers] = field(default_factory=list)
+    close_workers: list[Callable[[], None]] = field(default_factory=list)  # each ends the processes of one step
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        return ToolExecutor(options=options, workers=self.keep(ToolWorkers(loaders, options)), processor=processor)
-
-    def keep(self, workers: WorkersT) -> WorkersT:
-        """Own these processes, too, and return them."""
-        self._workers.append(workers)
-        return workers
+        workers = ToolWorkers(loaders, options)
+        self.close_workers.append(workers.close)
+        return ToolExecutor(options=options, workers=workers, processor=processor)
 
     def close(self) -> None:
         """End all processes. A later call starts new ones."""
-        for workers in self._workers:
-            workers.close()
+        for close in self.close_workers:
+            close()
 
 
 class ToolMessage(NamedTuple):
@@ -113,19 +100,16 @@ class ToolExecutor:
 
         Only prefix and suffix may contain special tokens: text of a tool cannot end the turn or open another one.
         """
-        options, text = self.options, message.text
-        if len(text) > options.max_result_chars:
-            excess = len(text) - options.max_result_chars
-            text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
+        options, text = self.options, cut_text(message.text, self.options.max_result_chars)
         segments: list[Segment] = []
         # The prefix is joined to the text that comes next, so that a result without media is one segment.
         pending = self.processor.tokenize(options.result_prefix, parse_special=True)
         for label, media_segment in message.media_segments:
-            segments.append(_environment_segment((*pending, *self.processor.tokenize(label))))
+            segments.append(environment_segment((*pending, *self.processor.tokenize(label))))
             segments.append(media_segment)
             pending = ()
         suffix = self.processor.tokenize(options.result_suffix, parse_special=True)
-        segments.append(_environment_segment((*pending, *self.processor.tokenize(text), *suffix)))
+        segments.append(environment_segment((*pending, *self.processor.tokenize(text), *suffix)))
         return replace(rollout, segments=(*rollout.segments, *segments))
 
     def _parse_call(self, rollout: Rollout) -> Action | str:
@@ -153,11 +137,7 @@ class ToolExecutor:
         encoded: list[tuple[str, Segment]] = []
         num_tokens = 0
         for number, (label, ref) in enumerate(media, start=len(rollout.media) + 1):
-            try:
-                segment = self.processor.build_tool_segment(ref)
-            except MediaRangeError as error:
-                # The message begins with the file's path, which the model must not see.
-                raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
+            segment = encode_part(self.processor, ref)
             encoded.append((f"Medium {number}: {label}.\n", segment))
             num_tokens += len(segment.token_ids)
         num_free = self.options.max_total_tokens - rollout.num_tokens
@@ -249,5 +229,20 @@ def count_calls(messages: Sequence[ToolMessage]) -> Counter[str]:
     return counts
 
 
-def _environment_segment(token_ids: tuple[int, ...]) -> Segment:
+def cut_text(text: str, limit: int) -> str:
+    """Return a text with at most `limit` characters and a note of how many were cut, or the text as it is."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit} more characters)"
+
+
+def encode_part(processor: PromptProcessor, ref: MediaRef) -> Segment:
+    """Return the segment of an image or video; raises ValueError, in words for the model, if it has no such part."""
+    try:
+        return processor.build_tool_segment(ref)
+    except MediaRangeError as error:
+        # The message begins with the file's path, which the model must not see.
+        raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
+
+
+def environment_segment(token_ids: tuple[int, ...]) -> Segment:
+    """Return a segment of tokens that tools or environments wrote."""
     return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)

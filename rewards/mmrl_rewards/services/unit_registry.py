@@ -6,11 +6,13 @@ from typing import Any, Final
 
 import pint
 
-# pint has no money and no number words; its own "cent" is an interval of music.
+# pint has no money and no number words. Its own "cent" is an interval of music, and Mb a megabarn.
 _DEFINITIONS: Final = (
     *("dollar = [dollars] = $ = USD", "cent = 0.01 * dollar", "euro = [euros] = € = EUR"),
     *("sterling = [pounds] = £ = GBP", "yen = [yen] = ¥ = JPY"),
     *("dozen = 12", "thousand = 1e3", "million = 1e6", "billion = 1e9", "kmh = km/h"),
+    *("kb = 1e3 bit", "Mb = 1e6 bit", "Gb = 1e9 bit", "KB = 1e3 byte", "AU = au", "floz = fluid_ounce"),
+    *("gm = g", "kgs = kg", "cms = cm", "kms = km"),
 )
 
 REGISTRY: Final[Any] = pint.UnitRegistry(on_redefinition="ignore")

@@ -1,8 +1,10 @@
 """Checkpoints: complete or absent, whatever the disk does, and exact."""
 
+import json
+import os
+import resource
 import shutil
-import subprocess
-import sys
+import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from thread_ranks import run_on_ranks
 from torch import nn
 from waiting import wait_for
@@ -484,55 +487,58 @@ def test_failed_write_leaves_the_old_checkpoint(tmp_path):
     assert find_damage(tmp_path / "c", FILES[1:]) is None
 
 
-# Runs in a process of its own, which may kill or limit itself. A limit on the size of files simulates a full disk:
-# writes fail in the middle, with EFBIG for ENOSPC.
-SAVING_PROCESS = """
-import os, resource, sys
-from pathlib import Path
-import torch
-from safetensors.torch import save_file
-from mmrl import checkpoint
-from mmrl.checkpoint.atomic_folder import atomic_folder
-from mmrl.checkpoint.snapshot import write_part
-from mmrl.distributed.ranks import SingleProcess
-from mmrl.types import TrainingState, UserError
+def run_in_fork(work, *arguments):
+    """Call `work` in a fork of this process, which it may kill or limit; return the exit code and what it returned."""
+    with tempfile.TemporaryFile("w+") as returned:
+        pid = os.fork()
+        if not pid:
+            try:
+                returned.write(json.dumps(work(*arguments)))
+                returned.flush()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        returned.seek(0)
+        return code, returned.read()
+
+
 class Killer:
     def __reduce__(self):
         os._exit(9)
+
+
 class Model:
     def save_pretrained(self, folder):
         save_file({"w": torch.zeros(10_000)}, folder / "model.safetensors")
-def save(size=4, optimizer={}, state=TrainingState()):
-    weights = checkpoint.CheckpointWeights(trained={"w": torch.zeros(size)})
+
+
+def write_zeros(folder, size=4, optimizer=None, **state):
+    weights = CheckpointWeights(trained={"w": torch.zeros(size)})
+    snapshot = Snapshot(weights=weights, optimizer=optimizer or {}, rng={}, state=TrainingState(**state))
     with atomic_folder(folder) as partial_folder:
-        snapshot = checkpoint.Snapshot(weights=weights, optimizer=optimizer, rng={}, state=state)
         write_part(partial_folder, snapshot, SingleProcess())
-folder = Path(sys.argv[1])
-"""
-KILLED = 'save(optimizer={"x": {0: Killer()}})'
-FULL = """
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-for attempt in (
-    lambda: save(size=10_000),
-    lambda: save(optimizer={"moments": {0: torch.zeros(10_000)}}),
-    lambda: save(state=TrainingState(eval_rewards={"before": {"task": {str(i): 0.5 for i in range(3000)}}})),
-    lambda: checkpoint.export_hf_folder(folder, Model()),
-):
-    try:
-        attempt()
-    except UserError as error:
-        print(error)
-"""
 
 
-def run_saving_process(code, folder):
-    command = [sys.executable, "-c", SAVING_PROCESS + code, str(folder)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+def fill_disk(folder):
+    """Return what is said of writes that fail in the middle: a limit on the size of files, with EFBIG for ENOSPC."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    messages = []
+    for attempt in (
+        lambda: write_zeros(folder, size=10_000),
+        lambda: write_zeros(folder, optimizer={"moments": {0: torch.zeros(10_000)}}),
+        lambda: write_zeros(folder, eval_rewards={"before": {"task": {str(i): 0.5 for i in range(3000)}}}),
+        lambda: checkpoint.export_hf_folder(folder, Model()),
+    ):
+        with pytest.raises(UserError) as refused:
+            attempt()
+        messages.append(str(refused.value))
+    return messages
 
 
 def test_kill_during_a_write_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
-    assert run_saving_process(KILLED, tmp_path / "c").returncode == 9
+    assert run_in_fork(write_zeros, tmp_path / "c", 4, {"x": {0: Killer()}}) == (9, "")
     assert names(tmp_path) == [".c.partial", "c"]
     assert find_damage(tmp_path / "c", FILES[1:]) is None
     save(tmp_path / "c", step=3)
@@ -541,10 +547,9 @@ def test_kill_during_a_write_leaves_the_old_checkpoint(tmp_path):
 
 def test_full_disk_is_reported_and_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
-    done = run_saving_process(FULL, tmp_path / "c")
-    messages = done.stdout.splitlines()
-    assert len(messages) == 4, done.stderr  # weights, optimizer, state, export
-    for message in messages:
+    code, messages = run_in_fork(fill_disk, tmp_path / "c")
+    assert code == 0
+    for message in json.loads(messages):
         assert f"cannot save {tmp_path / 'c'}: File too large" in message and "free some space" in message
     assert names(tmp_path) == ["c"]
     assert find_damage(tmp_path / "c", FILES[1:]) is None

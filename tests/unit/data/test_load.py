@@ -3,14 +3,13 @@
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from factories import image_ref, make_config, write_file
+from fork_server import run_forked
 from loading import make_loader
 from PIL import Image
 from videos import blank_frame, write_video
@@ -179,7 +178,7 @@ def test_memory_is_flat_over_10_000_samples(folder):
     for number in range(200):
         Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "media" / f"{number:03d}.png")
     code = MEASURE.format(tests=str(Path(__file__).parents[2]), folder=str(folder))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_forked("-c", code)
     assert done.returncode == 0, done.stderr
     first_mb, last_mb = map(int, done.stderr.split())
     assert last_mb - first_mb < 40, done.stderr  # their pixels alone would be 249 MB; the samples themselves are small
@@ -202,7 +201,7 @@ def videos(tmp_path):
 SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_pixels=3136), patch_size=14)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(videos, workers, capsys):
     loader, _ = make_loader(config(2, media_workers=workers), videos)
     samples = loader.load()

@@ -36,6 +36,7 @@ def streamed(name="s", size=50, buffer=8, seed=5):
 
 
 ORDERS = {
+    "shuffled": lambda: held("a", 11),
     "mixture": lambda: fixed_mixture([held("a", 10), held("b", 300), held("c", 7)], [1, 2.5, 0.5], seed=1),
     "stream": streamed,
     "stream held whole": lambda: streamed(size=5, buffer=100),
@@ -88,11 +89,24 @@ def test_a_source_of_a_mixture_goes_through_its_own_order():
         assert ids(own) == ids(held(name, size).take(0, BLOCK_SIZE))
 
 
-def test_every_epoch_is_shuffled_anew_and_takes_each_sample_once():
-    epochs = [ids(held("a", 30).take(start, 30)) for start in (0, 30, 60)]
-    assert all(sorted(epoch) == sorted(ids(rows("a", 30))) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert epochs[0] != ids(held("a", 30, seed=4).take(0, 30))
+@pytest.mark.parametrize(("min_gap", "kept_gap"), [(3, 3), (100, 3), (0, 0)])
+def test_each_epoch_has_every_sample_once_and_repeats_keep_their_distance(min_gap, kept_gap):
+    """Of 11 samples a third is 3, the largest gap that is kept; without the rule nearer repeats are common."""
+    samples = [make_sample(id=str(number)) for number in range(11)]
+    order = ids(ShuffledOrder(samples, 5, min_gap=min_gap).take(0, 11 * 40))
+    assert order[:11] != ids(ShuffledOrder(samples, 6, min_gap=min_gap).take(0, 11))
+    epochs = [order[start : start + 11] for start in range(0, len(order), 11)]
+    assert all(sorted(epoch) == sorted(ids(samples)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 40
+    latest: dict[str, int] = {}
+    gaps = []
+    for position, name in enumerate(order):
+        gaps.append(position - latest.get(name, -99))
+        latest[name] = position
+    assert min(gaps) > kept_gap
+    assert min_gap or min(gaps) <= 3
+    pieces = [ids(ShuffledOrder(samples, 5, min_gap=min_gap).take(start, 7)) for start in range(0, 434, 7)]
+    assert [name for piece in pieces for name in piece] == order[: 62 * 7]
 
 
 def test_a_mixture_depends_on_seed_and_relative_weights():

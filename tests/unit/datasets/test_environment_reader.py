@@ -12,7 +12,7 @@ from factories import make_context
 
 from mmrl.answer import validate_value
 from mmrl.config.schema import EnvironmentConfig
-from mmrl.rollout.environments.episodes import EpisodeRequest, EpisodeWorkers, load_environment
+from mmrl.rollout.environments.episodes import Ask, EpisodeRequest, EpisodeWorkers, load_environment
 from mmrl.types import Action, AnswerType, CoordinateSystem, ImageRef, RejectedRow, Sample, UserError
 from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
 from mmrl.utils.seeds import derive_seed
@@ -96,7 +96,7 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     (sample,) = read(context, size=1)
     request = EpisodeRequest(
         key=(0, 0), sample=sample, seed=sample.meta[SEED_KEY], first_digest=sample.meta[DIGEST_KEY], past=(),
-        digests=(), action=None, replayable=True,
+        digests=(), action=Ask.EXPERT, replayable=True,
     )  # fmt: skip
     from mmrl.rollout.environments.episodes import _load_episodes
 
@@ -188,10 +188,22 @@ def test_each_state_on_the_experts_way_becomes_a_sample(context):
     assert all(DIGEST_KEY not in s.meta and s.meta["episode"] in s.id for s in samples)
 
 
-@pytest.mark.parametrize("calls", [False, True])
-def test_actions_on_a_screen_become_targets_of_that_type(context, calls):
-    args = {"scale": 1, "calls": calls}
-    samples = read(context, fn=PHONE, task="phone", steps=True, args=args, coordinates=CoordinateSystem.PX_ORIGINAL)
+CALLING_PHONE = """
+from mmrl_datasets.environments.phone import Phone
+
+class CallingPhone(Phone):
+    def expert(self):
+        return self._next_action()
+
+make = CallingPhone
+"""
+
+
+@pytest.mark.parametrize("fn", [PHONE, "./calling.py:make"])
+def test_actions_on_a_screen_become_targets_of_that_type(context, fn):
+    (context.base_dir / "calling.py").write_text(CALLING_PHONE)
+    options = {"task": "phone", "steps": True, "args": {"scale": 1}, "coordinates": CoordinateSystem.PX_ORIGINAL}
+    samples = read(context, fn=fn, **options)
     names = set()
     for sample in samples:
         assert sample.target.answer_type is AnswerType.ACTION and isinstance(sample.target.value, Action)

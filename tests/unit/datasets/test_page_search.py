@@ -145,7 +145,7 @@ def test_ranking_is_bm25(tmp_path):
     documents = [[rng.choice(words) for _ in range(rng.randint(3, 12))] for _ in range(9)]
     lines = [json.dumps({"id": str(n), "path": "x.png", "text": " ".join(d)}) for n, d in enumerate(documents)]
     (tmp_path / "pages.jsonl").write_text("\n".join(lines))
-    corpus = make(corpus=str(tmp_path / "pages.jsonl")).corpus
+    rank = make(corpus=str(tmp_path / "pages.jsonl")).rank
     mean = sum(map(len, documents)) / len(documents)
     idf = {}
     for word in {word for document in documents for word in document}:
@@ -163,7 +163,7 @@ def test_ranking_is_bm25(tmp_path):
 
     for _ in range(30):
         query = rng.sample(words, 2)
-        found = corpus.rank(" ".join(query))
+        found = rank(" ".join(query))
         assert set(found) == {n for n, document in enumerate(documents) if set(query) & set(document)}
         scores = [score(documents[page], query) for page in found]
         assert all(a >= b - 1e-9 for a, b in pairwise(scores))
@@ -174,7 +174,7 @@ def test_ranking_is_bm25(tmp_path):
     [
         (None, "cannot be read"),
         ("", "no page has a text"),
-        ("{}\n", "line 1: needs id, path and text"),
+        ("{}\n", "line 1: needs id and path"),
         ("x", "line 1"),
     ],
 )

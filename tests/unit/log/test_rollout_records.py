@@ -95,13 +95,8 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
         Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT, observation=shown),
         Segment(token_ids=(8, 9, 10), logprobs=(-1.0,) * 3, author=Author.POLICY, version=39),
     )
-    rollout = replace(
-        make_rollout(prompt, 0, "abcdef", answer),
-        segments=segments,
-        parent_index=0,
-        is_correct=True,
-        first_is_correct=False,
-    )
+    rethought = {"parent_index": 0, "is_correct": True, "first_is_correct": False}
+    rollout = replace(make_rollout(prompt, 0, "abcdef", answer), segments=segments, **rethought)
     score = Score(
         terms={"iou": RewardValue(0.5, "overlap"), "slow": RewardValue(0.0, "fallback: took more than 1 s")},
         total=1.0,
@@ -113,29 +108,17 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
     file = {"sha256": image.sha256, "corruption": None, "fps": None}
     assert line == {
         **PLACE,
-        "group": 0,
-        "prompt": "prompt of box-7",
-        "sample": "box-7",
-        "task": "ground",
-        "rollout": 0,
-        "question": "<image>Where in <video>?",
-        "response": "abcdef",
-        "thinking": "hm",
-        "answer": [5.0, 6.0, 7.0, 8.0],
-        "answer_text": "[5, 6, 7, 8]",
-        "answer_type": "box",
-        "target": [1, 2, 3, 4],
-        "target_frame": "px_original",
-        "frame": "px_resized",
-        "media_index": 0,
+        **{"group": 0, "prompt": "prompt of box-7", "sample": "box-7", "task": "ground", "rollout": 0},
+        **{"question": "<image>Where in <video>?", "response": "abcdef", "thinking": "hm", "finish": "eos"},
+        **{"answer": [5.0, 6.0, 7.0, 8.0], "answer_text": "[5, 6, 7, 8]", "answer_type": "box", "frame": "px_resized"},
+        **{"target": [1, 2, 3, 4], "target_frame": "px_original", "media_index": 0, "tokens": 6, "turns": []},
+        **{"parent": 0, "is_correct": True, "first_correct": False, "total": 1.0, "advantage": 0.7},
         "media": [
             {"kind": "image", "path": "data/7.png", **file, "timestamp": None, "crop": None}
             | {"original": [640, 480], "resized": [56, 84], "offset": [3, 4]},
             {"kind": "video", "path": "/clips/a.mp4", **file, "sha256": "ab", "start": 1.0, "end": 2.5}
             | {"original": [64, 48], "resized": [28, 28], "offset": [0, 0]},
         ],
-        "finish": "eos",
-        "tokens": 6,
         "segments": [
             {"author": "policy", "n": 2, "version": 38, "chars": [0, 2], "shows": None},
             {"author": "environment", "n": 1, "version": 0, "chars": [2, 3]}
@@ -145,18 +128,12 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
             },
             {"author": "policy", "n": 3, "version": 39, "chars": [3, 6], "shows": None},
         ],
-        "parent": 0,
-        "is_correct": True,
-        "first_correct": False,
-        "turns": [],
         "terms": {
             "iou": {"value": 0.5, "reason": "overlap", "failure": None}
             | {"transformed": 0.25, "weight": 4.0, "counts": True, "contribution": 1.0},
             "slow": {"value": 0.0, "reason": "fallback: took more than 1 s", "failure": "timeouts"}
             | {"transformed": 0.0, "weight": 1.0, "counts": False, "contribution": 0.0},
         },
-        "total": 1.0,
-        "advantage": 0.7,
         "selection": {"status": "trained", "reason": None, "carried_over": False, "staleness": 2},
         "probes": {"blind": {"iou": pytest.approx(0.3), "total": pytest.approx(0.3)}},
     }

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from fork_server import run_forked
 from processors import make_media_cache
 from qwen_vl_utils import vision_process
 from videos import blank_frame, picture, video_ref, write_sound, write_video
@@ -452,10 +452,5 @@ except MediaError:
     sys.exit(0)
 sys.exit("the damaged video was read")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, ref.path, str(tmp_path / "damaged.mp4")],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = run_forked("-c", code, ref.path, tmp_path / "damaged.mp4", cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -12,9 +12,10 @@ from tool_modules import load_tool
 from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.config.schema import ModelConfig
+from mmrl.plan import estimate
 from mmrl.plan import measure as measuring
 from mmrl.plan.estimate import find_gpu, make_plan
-from mmrl.plan.measure import measure, visible_pairs
+from mmrl.plan.measure import Measurement, measure, visible_pairs
 from mmrl.plan.report import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
 from mmrl.plan.workload import MicroBatch, Workload
@@ -27,6 +28,8 @@ RECIPES = ["qwen2_5_vl_7b_8x80gb", "qwen3_vl_30b_a3b_8x80gb"]
 
 # `safetensors.total` of each model on huggingface.co, or, for Qwen3.5, the presets of keras-team/keras-hub.
 PUBLISHED_PARAMETERS = {
+    "qwen2-vl-2b": 2_208_985_600,
+    "qwen2-vl-7b": 8_291_375_616,
     "qwen2.5-vl-3b": 3_754_622_976,
     "qwen2.5-vl-7b": 8_292_166_656,
     "qwen2.5-vl-32b": 33_452_718_336,
@@ -63,6 +66,22 @@ def plan_small(*overrides, gpus=1):
     config = load_config(QUICKSTART, overrides).config
     stage = next(stage for stage in config.stages if stage.kind == "rl")
     return make_plan(config, stage, WORKLOAD, find_gpu("h100-80gb"), gpus, 0.3)
+
+
+def test_a_ladder_measures_only_what_may_fit_and_nothing_twice(monkeypatch):
+    measured = []
+
+    def count(model, options, micro_batch):
+        measured.append(options)
+        return Measurement(flops={}, peak={"language": 1e9})
+
+    monkeypatch.setattr(estimate, "measure", count)
+    monkeypatch.setattr(estimate, "_measured", {})
+    plan = plan_small()
+    # Libraries alone take more than a gigabyte.
+    assert not replace(plan, gpu=plan.gpu._replace(memory_gb=1.0)).fits and not measured
+    assert plan.fits and plan_small("deepspeed={zero_stage: 3}", gpus=4).fits and len(measured) == 1
+    assert plan_small("model.lora={rank: 4}").fits and len(measured) == 2
 
 
 def sizes_of(plan):
@@ -143,7 +162,7 @@ def test_remedy_is_the_first_rung_that_fits_and_can_be_pasted(tmp_path):
     memory_gb = 80.0
     assert list(find_remedy(plan, plan_with)) == ["model.gradient_checkpointing"]
     # Pasted into a config, the lines are read as they are meant.
-    settings = {"model.gradient_checkpointing": ["vision"], "model.lora": {"rank": 8}, "deepspeed.zero_stage": 3}
+    settings = {"model.gradient_checkpointing": ["vision"], "deepspeed.zero_stage": 3, "model.lora": {"rank": 8}}
     file = tmp_path / "pasted.yaml"
     file.write_text(f"extends: {QUICKSTART}\n" + "\n".join(yaml_lines(settings)))
     pasted = load_config(file).config
@@ -166,11 +185,18 @@ def test_recipe_states_the_memory_that_its_command_prints(recipe, monkeypatch):
 def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
     with pytest.raises(UserError, match="shapes come with mmrl"):
         read_shapes(ModelConfig(path="Qwen/Qwen9-VL-3B"))
+    tuned = read_shapes(ModelConfig(path="somebody/Mine-Qwen2.5-VL-3B-SFT"))
+    assert tuned.text.hidden_size == 2048 and "has the shapes of qwen2.5-vl-3b" in tuned.note
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UserError, match="'llama' model; a plan knows qwen2_vl"):
         read_shapes(ModelConfig(path=str(tmp_path)))
     with pytest.raises(UserError, match="--gpu b300: unknown; known are a100-40gb"):
         find_gpu("b300")
+
+
+def test_config_without_an_rl_stage_is_refused(capsys):
+    assert main(["plan", "dress"]) == 2
+    assert "dress has no rl stage" in capsys.readouterr().err
 
 
 def test_command_says_what_it_assumed_without_data(tmp_path, capsys):

@@ -1,12 +1,11 @@
 """examples/model_family.py: a tiny model is loaded, frozen, encoded for, sampled from and scored through it."""
 
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fork_server import run_forked
 from processors import make_prompt_processor
 
 from mmrl.config.schema import LoraConfig, ModelConfig
@@ -63,12 +62,12 @@ def test_its_names_decide_components_and_lora_targets(folder):
 
 
 @pytest.mark.slow
-def test_another_process_unpickles_it_by_its_function():
+def test_another_process_unpickles_it_by_its_function(tmp_path):
     """Worker processes encode prompts, and have not imported the file."""
     family = load_family(SQUARE, EXAMPLES, {"cells": 3})
-    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).cells)"
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(family), capture_output=True, check=False)
-    assert done.stdout.strip() == b"3", done.stderr
+    (tmp_path / "family").write_bytes(pickle.dumps(family))
+    done = run_forked("-c", "import pickle; print(pickle.load(open('family', 'rb')).cells)", cwd=tmp_path)
+    assert done.stdout == "3\n", done.stderr
     assert pickle.loads(pickle.dumps(FAMILIES["qwen2_vl"])) == FAMILIES["qwen2_vl"]
 
 

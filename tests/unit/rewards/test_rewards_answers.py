@@ -216,6 +216,7 @@ READ_OTHERWISE = {
     *(("(1,2)", "y=2,x=1"), ("x<-1, x>3", r"(-\infty,-1)\cup(3,\infty)")),
     ("-1", "i^2"),  # a variable to math-verify
     ("0", "A-a"),  # and these are one
+    ("f(2) = 4", "4"),  # a name to ours
 }
 
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -19,6 +20,9 @@ from mmrl.rollout.environments.pictures import encode_png
 from mmrl.rollout.environments.verifiers import VerifiersEpisode
 from mmrl.types import Action, AnswerType, Observation, Sample, Target, Unscorable, UserError
 from mmrl.utils.observations import check_observation, check_step_result, observation_digest
+from mmrl.utils.plugins import load_plugin
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 SAMPLE = Sample(
     id="s", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="?"), meta={"size": 3, "other": 1}
@@ -74,6 +78,21 @@ def test_gymnasium_keeps_its_two_ends_apart():
     capital = adapter.make(**{**grid, "actions": {"Left": 0}})
     capital.reset(SAMPLE, 0)
     assert capital.step("left").valid and capital.step(Action("left", {})).valid
+
+
+@pytest.mark.parametrize("room", ["MiniGrid-Empty-Random-5x5-v0", "MiniGrid-LavaCrossingS9N1-v0"])
+def test_expert_of_the_minigrid_example_reaches_the_goal(room):
+    pytest.importorskip("minigrid")
+    make = load_plugin(
+        "./minigrid_env.py:make", EXAMPLES, {"id": f"minigrid:{room}"}, role="environment", parameters=()
+    )
+    for seed in range(10):
+        environment = make()
+        check_observation(environment.reset(SAMPLE, seed))
+        results = [environment.step(environment.expert())]
+        while not results[-1].terminated and len(results) < 40:
+            results.append(environment.step(environment.expert()))
+        assert results[-1].reward > 0 and all(result.valid for result in results)
 
 
 def test_gymnasium_names_what_it_cannot_make():
@@ -232,6 +251,8 @@ def make_real_env():
 
     class Guess(vf.MultiTurnEnv):
         async def env_response(self, messages, state, **kwargs):
+            # Later versions have classes of messages, whose fields environments read as attributes.
+            assert isinstance(messages[-1], dict) == isinstance(messages[0], dict)
             return await answer_guess(messages, state)
 
     rows = [{"prompt": [{"role": "user", "content": "guess"}], "answer": "7", "info": {}}]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mmrl.rollout.environments.python import make
+from mmrl.rollout.environments import python_process
+from mmrl.rollout.environments.python import _told, make
 from mmrl.types import Action, AnswerType, Sample, Target
 from mmrl.utils.observations import check_step_result
 
@@ -41,7 +44,6 @@ def test_errors_are_told_and_end_nothing(python):
     [
         "import socket; socket.create_connection(('127.0.0.1', 9))",
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
-        "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0))",
     ],
 )
 def test_there_is_no_network(python, code):
@@ -53,6 +55,52 @@ def test_there_is_no_network(python, code):
 )
 def test_there_are_no_other_processes(python, code):
     assert "no other processes here" in python(code)
+
+
+AROUND = """import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "libc.socket(2, 1, 0)",
+        "libc.socket(1, 1, 0)",
+        "libc.fork()",
+        "libc.vfork()",
+        "libc.execv(b'/bin/true', None)",
+        "libc.kill(os.getppid(), 0)",
+        "libc.ptrace(16, os.getppid(), 0, 0)",
+        "libc.syscall(425, 1, 0)",
+    ],
+)
+def test_the_kernel_refuses_what_gets_around_python(python, call):
+    python("1")
+    if _told:
+        pytest.skip(str(_told))
+    assert python(f"{AROUND}print({call}, os.strerror(ctypes.get_errno()))") == "-1 Operation not permitted\n"
+
+
+def test_processes_of_multiprocessing_are_refused_and_threads_are_not(python):
+    python("1")
+    if _told:
+        pytest.skip(str(_told))
+    spawn = "import multiprocessing as m\nm.get_context('spawn').Process(target=print).start()"
+    assert "Operation not permitted" in python(spawn)
+    assert "Permission denied" in python("import os; open(f'/proc/{os.getppid()}/environ').read()")
+    assert python("import asyncio\nasyncio.run(asyncio.sleep(0, 'slept'))") == "'slept'\n"
+    thread = "import threading\nt = threading.Thread(target=print, args=('thread',)); t.start(); t.join()"
+    assert python(thread) == "thread\n"
+
+
+def test_what_the_kernel_refuses_to_protect_is_said(monkeypatch):
+    libc = SimpleNamespace(unshare=lambda _: -1, prctl=lambda *_: -1)
+    monkeypatch.setattr(python_process.ctypes, "CDLL", lambda *_, **__: libc)
+    monkeypatch.setattr(python_process.ctypes, "get_errno", lambda: errno.EPERM)
+    monkeypatch.setattr(python_process.platform, "machine", lambda: "riscv64")
+    refused = "no namespaces here (Operation not permitted); no filter of system calls here (Operation not permitted)"
+    assert python_process._give_up_rights() == refused
 
 
 def test_limits_of_time_memory_files_and_output(python):

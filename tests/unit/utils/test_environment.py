@@ -37,6 +37,7 @@ def test_doctor_names_both_builds_the_error_and_the_remedy(misfit):
     assert "torchvision==0.99.0 --index-url https://download.pytorch.org/whl/" in line
 
 
+@pytest.mark.slow
 def test_a_model_is_not_loaded_with_a_torchvision_that_does_not_fit(misfit):
     code = "from mmrl.policy.families import FAMILIES; FAMILIES['qwen2_vl']"
     done = run(["-c", code], env=misfit)

@@ -1,9 +1,9 @@
 """Start `mmrl` commands in a tenth of a second: fork them from a process that has already imported torch and mmrl.
 
 `python -m mmrl` spends some eight seconds of CPU on imports, and the tests start it more than a hundred times. This
-server imports once. For each command it forks a child, which runs `python -m mmrl WORDS`, or the script that the test
-names, at its top level: with the environment, directory, standard streams and signals that subprocess would give it,
-and it ends as an interpreter does. What such a child starts in its turn (ranks, verify-resume) is forked too.
+server imports once. For each command it forks a child, which does what `python WORDS` does, at its top level: with the
+environment, directory, standard streams and signals that subprocess would give it, and it ends as an interpreter does.
+What such a child starts in its turn (ranks, verify-resume, the sides of a benchmark) is forked too.
 
 The test talks to the server through a pair of sockets, and `Forked` looks like subprocess.Popen. What forking could
 hide (a missing import, an import that takes too long, how a fresh interpreter starts) is tried by the tests that start
@@ -18,6 +18,8 @@ import importlib
 import inspect
 import io
 import json
+import multiprocessing
+import multiprocessing.context
 import multiprocessing.util
 import os
 import pkgutil
@@ -38,6 +40,8 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = ("mmrl", "mmrl_rewards", "mmrl_datasets")
+LIGHT = ("mmrl.cli.main", "mmrl.training.preflight", "mmrl.evaluation.eval_settings", "mmrl_rewards.number")
+"""What commands import before torch. A second server, of commands that must not import torch, has no more than this."""
 LEFT_OUT = ["vllm", "__main__", "megabench"]
 """Modules whose names contain one of these stay out: they need vLLM, or importing them is running them."""
 if find_spec("deepspeed") is None:
@@ -45,20 +49,39 @@ if find_spec("deepspeed") is None:
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """A process with more threads than one cannot be forked safely, and OpenMP and OpenBLAS start theirs when imported."""
 _ASKING = threading.Lock()
+_get_context = multiprocessing.get_context
 
 
 class Forked:
     """A command that the server forked: what the tests use of subprocess.Popen, its two pipes read as text."""
 
-    def __init__(self, command: Sequence[str], *, cwd: Path | None, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[object],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        session: bool = False,
+        light: bool = False,
+    ) -> None:
+        """Start `python COMMAND`; `env` is added to the environment of this process.
+
+        `session` starts a new session, and `light` a process without torch.
+        """
         self.returncode: int | None = None
         out, out_there = os.pipe()
         errors, errors_there = os.pipe()
         self._status, status_there = os.pipe()
-        request = {"command": list(command), "cwd": str(cwd or Path.cwd()), "env": dict(env)}
-        server = _server()
+        environment = {**os.environ, **ONE_THREAD, **(env or {})}
+        request = {
+            "command": [*map(str, command)],
+            "cwd": str(cwd or Path.cwd()),
+            "env": environment,
+            "session": session,
+        }
         sent = json.dumps(request).encode()
         with _ASKING:
+            server = _server(light)
             socket.send_fds(server, [len(sent).to_bytes(4, "little")], [out_there, errors_there, status_there])
             server.sendall(sent)
         for there in (out_there, errors_there, status_there):
@@ -91,6 +114,14 @@ class Forked:
         return texts[0].decode(), texts[1].decode()
 
 
+def run_forked(*command: object, timeout: float = 1200.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Do what `python COMMAND` does, with options of `Forked`, and return its exit code and what it printed."""
+    forked = Forked(command, **options)
+    output, errors = forked.communicate(timeout)
+    assert forked.returncode is not None
+    return subprocess.CompletedProcess(command, forked.returncode, output, errors)
+
+
 def _exactly(pipe: int, size: int) -> bytes:
     data = b""
     while len(data) < size:
@@ -102,11 +133,11 @@ def _exactly(pipe: int, size: int) -> bytes:
 
 
 @cache
-def _server() -> socket.socket:
+def _server(light: bool) -> socket.socket:
     """Start this file in another process; it ends when the test process closes its socket by ending."""
     here, there = socket.socketpair()
     subprocess.Popen(
-        [sys.executable, __file__, str(there.fileno())],
+        [sys.executable, __file__, str(there.fileno()), *["light"] * light],
         pass_fds=[there.fileno()],
         stdin=subprocess.DEVNULL,
         env={**os.environ, **ONE_THREAD},
@@ -115,16 +146,19 @@ def _server() -> socket.socket:
     return here
 
 
-def preload() -> None:
+def preload(light: bool) -> None:
     """Import what commands import, and nothing that starts a thread."""
-    for package in PRELOADED:
+    for name in LIGHT:
+        importlib.import_module(name)
+    assert "torch" not in sys.modules
+    for package in () if light else PRELOADED:
         module = importlib.import_module(package)
         for found in pkgutil.walk_packages(module.__path__, f"{package}."):
             if not any(word in found.name for word in LEFT_OUT):
                 importlib.import_module(found.name)
-    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
+    for family in () if light else ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+    for family in () if light else ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         importlib.import_module(f"transformers.models.{family}.processing_{family}")
     tasks = list(Path("/proc/self/task").iterdir())
     # pyarrow's allocator has a thread, which it starts again in a forked process.
@@ -163,6 +197,8 @@ def serve(requests: socket.socket) -> list[str]:
             os.dup2(errors, 2)
             for fd in (*fds, *running.values(), wake, woken, requests.detach()):
                 os.close(fd)
+            if request["session"]:
+                os.setsid()
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
@@ -184,17 +220,27 @@ def _report_ended(running: dict[int, int]) -> None:
 
 
 def run(command: Sequence[str]) -> None:
-    """Do what `python COMMAND` does: `-m mmrl WORDS`, or a script and its words."""
+    """Do what `python COMMAND` does: `-m MODULE WORDS`, `-c CODE WORDS`, or a script and its words."""
     subprocess.Popen = PopenByFork  # type: ignore[misc]
     sys.stdout, sys.stderr = _stream(1, "strict"), _stream(2, "backslashreplace")
-    if command[:2] == ["-m", "mmrl"]:
+    if command[0] == "-m":
         sys.path[0] = os.getcwd()
         sys.argv[1:] = command[2:]
-        runpy.run_module("mmrl", run_name="__main__", alter_sys=True)
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    elif command[0] == "-c":
+        sys.path[0] = ""
+        sys.argv[:] = ["-c", *command[2:]]
+        exec(compile(command[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
     else:
+        multiprocessing.get_context = _fork_context  # type: ignore[assignment]
         sys.path[0] = str(Path(command[0]).parent)
         sys.argv[:] = command
         runpy.run_path(command[0], run_name="__main__")
+
+
+def _fork_context(method: str | None = None) -> multiprocessing.context.BaseContext:
+    """What `multiprocessing.get_context` returns: processes that would be spawned are forked."""
+    return _get_context("fork" if method == "spawn" else method)
 
 
 def _stream(fd: int, errors: str) -> io.TextIOWrapper:
@@ -203,15 +249,16 @@ def _stream(fd: int, errors: str) -> io.TextIOWrapper:
 
 
 class PopenByFork(subprocess.Popen[Any]):
-    """`python -m mmrl …`, started by a command that was itself forked, is forked from it; all else is started."""
+    """A script, mmrl or pytest, started by a command that was itself forked, is forked from it; all else is started."""
 
     PARAMETERS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
     def _execute_child(self, *arguments: Any) -> None:
         given = self.PARAMETERS.bind(self, *arguments).arguments
         args = given["args"]
-        ours = isinstance(args, (list, tuple)) and [*map(str, args[:3])] == [sys.executable, "-m", "mmrl"]
-        if not ours or given["preexec_fn"] is not None or threading.active_count() > 1:
+        words = [*map(str, args)] if isinstance(args, (list, tuple)) else [str(args), ""]
+        ours = words[1:3] in (["-m", "mmrl"], ["-m", "pytest"]) or (words[1:2] and words[1].endswith(".py"))
+        if words[0] != sys.executable or not ours or given["preexec_fn"] is not None or threading.active_count() > 1:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         streams = given["p2cread"], given["c2pwrite"], given["errwrite"]
@@ -219,7 +266,7 @@ class PopenByFork(subprocess.Popen[Any]):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _become([*map(str, args[1:])], streams, given["cwd"], given["env"], session=given["start_new_session"])
+            _become(words[1:], streams, given["cwd"], given["env"], session=given["start_new_session"])
         self._child_created = True
         for fd in {*streams, getattr(self, "_devnull", -1)} - {-1}:
             os.close(fd)
@@ -262,5 +309,5 @@ def _become(command: list[str], streams: tuple[int, ...], cwd: Any, env: Any, *,
 
 
 if __name__ == "__main__":
-    preload()
+    preload("light" in sys.argv)
     run(serve(socket.socket(fileno=int(sys.argv[1]))))
