@@ -38,17 +38,13 @@ TurnAdvantageFunction = Callable[[Group, Sequence[float]], Sequence[tuple[float,
 OldLogprobs = Literal["recorded", "recomputed"]
 
 
-def _share_advantages(group: Group, advantages: Sequence[float]) -> None:
-    """Give no turn an advantage of its own."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperienceSelector:
     """Decides what each step of an RL stage trains on; implements `protocols.Selector`."""
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
-    compute_turn_advantages: TurnAdvantageFunction = _share_advantages
+    compute_turn_advantages: TurnAdvantageFunction | None = None  # None gives no turn an advantage of its own
     prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
@@ -132,7 +128,10 @@ class ExperienceSelector:
                 untrained = (Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
                 source = made if index in filtered.passed else untrained
                 scored.append(tuple(islice(source, len(group.rollouts))))
-                selections.append(filtered.selection(index))
+                if index in filtered.rejected:
+                    selections.append(GroupSelection("rejected", filtered.rejected[index]))
+                else:
+                    selections.append(GroupSelection("trained" if index in filtered.passed else "no_room"))
         return SelectedExperiences(
             groups=tuple(shown),
             scored=tuple(scored),
@@ -185,12 +184,6 @@ class FilteredGroups(NamedTuple):
     rejected: dict[int, str]  # indices of this step's groups that did not pass, with the reason
     metrics: dict[str, float]  # metrics of the filter and of the groups carried over
 
-    def selection(self, index: int) -> GroupSelection:
-        """Return what became of a group of this step that does not wait."""
-        if index in self.rejected:
-            return GroupSelection("rejected", self.rejected[index])
-        return GroupSelection("trained" if index in self.passed else "no_room")
-
 
 def make_experiences(
     groups: Sequence[Group],
@@ -198,7 +191,7 @@ def make_experiences(
     *,
     version: int,
     stale_old_logprobs: OldLogprobs | None,
-    compute_turn_advantages: TurnAdvantageFunction = _share_advantages,
+    compute_turn_advantages: TurnAdvantageFunction | None = None,
 ) -> list[Experience]:
     """Return the rollouts of the groups with their advantages, and those of their turns, at a policy version.
 
@@ -207,7 +200,10 @@ def make_experiences(
     """
     experiences = []
     for group, row in zip(groups, advantages, strict=True):
-        turn_rows: Sequence[tuple[float, ...] | None] = compute_turn_advantages(group, row) or [None] * len(row)
+        turn_rows: Sequence[tuple[float, ...] | None] | None = None
+        if compute_turn_advantages is not None:
+            turn_rows = compute_turn_advantages(group, row)
+        turn_rows = turn_rows or [None] * len(row)
         for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
             if turns is not None:
                 advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout

@@ -72,7 +72,7 @@ class _ValueEncoder:
             str: _encode_text,
             bytes: lambda value: {"$bytes": value.hex()},
             list: self._encode_items,
-            tuple: self._encode_tuple,
+            tuple: lambda values: {"$tuple": self._encode_items(values)},
             dict: self._encode_mapping,
         }
 
@@ -86,9 +86,6 @@ class _ValueEncoder:
     def _encode_items(self, values: Sequence[object]) -> list[object]:
         # Rollouts are mostly token ids, and for these the call is saved.
         return [value if type(value) in _JSON_SCALAR_TYPES else self.encode(value) for value in values]
-
-    def _encode_tuple(self, values: tuple[object, ...]) -> dict[str, object]:
-        return {"$tuple": self._encode_items(values)}
 
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
         if all(map(_is_plain_key, mapping)):

@@ -97,7 +97,7 @@ class PolicyLearner:
         self._ranks, self._media_owners = ranks or SingleProcess(), media_owners or MediaOwners()
         self._activity = activity or Activity()
         self._shared_prefix_checked = not config.shared_prefix
-        # Of the last step: its experiences by identity, and what the loss read of them in the last epoch.
+        # Of the last step: its experiences by identity, and the values that the loss read in the last epoch.
         self._index_by_id: dict[int, int] = {}
         self._loss_columns: list[LossColumns] = []
         self._replays_engine_routes = config.loss.routing_replay == "engine"
@@ -186,7 +186,8 @@ class PolicyLearner:
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))
         # Only the first update shows how sampler and learner differ, so its tokens must be recent enough to show it.
-        mini_batches.sort(key=_MiniBatch.lacks_recent_tokens)
+        # Those with tokens of the current policy version come first, then those with tokens of the version before.
+        mini_batches.sort(key=lambda mini_batch: [not count for count in mini_batch.denominators.forward_tokens_by_age])
         return mini_batches
 
     @torch.no_grad()
@@ -240,7 +241,10 @@ class PolicyLearner:
     ) -> LossResult:
         """Return the share of a micro-batch in the loss and the metrics of an update. Collective under ZeRO-3."""
         scores = self._forward(micro_batch, batch)
-        self._score_reference(micro_batch, batch)
+        if self._reference is not None and micro_batch.reference_logprobs_N is None:
+            # Once a step: later epochs find it in the micro-batch.
+            with torch.no_grad():
+                micro_batch.reference_logprobs_N = self._reference.compute_logprobs(batch).logprobs_N
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(scores.logprobs_N.sum(), Metrics(), None)
@@ -259,7 +263,7 @@ class PolicyLearner:
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
-        """Score a micro-batch, and keep what its later passes in this step compare with or replay."""
+        """Score a micro-batch, and keep the log-probs and routes that its later passes in this step need."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
         scores = self._policy.compute_logprobs(batch, routes_XTK)
         if micro_batch.recomputed_logprobs_N is None:
@@ -267,12 +271,6 @@ class PolicyLearner:
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
         return scores
-
-    @torch.no_grad()
-    def _score_reference(self, micro_batch: MicroBatch, batch: Batch) -> None:
-        """Score a micro-batch under the reference, once a step; do nothing without a KL penalty."""
-        if self._reference is not None and micro_batch.reference_logprobs_N is None:
-            micro_batch.reference_logprobs_N = self._reference.compute_logprobs(batch).logprobs_N
 
     def _compare_routes(self, engine_routes_XTK: torch.Tensor) -> Metrics:
         """Return how often the routers would have chosen other experts than the engine in the last pass."""
@@ -327,7 +325,3 @@ class _MiniBatch:
     """Those of this rank."""
     denominators: LossDenominators
     """Counts over all ranks."""
-
-    def lacks_recent_tokens(self) -> list[bool]:
-        """Return flags to sort by: no token is of the current policy version; no token is of the version before it."""
-        return [not count for count in self.denominators.forward_tokens_by_age]

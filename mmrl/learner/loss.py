@@ -46,7 +46,7 @@ class LossResult(NamedTuple):
     """A scalar, with gradient."""
     metrics: Metrics
     columns: LossColumns | None
-    """What the loss read of each token that the policy sampled; None without such tokens."""
+    """Values that the loss read of each token that the policy sampled; None without such tokens."""
 
 
 class Objective:
@@ -185,7 +185,7 @@ class Objective:
         return LossResult(loss, metrics, self._loss_columns(sampled, ratio_N.detach(), advantage_N.detach()))
 
     def _loss_columns(self, sampled: TokenTable, ratio_N: Tensor, advantage_N: Tensor) -> LossColumns:
-        """Return what the loss read of each token, for people who look at single tokens."""
+        """Return the values that the loss read of each token, for people who look at single tokens."""
         is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, self._options)
         logprobs_N, entropies_N = sampled.current_logprobs_N.detach(), sampled.entropies_N.detach()
         columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)

@@ -93,7 +93,10 @@ class Metrics:
         for metric in unread:
             value = next(numbers)
             if metric.experiences:
-                value = _name_token(value, metric.experiences[int(next(numbers))])
+                rollout = metric.experiences[int(next(numbers))].rollout
+                value = WorstToken(value)
+                sample = rollout.prompt.sample
+                value.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
             self._add(metric.name, _Metric(metric.kind, value, metric.weight))
 
     def values(self) -> dict[str, float]:
@@ -209,9 +212,3 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
         recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
         metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics
-
-
-def _name_token(value: float, experience: Experience) -> WorstToken:
-    worst, rollout = WorstToken(value), experience.rollout
-    worst.owner = f"rollout {rollout.index} of {rollout.prompt.sample.modality} sample {rollout.prompt.sample.id}"
-    return worst

@@ -65,12 +65,12 @@ class TorchOptimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-            # All ranks must sum the same list, so a missing gradient counts as zero, as under ZeRO: a text-only batch
-            # leaves the vision tower without gradients.
-            gradients.append(torch.zeros_like(master) if master.grad is None else master.grad)
+            if master.grad is None:
+                # All ranks must sum the same list, so a missing gradient counts as zero, as under ZeRO: a text-only
+                # batch leaves the vision tower without gradients.
+                master.grad = torch.zeros_like(master)
+            gradients.append(master.grad)
         self._ranks.all_reduce(gradients)
-        for master, gradient in zip(self._masters, gradients, strict=True):
-            master.grad = gradient
         component_norms = []
         for masters in self._masters_by_component.values():
             own_gradients = [master.grad for master in masters if master.grad is not None]

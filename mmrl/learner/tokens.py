@@ -104,7 +104,7 @@ class LossDenominators(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossColumns:
-    """What the loss read of a micro-batch's tokens that the policy sampled. Every column is a detached tensor [N]."""
+    """Values that the loss read of a micro-batch's tokens by the policy. Every column is a detached tensor [N]."""
 
     experiences: Sequence[Experience]
     """The responses that `response_N` refers to."""

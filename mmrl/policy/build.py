@@ -102,20 +102,14 @@ def build_encoder(
         limit_key=limit_key,
         chat=config.model.chat,
     )
-    encoder.video_refusal = _video_refusal(config, bundle.family)
-    return encoder
-
-
-def _video_refusal(config: Config | EvalConfig, family: ModelFamily) -> str:
-    """Return why the rollout engine takes no videos of this family, and what to do; empty if it does."""
     # vLLM's server protocol gives the start and end of a medium, but has no mask for words inside it.
-    has_words = family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
-    if config.rollout.engine != "vllm_server" or not has_words:
-        return ""
-    return (
-        f"rollout.engine: vLLM's server takes no video of {family.model_type}, which has words between its frames; set "
-        "rollout.engine: vllm or hf, or leave videos out"
-    )
+    has_words = bundle.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
+    if config.rollout.engine == "vllm_server" and has_words:
+        encoder.video_refusal = (
+            f"rollout.engine: vLLM's server takes no video of {bundle.family.model_type}, which has words between its "
+            "frames; set rollout.engine: vllm or hf, or leave videos out"
+        )
+    return encoder
 
 
 def build_response_format(config: Config | EvalConfig) -> ResponseFormat:

@@ -266,7 +266,7 @@ def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN
 
 
 def _rule_inputs(layer: Any, convolved_TC: torch.Tensor, write_TH: torch.Tensor, decay_TH: torch.Tensor) -> RuleInputs:  # noqa: ANN401
-    """Return the arguments of the rule for tokens, from what the layer's projections made of them."""
+    """Return the arguments of the rule for tokens, from the outputs of the layer's projections."""
     return RuleInputs(
         query_key_value=convolved_TC,
         # In float32, as transformers has it: the exponential overflows in float16.

@@ -48,7 +48,7 @@ def sample_tokens(logprobs: torch.Tensor, sampling_params: SamplingParams, unifo
     if sampling_params.temperature == 0.0:
         return logprobs.argmax(dim=-1)
     # Every row uses its own random number, so its token does not depend on what else is in the batch.
-    mass_RV = logprobs.double().exp()
+    mass_RV = logprobs.exp().double()
     if not sampling_params.top_k and sampling_params.top_p == 1.0:
         return _invert_cdf(mass_RV, uniforms)
     mass_RV, order_RV = mass_RV.sort(dim=-1, descending=True)
@@ -159,7 +159,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logits_CV = float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
             logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
             scored_N[chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
-            entropies_N[chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
+            probs_CV = logprobs_CV.exp()
+            # A banned token counts as 0, but 0 times minus infinity would be NaN.
+            logprobs_CV.clamp_(min=torch.finfo(logprobs_CV.dtype).min)
+            entropies_N[chunk] = -logprobs_CV.mul_(probs_CV).sum(dim=-1)
         ctx.save_for_backward(hidden_NW, weight_VW, entropies_N)
         ctx.request, ctx.is_float32 = request, is_float32
         # Without an entropy bonus the gradient of entropies is then None rather than zeros.
@@ -186,15 +189,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
             temperature_C1 = request.temperature_N[chunk, None]
             probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
-            d_logprob_C1 = d_scored_N[chunk, None]
+            d_logprob_C1 = d_scored_N[chunk, None] / temperature_C1
+            # In place, because each pass over [C, V] costs as much as some layers of a small model.
             if d_entropies_N is None:
-                d_logits_CV = -probs_CV * d_logprob_C1
+                d_logits_CV = probs_CV.mul_(-d_logprob_C1)
             else:
-                d_entropy_C1 = d_entropies_N[chunk, None]
-                d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * entropies_N[chunk, None])
-                d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
+                d_entropy_C1 = d_entropies_N[chunk, None] / temperature_C1
+                entropy_terms_CV = torch.special.entr(probs_CV)
+                d_logits_CV = probs_CV.mul_(-d_logprob_C1 - d_entropy_C1 * entropies_N[chunk, None])
+                d_logits_CV.addcmul_(d_entropy_C1, entropy_terms_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
-            d_logits_CV = d_logits_CV / temperature_C1
             if ctx.is_float32 and d_hidden_NW is not None:
                 d_hidden_CW = torch.zeros(hidden_CW.shape, device=hidden_CW.device)
                 for start_row in range(0, len(weight_VW), _SLICE_ROWS):

@@ -292,15 +292,6 @@ class Policy:
         logits_BV = self._append(batch, batch.attention_mask_BP, {"past_key_values": cache, "use_cache": True})
         return cache, logits_BV
 
-    def fork_cache(self, prompts: Cache, prompt_of_row: Sequence[int], keep_BP: torch.Tensor) -> RowCache:
-        """Turn the cache of prompts into that of rows, each of which continues the prompt of this number.
-
-        `keep_BP` is 1 for tokens of prompts and 0 for padding, int64.
-        """
-        from mmrl.policy.prefix_cache import RowCache
-
-        return RowCache(prompts, prompt_of_row, keep_BP, shares_prompts=self.supports_shared_prefix)
-
     @torch.no_grad()
     def append(self, rows: RowCache, batch: PromptBatch) -> torch.Tensor:
         """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].

@@ -116,10 +116,10 @@ class RowCache:
         mask: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
-        """Return what new tokens read from their prompts and their rows, [R, T, H, D].
+        """Return the attention output of new tokens over their prompts and their rows, [R, T, H, D].
 
         Args:
-            module: the attention layer, whose number says which keys and values of prompts are read.
+            module: the attention layer, whose index selects the keys and values of prompts.
             query: queries [R, H, T, D].
             key: the rows' own keys [R, K, S, D], new ones included.
             value: the rows' own values [R, K, S, D].
@@ -148,14 +148,14 @@ class RowCache:
         return merged.flatten(1, 2).transpose(1, 2).to(query.dtype)
 
     def _group_rows(self) -> None:
-        """Note the rows of each prompt, which come and go together."""
+        """Compute the indices that put the rows of each prompt next to each other, and back into their places."""
         rows_of_prompt: list[list[int]] = [[] for _ in range(max(self._prompt_of_row) + 1)]
         place_of_row = []
         for row, prompt in enumerate(self._prompt_of_row):
             place_of_row.append((prompt, len(rows_of_prompt[prompt])))
             rows_of_prompt[prompt].append(row)
         most = max(map(len, rows_of_prompt))
-        # A prompt with fewer rows than another repeats its first one, and nothing reads what comes of that.
+        # A prompt with fewer rows than another repeats its first one; that output is not read.
         padded = [rows + rows[:1] * (most - len(rows)) for rows in rows_of_prompt]
         self._rows_BN = send_numbers(padded, self._device)
         self._place_R = send_numbers([prompt * most + place for prompt, place in place_of_row], self._device)

@@ -130,7 +130,7 @@ def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **o
     """Return the tower's output for patches [T, values] cut by grids [I, 3], int64.
 
     transformers computes indices from the grids on their device, which must be the tower's, and waits for it at each.
-    Here the host computes them and sends them after.
+    Here the host computes them first, and then sends them.
     """
     inputs: dict[str, object] = {}
     for name, tensor in _indices_from_grids(self, grid_thw.cpu()).items():

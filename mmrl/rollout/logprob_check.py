@@ -19,7 +19,7 @@ from mmrl.policy.expert_routing import check_routes
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
-from mmrl.types import Experience, Rollout, Sample, SamplingParams, UserError
+from mmrl.types import Experience, Prompt, Rollout, Sample, SamplingParams, UserError
 
 _METRIC = "logprob_check/diff_mean"
 _DEFAULT_EVERY = 50  # docs/vllm.md has the cost
@@ -45,7 +45,13 @@ class LogprobCheck:
         Raises:
             UserError: the difference of a modality is above `stop_above`, or a route leads to no expert of the policy.
         """
-        prompts = list(map(self.processor.build, self._choose_samples()))
+        # The first samples of each modality, grouped by modality.
+        samples_of: dict[str, list[Sample]] = {}
+        for sample in self.samples:
+            samples_of.setdefault(sample.modality, []).append(sample)
+        prompts: list[Prompt] = []
+        for of_modality in samples_of.values():
+            prompts += map(self.processor.build, of_modality[: self.options.prompts_per_modality])
         max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
         sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
         diffs_of: dict[str, list[torch.Tensor]] = {}
@@ -73,16 +79,6 @@ class LogprobCheck:
         """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing."""
         every = _DEFAULT_EVERY if self.options.every is None else self.options.every
         return self.measure(version) if every and version % every == 0 else {}
-
-    def _choose_samples(self) -> list[Sample]:
-        """Return the first samples of each modality, grouped by modality."""
-        samples_of: dict[str, list[Sample]] = {}
-        for sample in self.samples:
-            samples_of.setdefault(sample.modality, []).append(sample)
-        chosen: list[Sample] = []
-        for of_modality in samples_of.values():
-            chosen += of_modality[: self.options.prompts_per_modality]
-        return chosen
 
     def _worst_mean(self, diffs: Sequence[torch.Tensor]) -> float:
         """Return the mean over tokens on the rank where it is largest, since each may have an engine of its own."""

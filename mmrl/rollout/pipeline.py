@@ -20,7 +20,7 @@ from mmrl.config.schema import (
     RolloutStepConfigs,
     ToolsConfig,
 )
-from mmrl.config.schema.rollout_steps import RolloutStepConfig, step_name
+from mmrl.config.schema.rollout_steps import step_name
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
@@ -63,7 +63,11 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     Raises:
         UserError: a trigger contains tokens that no response may contain, or the user's step cannot be made.
     """
-    if any(isinstance(config, ToolsConfig) or takes_calls(config) for config in step_configs):
+    calls_tools = False
+    for config in step_configs:
+        takes_calls = isinstance(config, EnvironmentConfig) and config.action == "call"
+        calls_tools = calls_tools or takes_calls or isinstance(config, ToolsConfig)
+    if calls_tools:
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
         stop = (*context.sampling_params.stop, CALL_END)
         context = replace(context, sampling_params=replace(context.sampling_params, stop=stop))
@@ -114,11 +118,6 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         steps=(*steps, *probes),
         partial_rollouts=partial_rollouts,
     )
-
-
-def takes_calls(config: RolloutStepConfig) -> bool:
-    """Return True for an environment whose actions are tool calls."""
-    return isinstance(config, EnvironmentConfig) and config.action == "call"
 
 
 def check_triggers(

@@ -58,6 +58,7 @@ from mmrl.scoring.group_rewards import BoundGroupReward, check_group_rewards, is
 from mmrl.training.functions import Functions
 from mmrl.types import DatasetContext, SamplingParams, UserError
 from mmrl.utils.file_index import shared_file_index
+from mmrl.utils.processes import keep_freed_memory
 from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_cpu_compat import import_torchvision
 from mmrl.utils.torch_threads import set_thread_count
@@ -167,7 +168,8 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     set_thread_count(config.run.cpu_threads, ranks.size)
     torch.manual_seed(config.run.seed)
     # A device that is missing and a damaged tokenizer are refused before images are opened for an hour.
-    select_device(config)
+    if select_device(config).type == "cpu":
+        keep_freed_memory()
     processor_bundle = None
     if config.model.from_scratch is None:
         processor_bundle = load_processor(config.model, base_dir, family=functions.family)

@@ -1,4 +1,7 @@
-"""Processes that this one has started: find them, kill them, and let them end with it. Linux alone has most of this."""
+"""Processes that this one has started, and settings of this one. Linux alone has most of this.
+
+Processes are found and killed, and end with the one that started them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1  # from linux/prctl.h
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_M_TRIM_THRESHOLD: Final = -1  # from malloc.h
+_M_MMAP_THRESHOLD: Final = -3
 _MAX_KILL_ROUNDS = 100
 
 
@@ -27,6 +32,21 @@ def inherit_orphans() -> None:
     """Make processes that a child of this one leaves behind children of this one; does nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep up to 1 GiB of freed memory, for a model on a CPU; does nothing without glibc.
+
+    A forward and backward pass allocates and frees all its activations. glibc would give them back to the kernel, which
+    clears each page again at its next use: 4 to 8 % of the CPU time of a learner step of 25 million parameters.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # musl has none
+        # The largest threshold that glibc accepts, which it would otherwise approach by itself.
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
 
 
 def list_tree(pid: int) -> list[int]:

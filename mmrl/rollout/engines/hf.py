@@ -150,7 +150,9 @@ class HfEngine(RolloutEngine):
         return generated
 
     def _prefill(self, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None) -> _DecodeState:
-        """Encode each prompt once for all of its rollouts, and append what their responses have already."""
+        """Encode each prompt once for all of its rollouts, and append the tokens that their responses already have."""
+        from mmrl.policy.prefix_cache import RowCache
+
         device = self._policy.device
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
@@ -160,8 +162,9 @@ class HfEngine(RolloutEngine):
         prompt_of_R = send_numbers(prompt_of_row, device)
         if recorder is not None:
             recorder.record_prompts(batch.attention_mask_BP, prompt_of_row)
+        shares_prompts = self._policy.supports_shared_prefix
         state = _DecodeState(
-            cache=self._policy.fork_cache(cache, prompt_of_row, batch.attention_mask_BP),
+            cache=RowCache(cache, prompt_of_row, batch.attention_mask_BP, shares_prompts=shares_prompts),
             logits_RV=logits_BV[prompt_of_R],
             next_position_R=send(batch.position_ids_3BP.amax(dim=(0, 2)) + 1, device)[prompt_of_R],
         )
@@ -172,7 +175,7 @@ class HfEngine(RolloutEngine):
     def _append_responses(
         self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None
     ) -> _DecodeState:
-        """Append what responses have already to the caches of their prompts."""
+        """Append the tokens that responses already have to the caches of their prompts."""
         responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.device)
         # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
@@ -211,7 +214,7 @@ class HfEngine(RolloutEngine):
             alive_before.append(alive)
             sampled_logps.append(logps_RV.gather(-1, token_R[:, None]).squeeze(-1))
             going = []
-            # The only time that a token's work on a GPU is waited for.
+            # For each token, the host waits for the GPU here and nowhere else.
             for row, token in enumerate(token_R.tolist()):
                 ids = decoded[alive[row]][0]
                 ids.append(token)
@@ -255,7 +258,7 @@ class _RouteRecorder:
             self._pieces[row].append(piece)
 
     def routes_of(self, row: int) -> tuple[ExpertRoutes, ExpertRoutes]:
-        """Return the routes of a rollout's prompt, one object for its siblings too, and of what was read after it."""
+        """Return the routes of a rollout's prompt, an object that siblings share, and of the tokens read after it."""
         return self._prompt_routes[row], self._encode(self._pieces[row])
 
     def _split(self, keep_RS: torch.Tensor) -> list[torch.Tensor]:
