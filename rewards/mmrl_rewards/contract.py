@@ -109,18 +109,17 @@ class BoundReward:
             Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
                 the answer is bad, and with `abstains_on_low` where it gets the low end.
         """
+        try:
+            result = self.reward.fn(response, sample, **self.args)
+        except BadAnswer as error:
+            if self.abstains_on_bad_answer or self.abstains_on_low:
+                raise Unscorable(f"bad answer: {error}") from error
+            return RewardValue(self.reward.low, str(error))
         if self.abstains_on_low:
-            result = self.reward(response, sample, **self.args)
             value, reason = value_and_reason(result)
             if value == self.reward.low:
                 raise Unscorable(f"the low end: {reason}")
-            return result
-        if not self.abstains_on_bad_answer:
-            return self.reward(response, sample, **self.args)
-        try:
-            return self.reward.fn(response, sample, **self.args)
-        except BadAnswer as error:
-            raise Unscorable(f"bad answer: {error}") from error
+        return result
 
 
 def reward(
