@@ -66,9 +66,7 @@ class ResizeMap:
         for axis in (0, 1):
             start, extent = source_offsets[axis], source_extents[axis]
             target_start, target_extent = target_offsets[axis], target_extents[axis]
-            converted[axis::2] = [
-                (value - start) / extent * target_extent + target_start for value in values[axis::2]
-            ]
+            converted[axis::2] = [(value - start) / extent * target_extent + target_start for value in values[axis::2]]
         return tuple(converted)
 
     def _offset_and_extent(self, coordinate_system: CoordinateSystem) -> tuple[tuple[int, int], tuple[float, float]]:
