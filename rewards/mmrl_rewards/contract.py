@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ from mmrl.answer import COORDINATE_TYPES, AnswerValue, parse_answer_value, valid
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.plugin_args import PluginOption, check_positional_parameters, read_plugin_options, validate_args
 
+ValueT = TypeVar("ValueT")
 RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
 Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
@@ -269,6 +270,28 @@ def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -
         return parse_answer_value(answer_type, text)
     except ValueError as error:
         raise BadAnswer(f"{of} is {error}: {text[:40]!r}") from error
+
+
+def parse_target(sample: Sample, answer_type: AnswerType, parse: Callable[[Any], ValueT]) -> ValueT:
+    """Return what `parse` makes of the target's value, which it refuses by a ValueError.
+
+    Raises:
+        Unscorable: as `target_value`, or the value is refused.
+    """
+    try:
+        return parse(target_value(sample, answer_type))
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+
+
+def parse_part(
+    response: Response, answer_type: AnswerType, parse: Callable[[Any], ValueT], of: Of = "answer"
+) -> ValueT:
+    """Return what `parse` makes of the value of a part, which it refuses by a ValueError; raises BadAnswer."""
+    try:
+        return parse(part_value(response, answer_type, of))
+    except ValueError as error:
+        raise BadAnswer(f"the {of} {error}") from error
 
 
 def value_and_reason(result: object, no_reason: str = "") -> tuple[Any, Any]:

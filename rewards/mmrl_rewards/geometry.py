@@ -15,6 +15,8 @@ from pydantic import Field
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, CoordinateSystem, Region, ResizeMap, Response, Sample, Unscorable
 
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+"""A fraction, such as of an image's diagonal."""
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 """Overlap, a fraction, at and above which an answer is correct."""
 Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]

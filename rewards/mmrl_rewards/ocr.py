@@ -12,16 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
-from typing import Annotated
 
-from pydantic import Field
 from rapidfuzz.distance import Levenshtein
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import Of, part_value, reward, target_value
+from mmrl_rewards.geometry import Threshold
 
-Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 

@@ -71,20 +71,19 @@ def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[
 
     def compute_or_keep(*inputs: *Inputs) -> ResultT:
         nonlocal kept
-        key = []
-        for value in inputs:
-            shared = isinstance(value, np.ndarray) and not value.flags.writeable
-            key.append(value.__array_interface__ if shared else value)
-        last = kept
-        if last is None or not all(map(_is_same, last[0], key)):
+        key, last = [*map(_identify, inputs)], kept
+        if last is None or last[0] != key:
             kept = last = key, inputs, compute(*inputs)
         return last[2]
 
     return compute_or_keep
 
 
-def _is_same(kept: object, given: object) -> bool:
-    return kept is given if isinstance(given, np.ndarray) else kept == given
+def _identify(value: object) -> object:
+    """Return a value, or what names the memory of a read-only array; another array equals nothing."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return object() if value.flags.writeable else value.__array_interface__
 
 
 def encode_image(pixels: Pixels, max_bytes: int) -> tuple[str, bytes]:

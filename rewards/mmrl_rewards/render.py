@@ -180,7 +180,7 @@ def ssim(image: ImageArray, target: ImageArray) -> float:
         means = correlate1d(means, _SSIM_WEIGHTS, axis=axis)
     # Windows within the images alone, as the authors' code.
     x, y, xx, yy, xy = means[:, margin:-margin, margin:-margin]
-    structure = (2.0 * (xy - x * y) + _SSIM_C2) / (xx - x * x + yy - y * y + _SSIM_C2)
+    structure = (2.0 * (xy - x * y) + _SSIM_C2) / ((xx - x * x) + (yy - y * y) + _SSIM_C2)
     return float(np.mean(structure * (2.0 * x * y + _SSIM_C1) / (x * x + y * y + _SSIM_C1)))
 
 
