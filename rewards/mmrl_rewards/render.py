@@ -341,10 +341,5 @@ def _draw_table(source: str) -> ImageArray:
 def _choose_similarity(measure: Measure, encoder: str | None) -> SimilarityFn:
     """Return the measure, or the cosine of embeddings if there is an encoder."""
     if encoder is not None:
-        return partial(_embedding_cosine, encoder)
+        return lambda image, target: float(embed_image(encoder, image) @ embed_image(encoder, target))
     return ssim if measure == "ssim" else cw_ssim
-
-
-def _embedding_cosine(encoder: str, image: ImageArray, target: ImageArray) -> float:
-    """Return the cosine of the embeddings of two images, in [-1, 1]."""
-    return float(embed_image(encoder, image) @ embed_image(encoder, target))
