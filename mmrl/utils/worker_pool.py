@@ -6,13 +6,11 @@ functions of users; `worker_server` is the other side of the line.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future
@@ -32,7 +30,7 @@ from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.processes import kill_processes, list_tree
 from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
-from mmrl.utils.worker_server import CallProgress, MessageSocket, ReportActivity, WorkerSetup, receive_results
+from mmrl.utils.worker_server import CallProgress, MessageSocket, ReportActivity, WorkerSetup, start_server
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -43,14 +41,6 @@ STOP_REQUESTED: Final = Event()
 _SHUTDOWN_TIMEOUT_S = 2.0
 _STOP_PATIENCE_S = 2.0
 _STOP_PATIENCE_CALLS = 3.0  # of the longest call so far: the time of a judge's reply depends on its length
-# Set before the server's libraries load, so that they start no threads: a fork would lose them.
-_SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_SERVER_CODE = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from mmrl.utils.worker_server import run_server
-run_server(int(sys.argv[1]))
-"""
 
 
 class WorkerError(Exception):
@@ -273,14 +263,7 @@ class _Server:
         # None: the output goes where that of this process goes.
         output_fds = os.pipe() if limits.reads_output else None
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVER_CODE, str(theirs.fileno()), json.dumps(sys.path)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=output_fds and output_fds[1],
-                stderr=output_fds and output_fds[1],
-                env=os.environ | _SINGLE_THREAD_ENV,
-            )
+            self._process = start_server(theirs.fileno(), output_fds[1] if output_fds else None)
         if output_fds is not None:
             os.close(output_fds[1])
             self.watch = WorkerWatch(self._process.pid, output_fds[0], limits)
@@ -458,7 +441,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
         start = monotonic()
         # Unpickling calls code of the results, which may raise anything.
         with ErrorCatcher() as receiving:
-            results = receive_results(worker.line, worker.progress, timeouts_s)
+            results = worker.progress.receive_results(worker.line, timeouts_s)
         if receiving.error is not None:
             exit_code = workers.end(worker)
             # The call that ended the worker, which is dead by now.

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import mmap
 import os
 import pickle
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -34,6 +36,14 @@ from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans,
 ReportActivity = Callable[[str], None]
 """Tells the pool what a loader is about to do, for the error message should that hang or end the process."""
 
+# Set before the server's libraries load, so that they start no threads: a fork would lose them.
+_SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_SERVER_CODE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from mmrl.utils.worker_server import run_server
+run_server(int(sys.argv[1]))
+"""
 _HEADER, _SIZE, _PROGRESS = struct.Struct("!QQ"), struct.Struct("!Q"), struct.Struct("=qd")
 _REPLY_INTERVAL_S = 0.005  # results wait no longer than this, and a call, for others to be sent with
 _LOOK_INTERVAL_S = 1.0  # at most, between looks at the progress of a batch
@@ -120,26 +130,37 @@ class CallProgress:
         index, began_at = _PROGRESS.unpack(self._memory[:])
         return index, began_at
 
+    def receive_results(self, line: MessageSocket, timeouts_s: Sequence[float | None]) -> list[Any]:
+        """Return the next results of a batch, at least one, in order. `timeouts_s` are those of all its calls.
 
-def receive_results(line: MessageSocket, progress: CallProgress, timeouts_s: Sequence[float | None]) -> list[Any]:
-    """Return the next results of a batch, at least one, in order. `timeouts_s` are those of all its calls.
+        Raises:
+            EOFError, ConnectionError: the worker is gone.
+            TimeoutError: a call has taken longer than its timeout; the error's argument is its number.
+        """
+        # A call with a short timeout may follow one with a long one unseen.
+        interval_s = min([_LOOK_INTERVAL_S, *(timeout_s for timeout_s in timeouts_s if timeout_s is not None)])
+        while True:
+            seen = index, began_at = self.read()
+            timeout_s = timeouts_s[index]
+            left_s = interval_s if timeout_s is None else min(interval_s, began_at + timeout_s - monotonic())
+            if wait([line.connection], max(0.0, left_s)):
+                results: list[Any] = line.receive()
+                return results
+            # Read twice: a worker may have been writing at the first time.
+            if timeout_s is not None and self.read() == seen and monotonic() >= began_at + timeout_s:
+                raise TimeoutError(index)
 
-    Raises:
-        EOFError, ConnectionError: the worker is gone.
-        TimeoutError: a call has taken longer than its timeout; the error's argument is its number.
-    """
-    # A call with a short timeout may follow one with a long one unseen.
-    interval_s = min([_LOOK_INTERVAL_S, *(timeout_s for timeout_s in timeouts_s if timeout_s is not None)])
-    while True:
-        seen = index, began_at = progress.read()
-        timeout_s = timeouts_s[index]
-        left_s = interval_s if timeout_s is None else min(interval_s, began_at + timeout_s - monotonic())
-        if wait([line.connection], max(0.0, left_s)):
-            results: list[Any] = line.receive()
-            return results
-        # Read twice: a worker may have been writing at the first time.
-        if timeout_s is not None and progress.read() == seen and monotonic() >= began_at + timeout_s:
-            raise TimeoutError(index)
+
+def start_server(control_fd: int, output_fd: int | None) -> subprocess.Popen[bytes]:
+    """Call `run_server` in a fresh interpreter, which prints to `output_fd`, or where this process prints."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVER_CODE, str(control_fd), json.dumps(sys.path)],
+        pass_fds=(control_fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=output_fd,
+        stderr=output_fd,
+        env=os.environ | _SINGLE_THREAD_ENV,
+    )
 
 
 def run_server(control_fd: int) -> None:

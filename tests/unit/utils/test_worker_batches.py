@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from mmrl.utils.worker_server import CallProgress, MessageSocket, _answer_batch, receive_results
+from mmrl.utils.worker_server import CallProgress, MessageSocket, _answer_batch
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_quick_results_are_one_message_and_slow_ones_do_not_wait(pair, monkeypat
     monkeypatch.setattr("mmrl.utils.worker_server._REPLY_INTERVAL_S", interval_s)
     line, other, progress, own = pair
     _answer_batch(other, own, [1, 2, 3], lambda payload: payload * 2, pickle.Pickler)
-    assert [receive_results(line, progress, [None] * 3) for _ in messages] == messages
+    assert [progress.receive_results(line, [None] * 3) for _ in messages] == messages
     assert progress.read()[0] == 2
 
 
@@ -44,7 +44,7 @@ def test_the_call_that_hangs_is_named_after_its_own_deadline(pair):
     thread.start()
     start = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
-        receive_results(line, progress, [60.0, 60.0, 0.3])
+        progress.receive_results(line, [60.0, 60.0, 0.3])
     over.set()
     thread.join()
     assert caught.value.args == (2,)
@@ -55,5 +55,5 @@ def test_a_result_that_cannot_be_pickled_is_told_from_its_neighbours(pair):
     line, other, progress, own = pair
     with pytest.raises((pickle.PicklingError, AttributeError)):
         _answer_batch(other, own, [1, 2, 3], lambda payload: payload if payload != 2 else (lambda: 2), pickle.Pickler)
-    assert receive_results(line, progress, [None] * 3) == [1]
+    assert progress.receive_results(line, [None] * 3) == [1]
     assert progress.read()[0] == 1
