@@ -43,7 +43,7 @@ ONLY_IN = {
     "vllm": ("mmrl/rollout/engines/vllm_",),
     "deepspeed": ("mmrl/learner/optimizer_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
-    "skimage": ("datasets/mmrl_datasets/", "rewards/mmrl_rewards/render.py"),
+    "skimage": ("datasets/mmrl_datasets/",),
     "timm": ("rewards/mmrl_rewards/services/encoder.py",),
     "resvg_py": ("rewards/mmrl_rewards/services/drawing.py",),
     "ziamath": ("rewards/mmrl_rewards/services/drawing.py",),

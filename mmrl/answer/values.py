@@ -137,7 +137,7 @@ def _validate_numbers(value: object, count: int, name: str) -> tuple[float, ...]
         raise ValueError(f"not {name}")
     for number in value:
         # True is an int to Python. NaN fails every comparison, so the bound refuses it too.
-        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _MAX_COORDINATE:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) <= _MAX_COORDINATE:
             raise ValueError(f"not {name}")
     return tuple(map(float, value))
 

@@ -1,4 +1,4 @@
-"""Calls of rewards in worker processes: what is sent to them, what they load, and what comes back."""
+"""Calls the rewards of responses, in this process or in workers, and the terms that decide where one abstains."""
 
 from __future__ import annotations
 
@@ -8,13 +8,43 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from mmrl.scoring.terms import RewardError, RewardOutcome, RewardProcessError, call_reward, worker_failure
-from mmrl.types import MediaOpener, Response, RewardFailure, Sample, use_media_opener
-from mmrl.utils.worker_pool import WorkerError, WorkerStartError
+from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
+from mmrl.config.schema.base import condition_value, matches_rollout
+from mmrl.scoring.terms import (
+    BoundTerm,
+    RewardError,
+    RewardOutcome,
+    RewardProcessError,
+    call_reward,
+    find_counted_terms,
+    make_worker_limits,
+    worker_failure,
+)
+from mmrl.types import (
+    MediaOpener,
+    Response,
+    RewardErrorKind,
+    RewardFailure,
+    RewardValue,
+    Sample,
+    UserError,
+    use_media_opener,
+)
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
 
 _MAX_RESPONSE_CHARS = 200
+_MAX_BATCH_SIZE = 64  # most rewards take microseconds, less than a message between processes
+_LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
+
+NOT_FOR_ROLLOUT = RewardValue(0.0, "not for this rollout: see `when`")
+"""In place of the outcome of a term whose `when` excludes the rollout."""
+
+ScoringPair = tuple[Response, Sample]
+"""The arguments of a reward."""
+OutcomesByTerm = Mapping[str, RewardOutcome]
+"""Value or failure of each term that applies to a response."""
 
 
 class RewardCall(NamedTuple):
@@ -23,6 +53,182 @@ class RewardCall(NamedTuple):
     term: str  # name of the reward term
     response: Response
     sample: Sample
+
+
+class RewardCaller:
+    """Calls reward terms. Those with a `timeout_s`, and those of users, run in workers; all do with `workers`."""
+
+    def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None) -> None:
+        """Store the terms, which see pictures through `media_opener`; no process is started before the first call."""
+        self.counted_terms, self.media_opener = find_counted_terms(terms), media_opener
+        self._terms_by_name, self._options = {term.name: term for term in terms}, options
+        self._sample_conditions = {term.name: term.options.sample_when for term in terms}
+        self._condition_columns = {column for when in self._sample_conditions.values() for column in when}
+        # Terms by evaluation and by what a sample has in these columns: few for many samples, each asked about often.
+        self._applicable_terms: dict[tuple[object, ...], list[BoundTerm]] = {}
+        # Seconds that a call may take, of the terms that run in worker processes.
+        self._timeouts_s: dict[str, float] = {}
+        for term in terms:
+            is_isolated = options.custom_rewards == "worker" and not term.comes_with_mmrl
+            if options.workers or term.timeout_s is not None or is_isolated:
+                self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
+        self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
+
+    def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
+        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`.
+
+        A term that is only the fallback of others is none of them. Conditions on the rollout are not looked at.
+        """
+        key = (evaluation, *[condition_value(sample, column) for column in self._condition_columns])
+        terms = self._applicable_terms.get(key)
+        if terms is None:
+            terms = self._applicable_terms[key] = []
+            for term in self.counted_terms:
+                is_left_out = evaluation and term.options.training_only
+                if not is_left_out and matches_conditions(self._sample_conditions[term.name], sample):
+                    terms.append(term)
+        return terms
+
+    def terms_with_fallbacks(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
+        """Return the terms that apply to a sample, and those that may decide in their place."""
+        terms = {term.name: term for term in self.applicable_terms(sample, evaluation=evaluation)}
+        pending = list(terms.values())
+        for term in pending:
+            name = term.fallback_term
+            if name and name not in terms and matches_conditions(self._sample_conditions[name], sample):
+                terms[name] = self._terms_by_name[name]
+                pending.append(terms[name])
+        return pending
+
+    def call(
+        self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
+    ) -> list[OutcomesByTerm]:
+        """Return the outcome of each term that applies to each response. A trial tolerates no failure.
+
+        Raises:
+            RewardError: a reward failed, and the config says to stop.
+            UserError: no term applies to a sample.
+        """
+        all_outcomes: list[dict[str, RewardOutcome]] = [{} for _ in pairs]
+        pending: list[tuple[int, BoundTerm]] = []
+        for index, (response, sample) in enumerate(pairs):
+            terms = self.applicable_terms(sample, evaluation=evaluation)
+            if not terms:
+                where = ", in evaluation" if evaluation else ""
+                raise UserError(
+                    f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
+                )
+            for term in terms:
+                # Nobody sampled the responses of a trial, so they have none of the features that `when` may ask for.
+                if term.options.when and not trial and not matches_rollout(term.options.when, response):
+                    all_outcomes[index][term.name] = NOT_FOR_ROLLOUT
+                elif not (trial and asks_remote_service(term)):
+                    pending.append((index, term))
+        # Each round calls the fallbacks of the terms that abstained in the one before.
+        while pending:
+            failed = []
+            outcomes = self.call_terms([(term, pairs[index]) for index, term in pending], trial=trial)
+            for (index, term), outcome in zip(pending, outcomes, strict=True):
+                all_outcomes[index][term.name] = outcome
+                if isinstance(outcome, RewardFailure):
+                    failed.append((index, term, outcome))
+            fallbacks: dict[tuple[int, str], BoundTerm] = {}
+            for index, term, failure in failed:
+                fallback = self.find_fallback(term, failure, *pairs[index], trial=trial)
+                if fallback is None:
+                    if trial or self.failure_action(failure) == "stop":
+                        raise make_error(term.name, failure, *pairs[index])
+                elif fallback.name not in all_outcomes[index] and not (trial and asks_remote_service(fallback)):
+                    fallbacks[index, fallback.name] = fallback
+            pending = [(index, fallback) for (index, _), fallback in fallbacks.items()]
+        return list(all_outcomes)
+
+    def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool = False) -> list[RewardOutcome]:
+        """Return the outcomes of calls, those of workers together, so that none of them idles."""
+        worker_calls = [RewardCall(term.name, *pair) for term, pair in calls if term.name in self._timeouts_s]
+        worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
+        outcomes = []
+        with use_media_opener(self.media_opener):
+            for term, pair in calls:
+                in_worker = term.name in self._timeouts_s
+                outcomes.append(next(worker_outcomes) if in_worker else call_reward(term.reward, *pair))
+        return outcomes
+
+    def find_fallback(
+        self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample, *, trial: bool = False
+    ) -> BoundTerm | None:
+        """Return the term that decides in place of one that failed, or None where the failure policy does."""
+        if term.fallback_term is None:
+            return None
+        is_bug = failure.error_kind is RewardErrorKind.ERROR
+        if is_bug and (trial or self._options.on_error != "fallback"):
+            return None
+        fallback = self._terms_by_name[term.fallback_term]
+        applies = matches_conditions(self._sample_conditions[fallback.name], sample)
+        return fallback if applies and (trial or matches_rollout(fallback.options.when, response)) else None
+
+    def list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
+        """Return a term and the fallbacks that were asked in its place, in order; the last one decides."""
+        chain = [term]
+        while isinstance(outcomes[chain[-1].name], RewardFailure):
+            name = chain[-1].fallback_term
+            if name is None or name not in outcomes:
+                break
+            chain.append(self._terms_by_name[name])
+        return chain
+
+    def failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
+        """Return what the config says about a failure that no fallback mends."""
+        return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_missing_score
+
+    def close(self) -> None:
+        """End the worker processes, if any were started."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
+        """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
+
+        Raises:
+            RewardProcessError: no process can be started; in a trial also, one hung, died or exceeded a limit.
+            RewardError: a sample cannot be sent to a process.
+            KeyboardInterrupt: this process is to stop, and a reward hangs.
+        """
+        options = self._options
+        try:
+            if self._pool is None:
+                loaders = {name: self._terms_by_name[name].load_reward for name in self._timeouts_s}
+                # Made before workers are forked and without deadline, so that the libraries which a first call imports
+                # do not count against it.
+                warm_up_calls = {call.term: call for call in calls} if trial else {}
+                self._pool = WorkerPool(
+                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self.media_opener),
+                    max(1, options.workers),
+                    limits=make_worker_limits(options),
+                    max_batch_size=_MAX_BATCH_SIZE,
+                )
+                self._pool.wait_until_ready()
+            futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
+            # A reward that hangs may do so on every sample, and the trial would take their number times its deadline.
+            self._pool.wait_for_calls(futures, stop_at_error=trial)
+            if trial:
+                _raise_if_killed(futures, calls)
+            return _read_outcomes(futures, calls)
+        except WorkerStartError as error:
+            self.close()
+            raise RewardProcessError(f"a process for rewards {error}") from error
+        # KeyboardInterrupt too: the workers are in the middle of calls whose outcomes nobody will read.
+        except BaseException:
+            self.close()
+            raise
+
+
+def asks_remote_service(term: BoundTerm) -> bool:
+    """Return True for a reward whose calls cost a request or a model, False for drawings of this machine."""
+    reward = term.reward
+    is_local = reward.reward.name in _LOCAL_SERVICES and reward.args.get("encoder") is None
+    return reward.reward.uses_service and not is_local
 
 
 def make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
@@ -37,7 +243,7 @@ def _quote(response: Response) -> str:
     return repr(text if len(text) <= _MAX_RESPONSE_CHARS else text[:_MAX_RESPONSE_CHARS] + "...")
 
 
-def raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
+def _raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
     """Raise a RewardProcessError for the first call whose worker hung, died or exceeded a limit."""
     for future, call in zip(futures, calls, strict=True):
         error = future.exception() if future.done() else None
@@ -49,7 +255,7 @@ def raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Re
             )
 
 
-def read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
+def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
     """Return the outcome of each call, a failure where its worker was killed.
 
     Raises:
@@ -77,7 +283,7 @@ def read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rewa
     return outcomes
 
 
-def load_rewards(
+def _load_rewards(
     loaders: Mapping[str, Callable[[], BoundReward]],
     warm_up_calls: Sequence[RewardCall],
     media_opener: MediaOpener | None,

@@ -60,13 +60,13 @@ class ResizeMap:
         if source == target:
             # Not by way of a fraction, which would change the last digits.
             return tuple(map(float, values))
-        source_offset, source_extent = self._offset_and_extent(source)
-        target_offset, target_extent = self._offset_and_extent(target)
-        converted = []
-        for index, value in enumerate(values):
-            axis = index % 2
-            fraction = (value - source_offset[axis]) / source_extent[axis]
-            converted.append(fraction * target_extent[axis] + target_offset[axis])
+        source_offsets, source_extents = self._offset_and_extent(source)
+        target_offsets, target_extents = self._offset_and_extent(target)
+        converted = [0.0] * len(values)
+        for axis in (0, 1):
+            start, extent = source_offsets[axis], source_extents[axis]
+            target_start, target_extent = target_offsets[axis], target_extents[axis]
+            converted[axis::2] = [(value - start) / extent * target_extent + target_start for value in values[axis::2]]
         return tuple(converted)
 
     def _offset_and_extent(self, coordinate_system: CoordinateSystem) -> tuple[tuple[int, int], tuple[float, float]]:

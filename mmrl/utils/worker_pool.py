@@ -6,13 +6,11 @@ functions of users; `worker_server` is the other side of the line.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future
@@ -23,6 +21,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from operator import attrgetter
+from tempfile import TemporaryFile
 from threading import Condition, Event, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Final, Generic, TypeVar
@@ -31,7 +30,7 @@ from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.processes import kill_processes, list_tree
 from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
-from mmrl.utils.worker_server import MessageSocket, ReportActivity, WorkerSetup
+from mmrl.utils.worker_server import CallProgress, MessageSocket, ReportActivity, WorkerSetup, start_server
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -42,14 +41,6 @@ STOP_REQUESTED: Final = Event()
 _SHUTDOWN_TIMEOUT_S = 2.0
 _STOP_PATIENCE_S = 2.0
 _STOP_PATIENCE_CALLS = 3.0  # of the longest call so far: the time of a judge's reply depends on its length
-# Set before the server's libraries load, so that they start no threads: a fork would lose them.
-_SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_SERVER_CODE = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from mmrl.utils.worker_server import run_server
-run_server(int(sys.argv[1]))
-"""
 
 
 class WorkerError(Exception):
@@ -254,6 +245,7 @@ class _Worker:
 
     pid: int
     line: MessageSocket
+    progress: CallProgress
 
 
 class _Server:
@@ -271,14 +263,7 @@ class _Server:
         # None: the output goes where that of this process goes.
         output_fds = os.pipe() if limits.reads_output else None
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVER_CODE, str(theirs.fileno()), json.dumps(sys.path)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=output_fds and output_fds[1],
-                stderr=output_fds and output_fds[1],
-                env=os.environ | _SINGLE_THREAD_ENV,
-            )
+            self._process = start_server(theirs.fileno(), output_fds[1] if output_fds else None)
         if output_fds is not None:
             os.close(output_fds[1])
             self.watch = WorkerWatch(self._process.pid, output_fds[0], limits)
@@ -336,9 +321,10 @@ class _Server:
     def fork_worker(self) -> _Worker:
         ours, theirs = socket.socketpair()
         try:
-            with self._lock, theirs:
-                socket.send_fds(self._control.connection, [b"f"], [theirs.fileno()])
-                worker = _Worker(self._control.receive(), MessageSocket(ours))
+            with self._lock, theirs, TemporaryFile() as shared:
+                progress = CallProgress(shared.fileno())
+                socket.send_fds(self._control.connection, [b"f"], [theirs.fileno(), shared.fileno()])
+                worker = _Worker(self._control.receive(), MessageSocket(ours), progress)
                 if self.watch is not None:
                     self.watch.workers.add(worker.pid)
                 return worker
@@ -440,6 +426,7 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
 
 def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, workers: _WorkerStarter) -> _Worker | None:
     """Run tasks in a worker and return it; None if it hung or died, which fails one task and puts the rest back."""
+    worker.progress.begin(0)
     # Pickling calls code of the payloads, which may raise anything.
     with ErrorCatcher() as sending:
         worker.line.send(list(map(attrgetter("payload"), tasks)))
@@ -448,30 +435,39 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
         for task in tasks:
             task.fail(sending.error)
         return worker
-    for index, task in enumerate(tasks):
+    timeouts_s = [task.timeout_s for task in tasks]
+    num_done = 0
+    while num_done < len(tasks):
         start = monotonic()
-        # Unpickling calls code of the result, which may raise anything.
+        # Unpickling calls code of the results, which may raise anything.
         with ErrorCatcher() as receiving:
-            result = worker.line.receive(task.timeout_s)
+            results = worker.progress.receive_results(worker.line, timeouts_s)
         if receiving.error is not None:
             exit_code = workers.end(worker)
+            # The call that ended the worker, which is dead by now.
+            failed = max(num_done, worker.progress.read()[0])
             limit = workers.server.take_reason(worker.pid)
             error: Exception | SystemExit = receiving.error
             # A TimeoutError is an OSError, too, so it is asked for first.
             if limit is not None:
                 error = WorkerLimitError(limit)
             elif isinstance(error, TimeoutError):
-                error = WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
+                failed = error.args[0]
+                error = WorkerTimeoutError(f"took more than {tasks[failed].timeout_s:g} s")
             elif isinstance(error, EOFError | OSError):
                 error = WorkerDiedError(exit_code)
-            task.fail(error)
-            queue.put_back(tasks[index + 1 :])
+            tasks[failed].fail(error)
+            # Among them are calls of the last milliseconds whose results were not sent: they are made again.
+            queue.put_back([*tasks[num_done:failed], *tasks[failed + 1 :]])
             return None
+        # The time of the longest call and of what was sent with it, which is milliseconds.
         queue.longest_call_s = max(queue.longest_call_s, monotonic() - start)
-        if isinstance(result, UserError):
-            task.fail(result)
-        else:
-            task.future.set_result(result)
+        for task, result in zip(tasks[num_done:], results, strict=False):
+            if isinstance(result, UserError):
+                task.fail(result)
+            else:
+                task.future.set_result(result)
+        num_done += len(results)
     return worker
 
 

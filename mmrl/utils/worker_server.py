@@ -4,24 +4,31 @@ A worker pool starts this file in a fresh interpreter, so nothing of the pool's 
 it. Loading is slow and forking takes milliseconds, which makes it cheap to replace a worker that hung or died:
 
     pool ──control──► server (loads) ──fork──► worker, worker, ...
-     └──────────────── one socket a worker: payloads ► ◄ results ────┘
+     └── one socket a worker: lists of payloads ► ◄ lists of results ──┘
 
+Calls that take microseconds are sent and answered many at a time. Which of them runs, and since when, is in memory that
+pool and worker share: `CallProgress`.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import json
+import mmap
 import os
 import pickle
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn, cast
+from multiprocessing.connection import wait
+from time import monotonic
+from typing import Any, NamedTuple, NoReturn
 
 from mmrl.types import UserError
 from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans, list_tree
@@ -29,8 +36,17 @@ from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans,
 ReportActivity = Callable[[str], None]
 """Tells the pool what a loader is about to do, for the error message should that hang or end the process."""
 
-_HEADER, _SIZE = struct.Struct("!QQ"), struct.Struct("!Q")
-_READ_AHEAD_BYTES = 2**16
+# Set before the server's libraries load, so that they start no threads: a fork would lose them.
+_SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_SERVER_CODE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from mmrl.utils.worker_server import run_server
+run_server(int(sys.argv[1]))
+"""
+_HEADER, _SIZE, _PROGRESS = struct.Struct("!QQ"), struct.Struct("!Q"), struct.Struct("=qd")
+_REPLY_INTERVAL_S = 0.005  # results wait no longer than this, and a call, for others to be sent with
+_LOOK_INTERVAL_S = 1.0  # at most, between looks at the progress of a batch
 
 Loader = Callable[[ReportActivity], Callable[[Any], object]]
 """Returns the function that workers apply to payloads."""
@@ -52,8 +68,6 @@ class MessageSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        # Results of calls that take microseconds come several at a time; one system call reads them all.
-        self._reader = cast(io.BufferedReader, connection.makefile("rb", buffering=_READ_AHEAD_BYTES))
 
     def send(self, message: object, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
         """Send an object.
@@ -85,14 +99,68 @@ class MessageSocket:
 
     def close(self) -> None:
         """Close this end of the socket."""
-        self._reader.close()
         self.connection.close()
 
     def _read(self, size: int) -> bytearray:
         content = bytearray(size)
-        if self._reader.readinto(content) < size:
-            raise EOFError
+        rest = memoryview(content)
+        while rest:
+            count = self.connection.recv_into(rest)
+            if not count:
+                raise EOFError
+            rest = rest[count:]
         return content
+
+
+class CallProgress:
+    """Tells a pool which call of a batch its worker has begun last, and when, in a file that both map to memory."""
+
+    def __init__(self, fd: int) -> None:
+        os.ftruncate(fd, _PROGRESS.size)
+        self._memory = mmap.mmap(fd, _PROGRESS.size)
+
+    def begin(self, index: int) -> float:
+        """Say that the call number `index` of a batch begins, and return the time of the monotonic clock."""
+        now = monotonic()
+        self._memory[:] = _PROGRESS.pack(index, now)
+        return now
+
+    def read(self) -> tuple[int, float]:
+        """Return the number of the call that began last, and when it did by the monotonic clock."""
+        index, began_at = _PROGRESS.unpack(self._memory[:])
+        return index, began_at
+
+    def receive_results(self, line: MessageSocket, timeouts_s: Sequence[float | None]) -> list[Any]:
+        """Return the next results of a batch, at least one, in order. `timeouts_s` are those of all its calls.
+
+        Raises:
+            EOFError, ConnectionError: the worker is gone.
+            TimeoutError: a call has taken longer than its timeout; the error's argument is its number.
+        """
+        # A call with a short timeout may follow one with a long one unseen.
+        interval_s = min([_LOOK_INTERVAL_S, *(timeout_s for timeout_s in timeouts_s if timeout_s is not None)])
+        while True:
+            seen = index, began_at = self.read()
+            timeout_s = timeouts_s[index]
+            left_s = interval_s if timeout_s is None else min(interval_s, began_at + timeout_s - monotonic())
+            if wait([line.connection], max(0.0, left_s)):
+                results: list[Any] = line.receive()
+                return results
+            # Read twice: a worker may have been writing at the first time.
+            if timeout_s is not None and self.read() == seen and monotonic() >= began_at + timeout_s:
+                raise TimeoutError(index)
+
+
+def start_server(control_fd: int, output_fd: int | None) -> subprocess.Popen[bytes]:
+    """Call `run_server` in a fresh interpreter, which prints to `output_fd`, or where this process prints."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVER_CODE, str(control_fd), json.dumps(sys.path)],
+        pass_fds=(control_fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=output_fd,
+        stderr=output_fd,
+        env=os.environ | _SINGLE_THREAD_ENV,
+    )
 
 
 def run_server(control_fd: int) -> None:
@@ -125,11 +193,10 @@ def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Cal
     kept = set(list_tree(os.getpid()))
     try:
         while True:
-            # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
-            command, sockets, _, _ = socket.recv_fds(control.connection, 1, 1)
+            command, fds, _, _ = socket.recv_fds(control.connection, 1, 2)
             match command:
                 case b"f":
-                    pid = _fork_worker(control, sockets[0], setup, work)
+                    pid = _fork_worker(control, fds, setup, work)
                     worker_pids.add(pid)
                     control.send(pid)
                 case b"e":
@@ -159,10 +226,10 @@ def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], objec
 
 
 def _fork_worker(
-    control: MessageSocket, socket_fd: int, setup: WorkerSetup | None, work: Callable[[Any], object] | None
+    control: MessageSocket, fds: Sequence[int], setup: WorkerSetup | None, work: Callable[[Any], object] | None
 ) -> int:
-    """Return the pid of a new worker, which answers at a socket of its own; in the worker this never returns."""
-    connection = socket.socket(fileno=socket_fd)
+    """Return the pid of a new worker; in the worker this never returns. `fds` are its socket and its progress."""
+    connection = socket.socket(fileno=fds[0])
     server_pid = os.getpid()
     pid = os.fork()
     # A group of its own, which can be killed at once. Both sides set it: neither knows which of them is first.
@@ -174,8 +241,9 @@ def _fork_worker(
         if os.getppid() != server_pid:
             os._exit(1)
         control.close()
-        _run_worker(MessageSocket(connection), setup, work)
+        _run_worker(MessageSocket(connection), CallProgress(fds[1]), setup, work)
     connection.close()
+    os.close(fds[1])
     return pid
 
 
@@ -186,7 +254,9 @@ def _end_worker(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _run_worker(line: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> NoReturn:
+def _run_worker(
+    line: MessageSocket, progress: CallProgress, setup: WorkerSetup | None, work: Callable[[Any], object] | None
+) -> NoReturn:
     """Answer until the pool closes the socket. An error that is not a UserError ends the process with exit code 1.
 
     `setup` and `work` are None where the server has not loaded for its workers: each then loads what it is sent.
@@ -197,13 +267,7 @@ def _run_worker(line: MessageSocket, setup: WorkerSetup | None, work: Callable[[
             setup = line.receive()
             work = _load_and_report(setup.load, line)
         while True:
-            for payload in line.receive():
-                result: object
-                try:
-                    result = work(payload)
-                except UserError as error:
-                    result = error
-                line.send(result, setup.pickler)
+            _answer_batch(line, progress, line.receive(), work, setup.pickler)
     except (EOFError, ConnectionError):
         exit_code = 0
     # SystemExit too: its traceback is all that is left of it.
@@ -213,3 +277,40 @@ def _run_worker(line: MessageSocket, setup: WorkerSetup | None, work: Callable[[
         sys.stderr.flush()
         # The exit handlers and buffers are the server's: a fork must not run or flush them a second time.
         os._exit(exit_code)
+
+
+def _answer_batch(
+    line: MessageSocket,
+    progress: CallProgress,
+    payloads: Sequence[Any],
+    work: Callable[[Any], object],
+    pickler: type[pickle.Pickler],
+) -> None:
+    """Make the calls of a batch, and send the results of those that take microseconds together."""
+    results: list[object] = []
+    sent_at = monotonic()
+    for index, payload in enumerate(payloads):
+        began_at = progress.begin(index)
+        if results and began_at - sent_at > _REPLY_INTERVAL_S:
+            _send_results(line, progress, results, index - len(results), pickler)
+            results, sent_at = [], progress.begin(index)
+        try:
+            results.append(work(payload))
+        except UserError as error:
+            results.append(error)
+    _send_results(line, progress, results, len(payloads) - len(results), pickler)
+
+
+def _send_results(
+    line: MessageSocket, progress: CallProgress, results: Sequence[object], first: int, pickler: type[pickle.Pickler]
+) -> None:
+    """Send results, of which the first is that of the call number `first`. One that cannot be pickled raises."""
+    try:
+        line.send(results, pickler)
+    except ConnectionError:
+        raise
+    except Exception:  # noqa: BLE001 - pickling calls code of the results, which may raise anything
+        # One at a time: those before the bad one arrive, and it is the last that has begun.
+        for index, result in enumerate(results, first):
+            progress.begin(index)
+            line.send([result], pickler)

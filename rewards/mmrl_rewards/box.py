@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
+from mmrl_rewards.contract import answer_value, parse_part, parse_target, rescale_above, reward, target_value
 
 # Value of GIoU or DIoU, in [-1, 1), at and below which a box earns nothing.
 Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
@@ -85,16 +85,10 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     Source: IoU as in `iou`; the condition on the image is this library's own rule. Departures: none.
     Unscorable: the target is not such an object, names an image that the sample lacks, or has no coordinate system.
     """
-    try:
-        target_image, target = _parse_image_box(target_value(sample, AnswerType.JSON))
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
+    target_image, target = parse_target(sample, AnswerType.JSON, _parse_image_box)
     # The image that the target names, which need not be the one that the sample's target lies in.
     expected = geometry.target_to_pixels(response, sample, target, target_image - 1)
-    try:
-        image, corners = _parse_image_box(answer_value(response))
-    except ValueError as error:
-        return RewardValue(0.0, f"the answer {error}")
+    image, corners = parse_part(response, AnswerType.JSON, _parse_image_box)
     if image != target_image:
         return RewardValue(0.0, f"image {image!r:.20}, expected {target_image}")
     answer = geometry.answer_to_pixels(response, sample, corners, target_image - 1)

@@ -12,15 +12,16 @@ for them, and applies them about x, y and z, in this order, where it draws the b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import hypot
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from mmrl.answer import is_number
-from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
+from mmrl_rewards.contract import BadAnswer, parse_part, parse_target, reward
 
 AngleUnit = Literal["half_turns", "radians", "degrees"]
 Axis = Literal["x", "y", "z"]
@@ -64,14 +65,9 @@ def iou(
     Departures: boxes are matched one to one, and more than ten for each of the target's earn 0.
     Unscorable: the target is not such a box or list, or a side is not above 0.
     """
-    try:
-        targets = parse_boxes(target_value(sample, AnswerType.JSON), angles, up)
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
-    try:
-        answers = parse_boxes(answer_value(response), angles, up)
-    except ValueError as error:
-        raise BadAnswer(f"the answer {error}") from error
+    parse = partial(parse_boxes, angles=angles, up=up)
+    targets = parse_target(sample, AnswerType.JSON, parse)
+    answers = parse_part(response, AnswerType.JSON, parse)
     if len(answers) > _MAX_SURPLUS * max(1, len(targets)):
         raise BadAnswer(f"{len(answers)} boxes, expected {len(targets)}")
     fits = matching.match_labels([box.label for box in answers], [box.label for box in targets])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from mmrl.types import Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import BadAnswer, Of, part_text, reward
+from mmrl_rewards.pixels import keep_last
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image
+
+_embed_shared_image = keep_last(embed_captioned_image)
 
 
 @reward(name="image_text", uses_service=True, looks=True)
@@ -38,15 +38,9 @@ def image_text(
         raise Unscorable("no encoder is configured: set args.encoder to a folder with a CLIP or SigLIP")
     pixels = sample.image(sample.target.media_index)
     text = part_text(response, of)
-    image = _embed_pixels(encoder, pixels.shape, pixels.tobytes())
+    image = _embed_shared_image(encoder, pixels)
     try:
         cosine = float(embed_caption(encoder, text) @ image)
     except ValueError as error:
         raise BadAnswer(str(error)) from error
     return RewardValue(min(1.0, scale * max(0.0, cosine)), f"cosine {cosine:.3f} of text and image")
-
-
-@lru_cache(maxsize=2)
-def _embed_pixels(encoder: str, shape: tuple[int, ...], pixels: bytes) -> NDArray[np.float64]:
-    """Return the embedding of an image, which all responses of a group share."""
-    return embed_captioned_image(encoder, np.frombuffer(pixels, dtype=np.uint8).reshape(shape))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field
 from rapidfuzz import fuzz, process
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import Of, part_value, reward, target_value
+from mmrl_rewards.geometry import Threshold
 from mmrl_rewards.strings import excerpt
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -54,7 +54,7 @@ def fuzzy(
     response: Response,
     sample: Sample,
     *,
-    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9,
+    threshold: Threshold = 0.9,
     column: str | None = None,
     of: Of = "answer",
 ) -> RewardValue:

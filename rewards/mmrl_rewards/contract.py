@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ from mmrl.answer import COORDINATE_TYPES, AnswerValue, parse_answer_value, valid
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.plugin_args import PluginOption, check_positional_parameters, read_plugin_options, validate_args
 
+ValueT = TypeVar("ValueT")
 RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
 Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
@@ -109,18 +110,17 @@ class BoundReward:
             Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
                 the answer is bad, and with `abstains_on_low` where it gets the low end.
         """
+        try:
+            result = self.reward.fn(response, sample, **self.args)
+        except BadAnswer as error:
+            if self.abstains_on_bad_answer or self.abstains_on_low:
+                raise Unscorable(f"bad answer: {error}") from error
+            return RewardValue(self.reward.low, str(error))
         if self.abstains_on_low:
-            result = self.reward(response, sample, **self.args)
             value, reason = value_and_reason(result)
             if value == self.reward.low:
                 raise Unscorable(f"the low end: {reason}")
-            return result
-        if not self.abstains_on_bad_answer:
-            return self.reward(response, sample, **self.args)
-        try:
-            return self.reward.fn(response, sample, **self.args)
-        except BadAnswer as error:
-            raise Unscorable(f"bad answer: {error}") from error
+        return result
 
 
 def reward(
@@ -270,6 +270,28 @@ def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -
         return parse_answer_value(answer_type, text)
     except ValueError as error:
         raise BadAnswer(f"{of} is {error}: {text[:40]!r}") from error
+
+
+def parse_target(sample: Sample, answer_type: AnswerType, parse: Callable[[Any], ValueT]) -> ValueT:
+    """Return what `parse` makes of the target's value, which it refuses by a ValueError.
+
+    Raises:
+        Unscorable: as `target_value`, or the value is refused.
+    """
+    try:
+        return parse(target_value(sample, answer_type))
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+
+
+def parse_part(
+    response: Response, answer_type: AnswerType, parse: Callable[[Any], ValueT], of: Of = "answer"
+) -> ValueT:
+    """Return what `parse` makes of the value of a part, which it refuses by a ValueError; raises BadAnswer."""
+    try:
+        return parse(part_value(response, answer_type, of))
+    except ValueError as error:
+        raise BadAnswer(f"the {of} {error}") from error
 
 
 def value_and_reason(result: object, no_reason: str = "") -> tuple[Any, Any]:

@@ -15,6 +15,8 @@ from pydantic import Field
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, CoordinateSystem, Region, ResizeMap, Response, Sample, Unscorable
 
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+"""A fraction, such as of an image's diagonal."""
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 """Overlap, a fraction, at and above which an answer is correct."""
 Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]
@@ -84,11 +86,13 @@ def area(box: Sequence[float]) -> float:
     return (box[2] - box[0]) * (box[3] - box[1])
 
 
-def intersection(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the area that two boxes share, 0 if they are disjoint."""
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0.0 and height > 0.0 else 0.0
+def _shared_and_covered(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Return the areas of the intersection and of the union of two boxes."""
+    ax1, ay1, ax2, ay2 = a
+    bx1, by1, bx2, by2 = b
+    width, height = min(ax2, bx2) - max(ax1, bx1), min(ay2, by2) - max(ay1, by1)
+    shared = width * height if width > 0.0 and height > 0.0 else 0.0
+    return shared, (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - shared
 
 
 def enclosing_box(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
@@ -98,15 +102,14 @@ def enclosing_box(a: Sequence[float], b: Sequence[float]) -> tuple[float, float,
 
 def iou(a: Sequence[float], b: Sequence[float]) -> float:
     """Return |A & B| / |A | B| of two boxes, in [0, 1]."""
-    shared = intersection(a, b)
-    return shared / (area(a) + area(b) - shared)
+    shared, covered = _shared_and_covered(a, b)
+    return shared / covered
 
 
 def giou(a: Sequence[float], b: Sequence[float]) -> float:
     """Return IoU - (1 - |A | B| / |C|), where C is the smallest box around A and B, in (-1, 1]."""
-    shared = intersection(a, b)
-    union, enclosed = area(a) + area(b) - shared, area(enclosing_box(a, b))
-    return shared / union - (1.0 - union / enclosed)
+    shared, covered = _shared_and_covered(a, b)
+    return shared / covered - (1.0 - covered / area(enclosing_box(a, b)))
 
 
 def diou(a: Sequence[float], b: Sequence[float]) -> float:
@@ -130,4 +133,4 @@ def point_in_region(point: Sequence[float], polygons: Sequence[Sequence[Sequence
 
 def format_coordinates(values: Sequence[float]) -> str:
     """Return coordinates in whole pixels, for the reason of a reward."""
-    return f"[{', '.join(str(round(value)) for value in values)}]"
+    return str([*map(round, values)])

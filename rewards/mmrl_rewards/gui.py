@@ -10,16 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from math import hypot
-from typing import Annotated, Final, Literal
-
-from pydantic import Field
+from typing import Final, Literal
 
 from mmrl.answer import COORDINATE_KEYS
 from mmrl.types import Action, AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
 from mmrl_rewards.contract import answer_value, reward, target_value
 
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 _CLICK_RADIUS: Final = 0.14  # fraction of width and height, from Android in the Wild
 # The attack clicks the middle of the screen, which is the correct action name if the target is a click.
 _ACTION_NAME_TOLERANCE: Final = {"whole picture": 1.0}
@@ -42,7 +39,7 @@ def action(response: Response, sample: Sample) -> RewardValue:
 
 @reward(name="click", answer_types=(AnswerType.ACTION,))
 def click(
-    response: Response, sample: Sample, *, column: str | None = None, radius: Share = _CLICK_RADIUS
+    response: Response, sample: Sample, *, column: str | None = None, radius: geometry.Share = _CLICK_RADIUS
 ) -> RewardValue:
     """Return 1 if the action's name is correct and every coordinate of the target is hit, else 0.
 
@@ -99,8 +96,8 @@ def step(
     sample: Sample,
     *,
     column: str | None = None,
-    radius: Share = _CLICK_RADIUS,
-    text_f1: Share | None = None,
+    radius: geometry.Share = _CLICK_RADIUS,
+    text_f1: geometry.Share | None = None,
 ) -> RewardValue:
     """Return 1 if the action's name and all arguments of the target are correct, else 0.
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import hypot
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import BadAnswer, answer_value, column_value, reward, target_value
-
-DiagonalShare = Annotated[float, Field(gt=0.0, le=1.0)]  # fraction of the image's diagonal
+from mmrl_rewards.contract import answer_value, column_value, parse_part, parse_target, reward, target_value
 
 
 class _Objects(NamedTuple):
@@ -31,8 +28,8 @@ def boxes_and_points(
     sample: Sample,
     *,
     threshold: geometry.Threshold = 0.65,
-    corners: DiagonalShare = 0.0084,
-    radius: DiagonalShare = 0.025,
+    corners: geometry.Share = 0.0084,
+    radius: geometry.Share = 0.025,
 ) -> RewardValue:
     """Return sum(s) / max(answers, targets), in [0, 1], over the one-to-one matching with the largest sum.
 
@@ -49,9 +46,9 @@ def boxes_and_points(
     of the original image. Coordinates are continuous, so IoU has no +1. Theirs compares the first 120 objects.
     Unscorable: the target is not such a list, or it has no coordinate system, or its image does not exist.
     """
-    targets = _target_objects(sample)
+    targets = parse_target(sample, AnswerType.JSON, _parse_objects)
     target = np.reshape(geometry.target_to_pixels(response, sample, targets.coordinates.ravel().tolist()), (-1, 6))
-    answers = _answer_objects(response)
+    answers = parse_part(response, AnswerType.JSON, _parse_objects)
     answer = np.reshape(geometry.answer_to_pixels(response, sample, answers.coordinates.ravel().tolist()), (-1, 6))
     diagonal = hypot(*geometry.resize_map(response, sample).original)
     boxes, points = answer[:, :4], answer[:, 4:]
@@ -76,7 +73,8 @@ def count(response: Response, sample: Sample) -> RewardValue:
     Departures: the objects must be complete. Theirs counts the entries of any list, or the keys of an object.
     Unscorable: the target is not a list of such objects.
     """
-    expected, given = len(_target_objects(sample).labels), len(_answer_objects(response).labels)
+    expected = len(parse_target(sample, AnswerType.JSON, _parse_objects).labels)
+    given = len(parse_part(response, AnswerType.JSON, _parse_objects).labels)
     return RewardValue(float(given == expected), f"{given} objects, expected {expected}")
 
 
@@ -99,20 +97,6 @@ def names(response: Response, sample: Sample, *, key: str = "label", column: str
     given = [str(entry.get(key, "")) if isinstance(entry, Mapping) else "" for entry in entries]
     right = int(matching.match_labels(given, [expected]).sum())
     return RewardValue(right / max(len(given), 1), f"{right} of {len(given)} objects have {key} {expected!r:.40}")
-
-
-def _target_objects(sample: Sample) -> _Objects:
-    try:
-        return _parse_objects(target_value(sample, AnswerType.JSON))
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
-
-
-def _answer_objects(response: Response) -> _Objects:
-    try:
-        return _parse_objects(answer_value(response))
-    except ValueError as error:
-        raise BadAnswer(f"the answer {error}") from error
 
 
 def _parse_objects(value: object) -> _Objects:

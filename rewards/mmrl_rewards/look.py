@@ -10,9 +10,9 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import answer_value, reward
-from mmrl_rewards.pixels import Pixels, answer_crop, resize, target_crop
-from mmrl_rewards.render import similarity_beyond_blank, ssim
+from mmrl_rewards.contract import answer_value, rescale_above, reward
+from mmrl_rewards.pixels import Pixels, answer_crop, keep_last, resize, target_crop
+from mmrl_rewards.render import blank_similarity, ssim
 
 MediaIndex = Annotated[int, Field(ge=0)]
 GreyLevels = Annotated[int, Field(ge=1, le=255)]
@@ -33,11 +33,8 @@ def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None
     Unscorable: the target is not a box within its image, an image cannot be opened, or the target's crop is plain.
     """
     target = target_crop(response, sample) if reference is None else sample.image(reference)
-    target = resize(target, _SIDE_PX, _SIDE_PX)
-    if (target == target[0, 0]).all():
-        raise Unscorable("the target's crop has one colour, which any plain place resembles")
-    given = resize(answer_crop(response, sample), _SIDE_PX, _SIDE_PX)
-    value = similarity_beyond_blank(given, target, ssim)
+    target, blank = _shrink_target(target)
+    value = rescale_above(ssim(_shrink_answer(answer_crop(response, sample)), target), blank)
     return RewardValue(value, f"{value:.2f} of the way from a plain crop to the target's")
 
 
@@ -84,6 +81,23 @@ def area(response: Response, sample: Sample) -> RewardValue:
     return RewardValue(max(0.0, 1.0 - shown), f"{len(response.tool_resize_maps)} parts of {shown:.0%} of the image")
 
 
+def _shrink(crop: Pixels) -> Pixels:
+    return resize(crop, _SIDE_PX, _SIDE_PX)
+
+
+_shrink_answer = keep_last(_shrink)
+
+
+@keep_last
+def _shrink_target(crop: Pixels) -> tuple[Pixels, float]:
+    """Return the target's crop at the size of comparison, and the similarity of a plain one to it."""
+    target = _shrink(crop)
+    if (target == target[0, 0]).all():
+        raise Unscorable("the target's crop has one colour, which any plain place resembles")
+    return target, blank_similarity(target, ssim)
+
+
+@keep_last
 def _find_difference(first: Pixels, second: Pixels, threshold: int) -> tuple[int, int, int, int]:
     """Return the smallest box, left, top, right, bottom, around the pixels that differ; raise Unscorable if none do."""
     # [height, width * 3]: numpy is many times slower over an axis of length 3.

@@ -8,18 +8,19 @@ at twice the target's length.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Annotated
+from functools import lru_cache
 
-from pydantic import Field
 from rapidfuzz.distance import Levenshtein
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import Of, part_value, reward, target_value
+from mmrl_rewards.geometry import Threshold
 
-Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
+_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
 @reward(name="ocr_exact", answer_types=(AnswerType.TEXT,))
@@ -31,13 +32,13 @@ def exact(response: Response, sample: Sample, *, column: str | None = None, of: 
     Unscorable: a target is not text, or has no letter and no digit.
     """
     targets = strings.normalized_targets(sample, column, of)
-    for target in targets:
-        if not _keep_alphanumeric(target):
-            raise Unscorable(f"the target {target!r:.80} has no letter and no digit")
+    kept = list(map(_keep_alphanumeric, targets))
+    if "" in kept:
+        raise Unscorable(f"the target {targets[kept.index('')]!r:.80} has no letter and no digit")
     text = strings.normalize(part_value(response, AnswerType.TEXT, of))
-    equal = [target for target in targets if _keep_alphanumeric(target) == _keep_alphanumeric(text)]
-    target = equal[0] if equal else targets[0]
-    value = float(bool(equal))
+    given = _keep_alphanumeric(text)
+    value = float(given in kept)
+    target = targets[kept.index(given) if value else 0]
     return RewardValue(value, f"exact {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(target)}")
 
 
@@ -138,9 +139,10 @@ def _one_minus_error_rate(answer: Sequence[Hashable], target: Sequence[Hashable]
     return max(0.0, 1.0 - Levenshtein.distance(answer, target, score_cutoff=max_distance) / max_distance)
 
 
+@lru_cache(maxsize=256)  # siblings share their targets
 def _keep_alphanumeric(text: str) -> str:
     """Return the letters and digits of a text in folded case."""
-    return "".join(filter(str.isalnum, text.casefold()))
+    return _NOT_ALPHANUMERIC.sub("", text.casefold())
 
 
 def _iter_leaves(form: object) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import numpy as np
 from PIL import Image
@@ -13,6 +14,8 @@ from mmrl_rewards.contract import BadAnswer, answer_value, target_value
 from mmrl_rewards.geometry import resize_map
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+ResultT = TypeVar("ResultT")
+Inputs = TypeVarTuple("Inputs")
 _JPEG_QUALITY = 90
 
 
@@ -53,7 +56,34 @@ def answer_crop(response: Response, sample: Sample, index: int | None = None) ->
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     """Return pixels resized bicubically: uint8 [height, width, 3]."""
-    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+    # Pillow copies a part of a larger array byte by byte.
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[Inputs]], ResultT]:
+    """Let a function of pictures keep its last result, for siblings that share them.
+
+    Arrays are the same if they are read-only and the same memory, which the kept ones hold: to compare their pixels
+    would take as long as to compute most results.
+    """
+    kept: tuple[Sequence[object], tuple[object, ...], ResultT] | None = None
+
+    def compute_or_keep(*inputs: *Inputs) -> ResultT:
+        nonlocal kept
+        key, last = [*map(_identify, inputs)], kept
+        if last is None or last[0] != key:
+            kept = last = key, inputs, compute(*inputs)
+        return last[2]
+
+    return compute_or_keep
+
+
+def _identify(value: object) -> object:
+    """Return a value, or what names the memory of a read-only array; another array equals nothing."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return object() if value.flags.writeable else value.__array_interface__
 
 
 def encode_image(pixels: Pixels, max_bytes: int) -> tuple[str, bytes]:

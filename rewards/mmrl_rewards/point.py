@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from math import exp, hypot
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import answer_value, column_value, reward, target_value
-
-Share = Annotated[float, Field(gt=0.0, le=1.0)]  # fraction of the image's diagonal
+from mmrl_rewards.geometry import Share
 
 
 @reward(name="point_in_box", answer_types=(AnswerType.POINT, AnswerType.BOX))

@@ -19,7 +19,6 @@ from mmrl_rewards import geometry
 from mmrl_rewards.contract import Of, part_text, reward, target_value
 
 Count = Annotated[int, Field(ge=1, le=100)]
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Box = tuple[float, ...]
 
 _NUMERAL = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
@@ -37,7 +36,7 @@ _MAX_COUNTED = 6  # superfluous reflections that cost
 
 
 @reward(name="thought_boxes", judges_answer=False)
-def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Share = 0.9) -> RewardValue:
+def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: geometry.Share = 0.9) -> RewardValue:
     """Return (valid boxes / all boxes) x agreement, in [0, 1], over the boxes [x1, y1, x2, y2] in the thinking.
 
     A box is valid if x1 < x2 and y1 < y2, it lies in the image, it covers at most the fraction `largest` of it, and it

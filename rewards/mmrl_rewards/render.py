@@ -30,6 +30,8 @@ Measure = Literal["ssim", "cw_ssim"]
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
+_SSIM_WEIGHTS = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2) / np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2).sum()
+_SSIM_C1, _SSIM_C2 = (0.01 * 255.0) ** 2, (0.03 * 255.0) ** 2
 _CW_WINDOW, _CW_SCALES, _CW_ORIENTATIONS, _CW_CONSTANT, _CW_MAX_SIDE = 7, 4, 8, 0.01, 512
 _MAX_REASON_CHARS = 80
 _CHAR_WIDTH, _ROW_HEIGHT, _MAX_CELL_CHARS, _MAX_TABLE_PIXELS = 6, 16, 40, 4_000_000  # pixels of Pillow's own font
@@ -169,18 +171,17 @@ def page(
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
     """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
-    from skimage.metrics import structural_similarity
+    from scipy.ndimage import correlate1d
 
-    return float(
-        structural_similarity(
-            image @ _LUMA,
-            target @ _LUMA,
-            data_range=255.0,
-            gaussian_weights=True,
-            sigma=1.5,
-            use_sample_covariance=False,
-        )
-    )
+    x, y = image @ _LUMA, target @ _LUMA
+    means = np.stack([x, y, x * x, y * y, x * y])
+    margin = _SSIM_WINDOW // 2
+    for axis in (1, 2):
+        means = correlate1d(means, _SSIM_WEIGHTS, axis=axis)
+    # Windows within the images alone, as the authors' code.
+    x, y, xx, yy, xy = means[:, margin:-margin, margin:-margin]
+    structure = (2.0 * (xy - x * y) + _SSIM_C2) / ((xx - x * x) + (yy - y * y) + _SSIM_C2)
+    return float(np.mean(structure * (2.0 * x * y + _SSIM_C1) / (x * x + y * y + _SSIM_C1)))
 
 
 def cw_ssim(image: ImageArray, target: ImageArray) -> float:
@@ -256,7 +257,15 @@ def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: S
     for drawing in (image, target):
         margins = ((0, height - drawing.shape[0]), (0, width - drawing.shape[1]), (0, 0))
         pages.append(np.pad(drawing, margins, constant_values=255))
-    image, target = pages
+    return rescale_above(similarity(*pages), blank_similarity(pages[1], similarity))
+
+
+def blank_similarity(target: ImageArray, similarity: SimilarityFn) -> float:
+    """Return s0 of the module, below 1: the similarity of the best blank page to a target [height, width, 3].
+
+    Raises:
+        Unscorable: a blank page is as similar to the target as the target itself.
+    """
     median_colour = np.median(target, axis=(0, 1)).astype(np.uint8)
     white_page = np.broadcast_to(np.full_like(median_colour, 255), target.shape)
     blank = similarity(white_page, target)
@@ -265,7 +274,7 @@ def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: S
         blank = max(blank, similarity(np.broadcast_to(median_colour, target.shape), target))
     if blank >= 1.0:
         raise Unscorable("the target draws next to nothing")
-    return rescale_above(similarity(image, target), blank)
+    return blank
 
 
 def _score_drawing(
@@ -332,10 +341,5 @@ def _draw_table(source: str) -> ImageArray:
 def _choose_similarity(measure: Measure, encoder: str | None) -> SimilarityFn:
     """Return the measure, or the cosine of embeddings if there is an encoder."""
     if encoder is not None:
-        return partial(_embedding_cosine, encoder)
+        return lambda image, target: float(embed_image(encoder, image) @ embed_image(encoder, target))
     return ssim if measure == "ssim" else cw_ssim
-
-
-def _embedding_cosine(encoder: str, image: ImageArray, target: ImageArray) -> float:
-    """Return the cosine of the embeddings of two images, in [-1, 1]."""
-    return float(embed_image(encoder, image) @ embed_image(encoder, target))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Sample, Unscorable
@@ -51,10 +52,13 @@ def normalized_targets(sample: Sample, column: str | None, of: Of = "answer") ->
             raise Unscorable(f"column {column!r} is {error}: {listed!r:.80}") from error
     if not targets:
         raise Unscorable(f"column {column!r} holds no text")
-    normalized = tuple(map(normalize, targets))
+    normalized = tuple(map(_normalize_target, targets))
     if "" in normalized:
         raise Unscorable(f"the target {targets[normalized.index('')]!r:.80} is empty once normalised")
     return normalized
+
+
+_normalize_target = lru_cache(maxsize=256)(normalize)  # siblings share their targets
 
 
 def excerpt(text: str, max_chars: int = 40) -> str:

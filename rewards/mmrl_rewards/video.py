@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from math import ceil, floor
 from typing import Annotated, Final, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import BadAnswer, Of, answer_value, part_value, reward, target_value
+from mmrl_rewards.contract import BadAnswer, Of, parse_part, parse_target, part_value, reward, target_value
 
 _MAX_SECONDS: Final = 1e6
 _MAX_SPAN_INSTANTS: Final = 10_000
@@ -46,7 +47,7 @@ def tube(
     """
     expected = _target_boxes(sample, step)
     targets = {time: geometry.target_to_pixels(response, sample, box) for time, box in expected.items()}
-    given = _given_boxes(response, of, step)
+    given = parse_part(response, AnswerType.JSON, partial(_parse_tube, step=step), of)
     both = given.keys() & expected.keys()
     overlaps = []
     for instant in sorted(both):
@@ -86,7 +87,7 @@ def consistency(response: Response, sample: Sample, *, of: Of, step: Step = 1.0)
     target_value(sample, AnswerType.JSON)
     instants = _given_instants(response, of, step)
     for part in ("thought", "answer"):
-        given = _given_boxes(response, part, step)
+        given = parse_part(response, AnswerType.JSON, partial(_parse_tube, step=step), part)
         if given.keys() != instants:
             return RewardValue(0.0, f"{part} has {len(given)} instants, {of} has {len(instants)}, or they are others")
     return RewardValue(1.0, f"{len(instants)} instants in thought, answer and {of}")
@@ -102,16 +103,10 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
     Source: F1 over a set. Departures: a frame that is named twice counts as two.
     Unscorable: the target is not a list of at least one number.
     """
-    try:
-        expected = _parse_numbers(target_value(sample, AnswerType.LIST))
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
+    expected = parse_target(sample, AnswerType.LIST, _parse_numbers)
     if not len(expected):
         raise Unscorable("the target names no frames")
-    try:
-        given = _parse_numbers(answer_value(response))
-    except ValueError as error:
-        return RewardValue(0.0, f"the answer {error}")
+    given = parse_part(response, AnswerType.LIST, _parse_numbers)
     near = np.abs(given[:, None] - expected[None, :]) <= tolerance
     matched = matching.match_one_to_one(near.astype(np.float64))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
@@ -119,21 +114,10 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
 
 def _target_boxes(sample: Sample, step: float) -> BoxesByInstant:
     """Return the target's boxes by instant; raises Unscorable if it is no tube, or has no box."""
-    try:
-        boxes = _parse_tube(target_value(sample, AnswerType.JSON), step)
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
+    boxes = parse_target(sample, AnswerType.JSON, partial(_parse_tube, step=step))
     if not boxes:
         raise Unscorable("the target has no boxes")
     return boxes
-
-
-def _given_boxes(response: Response, of: Of, step: float) -> BoxesByInstant:
-    """Return the boxes by instant of a part of the response; raises BadAnswer if it is no tube."""
-    try:
-        return _parse_tube(part_value(response, AnswerType.JSON, of), step)
-    except ValueError as error:
-        raise BadAnswer(f"the {of} {error}") from error
 
 
 def _given_instants(response: Response, of: Of, step: float) -> set[int]:

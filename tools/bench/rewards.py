@@ -22,17 +22,16 @@ from mmrl_rewards.contract import BoundReward, bind
 
 CASES = Path(__file__).parents[2] / "rewards" / "cases"
 REWARDS_BY_FLOOR = {
-    20_000: (
-        "box:iou box:giou box:diou number:exact number:quantity count:exact choice:exact choice:option "
-        "choice:yes_no classify:label format:tags format:partial jigsaw:positions"
-    ),
+    300_000: "choice:exact choice:option choice:yes_no",
+    80_000: "box:iou box:giou box:diou",
+    30_000: "ocr:cer ocr:wer ocr:anls ocr:exact",
+    20_000: "number:exact number:quantity count:exact classify:label format:tags format:partial jigsaw:positions",
     0: (
         "classify:fuzzy schema:valid jigsaw:neighbours jigsaw:order gui:step detect:iou detect:f1 "
         "detect:average_precision point:in_box point:f1 span:iou video:tube reasoning:boxes "
         "reasoning:consistency reasoning:reflection ocr:fields text:exact text:rouge text:bleu text:chrf "
         "text:repetition table:teds ranking:ndcg length:cosine"
     ),
-    2_000: ("ocr:cer ocr:wer ocr:anls ocr:exact"),
 }
 """Rewards by the calls a second that they must reach; 0 for those that are only shown."""
 PAGE_TEXT = ("Goods received in Zürich on 3 May, net weight 1,250 kg, 12 boxes, total due 93.50 EUR. " * 3)[:200]
@@ -40,15 +39,18 @@ MISREAD_TEXT = "".join("x" if place % 20 == 7 else letter for place, letter in e
 
 
 def measure_rate(calls: Sequence[Callable[[], object]], seconds: float) -> float:
-    """Calls a second of processor time, all of them in turn until the time is over, once libraries are loaded."""
+    """Calls a second of processor time, all of them in turn, once libraries are loaded; the best of ten turns."""
     for call in calls:
         call()
-    done, start = 0, time.process_time()
-    while (elapsed := time.process_time() - start) < seconds:
-        for call in calls:
-            call()
-        done += len(calls)
-    return done / elapsed
+    best = 0.0
+    for _ in range(10):
+        done, start = 0, time.process_time()
+        while (elapsed := time.process_time() - start) < seconds / 10:
+            for call in calls:
+                call()
+            done += len(calls)
+        best = max(best, done / elapsed)
+    return best
 
 
 def make_page_case(fn: str) -> Case:
@@ -75,7 +77,7 @@ def main() -> None:
     print("| reward | a second | floor | times the floor |\n|---|---|---|---|")
     for fn, floor in floors.items():
         cases = [case for case in rows if case.fn == fn and case.expected not in (0, "unscorable") and case.repeat == 1]
-        if floor == 2_000:
+        if fn.removeprefix("mmrl_rewards.") in REWARDS_BY_FLOOR[30_000]:
             cases = [make_page_case(fn)]
         calls = [make_call(case, bind(load_object(fn, CASES), case.args)) for case in cases]
         reached = measure_rate(calls, seconds)

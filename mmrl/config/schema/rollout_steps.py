@@ -312,7 +312,7 @@ GREEDY_PROBE: Final = "greedy"
 class GreedyConfig(StrictModel):
     """One more response to each prompt at temperature 0, which the group reward `greedy_baseline` subtracts.
 
-    It goes through all other steps, at temperature 0 as well, is scored, and never trains.
+    It goes through all other steps, those listed after it too, at temperature 0 as well, is scored, and never trains.
     """
 
     kind: Literal["greedy"]

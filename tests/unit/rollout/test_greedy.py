@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 from samplers import make_pipeline
 from scoring import make_scorer, term
+from tool_calls import call, responses
 
 from mmrl.algo.group_metrics import compute_blind_gaps
 from mmrl.algo.group_rewards import greedy_baseline
 from mmrl.config.schema import (
     BlindProbeConfig,
+    EnvironmentConfig,
     GreedyConfig,
     RethinkConfig,
     RethinkTriggerConfig,
+    ToolConfig,
+    ToolsConfig,
 )
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_plain_generation, check_rollout_steps
+from mmrl.rollout.load import load_tool
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import Author
 from mmrl_rewards.contract import reward
 
@@ -86,6 +95,42 @@ def test_it_is_continued_greedily_and_not_counted(tiny, prompts, greedy_first):
         assert again.segments[-1].token_ids == last.token_ids
     trained = [rollout for group in batch.groups for rollout in group]
     assert batch.metrics["rethink/attempted"] == sum(rollout.parent_index is not None for rollout in trained)
+
+
+class CallingSampler:
+    """Writes the same call as every first response and nothing after its result; notes the temperatures."""
+
+    def __init__(self, calling):
+        self.calling, self.temperatures = calling, []
+
+    def generate(self, prompts, count, params, *, step):
+        self.temperatures.append(params.temperature)
+        return [[replace(self.calling, prompt=prompt, index=index) for index in range(count)] for prompt in prompts]
+
+    def extend(self, rollouts, params, *, step):
+        self.temperatures.append(params.temperature)
+        return rollouts
+
+
+@pytest.mark.parametrize("greedy_first", [True, False])
+def test_tools_and_environments_apply_to_it_wherever_they_are_written(tiny, prompts, greedy_first):
+    tools = ToolsConfig(kind="tools", tools=(ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer"),), max_turns=1)
+    world = EnvironmentConfig(kind="environment", fn="examples/environment.py:make")
+    ((calling,),) = responses(tiny, call("check_answer", answer="3")).groups
+    sampler = CallingSampler(calling)
+    with closing(ToolRunner(partial(load_tool, Path()))) as runner:
+        pipelines = []
+        for other in (tools, world):
+            steps = (GREEDY, other) if greedy_first else (other, GREEDY)
+            pipelines.append(make_pipeline(tiny, *steps, sampler=sampler, tool_runner=runner))
+        batch = pipelines[0].run(prompts[:1], step=0)
+    assert sampler.temperatures == [tiny.params.temperature] * 2 + [0.0] * 2
+    (greedy,) = batch.probes[0]["greedy"]
+    for rollout in (greedy, *batch.groups[0]):
+        assert [segment.author for segment in rollout.segments] == [Author.POLICY, Author.ENVIRONMENT]
+    assert batch.metrics["tools/calls"] == len(batch.groups[0])
+    episodes, last = pipelines[1].steps
+    assert last.steps == (episodes,)
 
 
 def test_its_total_is_subtracted_and_no_blind_gap(tiny, prompts):
