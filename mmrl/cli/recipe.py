@@ -68,7 +68,7 @@ def _show(arguments: argparse.Namespace) -> int:
     for label, text in rows.items():
         lines = textwrap.wrap(text, 120 - _INDENT, break_long_words=False, break_on_hyphens=False)
         echo(f"{label:{_INDENT}}" + f"\n{'':{_INDENT}}".join(lines))
-    missing = dict(find_missing_data(loaded))
+    missing = find_missing_data(loaded)
     if loaded.data_files:
         echo(f"\nFiles in {arguments.data or 'the data folder (--data DIR)'}:")
     for name in loaded.data_files:

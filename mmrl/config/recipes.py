@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -122,23 +123,26 @@ def check_data_files(loaded: LoadedConfig) -> None:
     """
     missing, folder = find_missing_data(loaded), loaded.config.data.dir
     if missing and folder is None:
-        raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0][0]}; name its folder with --data DIR (data.dir)")
-    lines = []
-    for name, command in missing:
-        lines.append(f"{folder}/{name}: no such file" + (f"; to fetch it, in {folder}: {command}" if command else ""))
+        raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0]}; name its folder with --data DIR (data.dir)")
+    headers = [read_header(file) for file in loaded.files if missing and file.is_file()]
+    commands = list(chain.from_iterable(header.downloads for header in headers))
+    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
+    lines, unfetched = [], False
+    for name in missing:
+        command = next((command for command in commands if name.split("/")[0] in command), None)
+        if command:
+            advice = f"; to fetch it, in {folder}: {command}"
+        else:
+            advice = "; no command of the header fetches it; see `# Data:`" if texts else ""
+            unfetched = True
+        lines.append(f"{folder}/{name}: no such file{advice}")
+    if unfetched:
+        lines += [f"Data: {text}" for text in texts]
     if lines:
         raise UserError("\n".join(lines))
 
 
-def find_missing_data(loaded: LoadedConfig) -> list[tuple[str, str]]:
-    """Return the files below the data folder that are not there, each with the command that fetches it, or ""."""
-    commands: list[str] = []
-    for file in loaded.files:
-        commands += read_header(file).downloads if loaded.data_files and file.is_file() else ()
-    missing, folder = [], loaded.config.data.dir
-    for name in loaded.data_files:
-        if folder is None or not Path(folder, name).exists():
-            # The first command that names the file's top folder, else the first.
-            naming = [command for command in commands if name.split("/")[0] in command]
-            missing.append((name, next(iter([*naming, *commands]), "")))
-    return missing
+def find_missing_data(loaded: LoadedConfig) -> list[str]:
+    """Return the paths below the data folder that are not there; all of them if no folder was given."""
+    folder = loaded.config.data.dir
+    return [name for name in loaded.data_files if folder is None or not Path(folder, name).exists()]
