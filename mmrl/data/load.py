@@ -21,7 +21,7 @@ from mmrl.data.data_record import DataRecord
 from mmrl.data.rows import (
     DatasetFunction,
     SplitRows,
-    passes_row_filter,
+    is_in_split,
     read_source,
     separate_rejected,
     sources_by_split,
@@ -141,7 +141,9 @@ class DatasetLoader:
             rejected = [*rows.rejected, *damaged]
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             if sources and not usable:
-                raise UserError(f"data.{split}: there is not one usable sample")
+                if getattr(self._config.data, split):
+                    raise UserError(f"data.{split}: there is not one usable sample")
+                self._console.warn("no sample is validated: the training sources are too small for `validation_share`")
             loaded[split] = replace(rows, samples=usable, rejected=rejected)
         splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
         # A sample that is trained on would make its evaluation look better than it is.
@@ -163,7 +165,7 @@ class DatasetLoader:
         limit: int | None = None,
         on_error: Callable[[DataSourceConfig, UserError], None] | None = None,
     ) -> SplitRows:
-        """Return the rows of a split that pass the row filters of its sources, of the first `limit` rows of each.
+        """Return the rows that belong to a split, of the first `limit` rows of each of its sources.
 
         `on_error` is called with a source that breaks off, whose rows before the error are kept; without it, the error
         is raised.
@@ -176,7 +178,7 @@ class DatasetLoader:
         rows = self._iter_rows(split, limit, on_error)
 
         for source_index, row in self._console.track(f"reading {split} samples", rows):
-            if passes_row_filter(row, sources[source_index]):
+            if is_in_split(row, sources[source_index], split):
                 kept.append(row)
                 source_indices[row.id] = source_index
                 counts[source_index] += 1
@@ -184,7 +186,9 @@ class DatasetLoader:
                 num_filtered += 1
         if num_filtered:
             count = len(kept) + num_filtered
-            self._console.info(f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter`")
+            self._console.info(
+                f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter` or `validation_share`"
+            )
         samples, rejected = separate_rejected(kept)
         return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
 

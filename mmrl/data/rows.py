@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from random import Random
 
 from mmrl.config.schema import DataConfig, DataSourceConfig
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl.utils.plugins import errors_about_call, load_plugin
+from mmrl.utils.seeds import derive_seed
 
 DatasetFunction = Callable[[DatasetContext], Iterable[Sample | RejectedRow]]
 """Yields the rows of a data source; its options are bound."""
@@ -30,8 +32,9 @@ class SplitRows:
 
 
 def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
-    """Return the sources by the name of their split."""
-    return {"train": data.train, "validation": data.validation, "test": data.test}
+    """Return the sources by the name of their split. A training source with a validation share is in two of them."""
+    shared = [source for source in data.train if source.validation_share]
+    return {"train": data.train, "validation": (*data.validation, *shared), "test": data.test}
 
 
 def load_dataset_function(source: DataSourceConfig, base_dir: Path) -> DatasetFunction:
@@ -64,24 +67,31 @@ def read_source(
 
 
 def read_filtered_source(
-    source: DataSourceConfig, base_dir: Path, context: DatasetContext
+    source: DataSourceConfig, base_dir: Path, context: DatasetContext, split: str
 ) -> Iterator[Sample | RejectedRow]:
-    """Load the function of a source, and yield the rows that its `row_filter` takes.
+    """Load the function of a source, and yield the rows that belong to a split.
 
     Raises:
-        UserError: as `load_dataset_function`, `read_source` and `passes_row_filter`.
+        UserError: as `load_dataset_function`, `read_source` and `is_in_split`.
     """
     for row in read_source(source, load_dataset_function(source, base_dir), context):
-        if passes_row_filter(row, source):
+        if is_in_split(row, source, split):
             yield row
 
 
-def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
-    """Return True if the source's `row_filter` takes a row. A rejected row passes, since it is reported elsewhere.
+def is_in_split(row: Sample | RejectedRow, source: DataSourceConfig, split: str) -> bool:
+    """Return True if a row is in the source's share of a split and its `row_filter` takes it.
+
+    A rejected row passes the filter, since it is reported elsewhere.
 
     Raises:
         UserError: a sample has no number in the filter's column.
     """
+    share = source.validation_share
+    if share:
+        is_held_out = Random(derive_seed("validation share", row.id)).random() < share
+        if is_held_out != (split == "validation"):
+            return False
     row_filter = source.row_filter
     if row_filter is None or isinstance(row, RejectedRow):
         return True
