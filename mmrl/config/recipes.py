@@ -68,7 +68,7 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
         UserError: there is neither a file nor a recipe of this name.
     """
     path = Path(name)
-    if not re.fullmatch(r"[\w-]+", str(name)) or path.exists():
+    if not re.fullmatch(r"[\w-]+", str(name)) or path.is_file():
         return path
     for folder in (kind, "."):
         file = configs_folder() / folder / f"{name}.yaml"

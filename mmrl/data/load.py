@@ -21,7 +21,7 @@ from mmrl.data.data_record import DataRecord
 from mmrl.data.rows import (
     DatasetFunction,
     SplitRows,
-    is_in_split,
+    passes_row_filter,
     read_source,
     separate_rejected,
     sources_by_split,
@@ -165,7 +165,7 @@ class DatasetLoader:
         limit: int | None = None,
         on_error: Callable[[DataSourceConfig, UserError], None] | None = None,
     ) -> SplitRows:
-        """Return the rows that belong to a split, of the first `limit` rows of each of its sources.
+        """Return the rows of a split that pass the row filters of its sources, of the first `limit` rows of each.
 
         `on_error` is called with a source that breaks off, whose rows before the error are kept; without it, the error
         is raised.
@@ -178,7 +178,7 @@ class DatasetLoader:
         rows = self._iter_rows(split, limit, on_error)
 
         for source_index, row in self._console.track(f"reading {split} samples", rows):
-            if is_in_split(row, sources[source_index], split):
+            if passes_row_filter(row, sources[source_index]):
                 kept.append(row)
                 source_indices[row.id] = source_index
                 counts[source_index] += 1
@@ -186,9 +186,7 @@ class DatasetLoader:
                 num_filtered += 1
         if num_filtered:
             count = len(kept) + num_filtered
-            self._console.info(
-                f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter` or `validation_share`"
-            )
+            self._console.info(f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter`")
         samples, rejected = separate_rejected(kept)
         return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
 
@@ -197,7 +195,7 @@ class DatasetLoader:
     ) -> Iterator[tuple[int, Sample | RejectedRow]]:
         """Yield each row of a split with the index of its source; arguments as in `read_split`."""
         for source_index, source in enumerate(sources_by_split(self._config.data)[split]):
-            rows = read_source(source, self._functions[split][source_index], self._context)
+            rows = read_source(source, self._functions[split][source_index], self._context, split)
             try:
                 for row in islice(rows, limit):
                     yield source_index, row

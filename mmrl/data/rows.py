@@ -47,9 +47,9 @@ def load_dataset_function(source: DataSourceConfig, base_dir: Path) -> DatasetFu
 
 
 def read_source(
-    source: DataSourceConfig, dataset_function: DatasetFunction, context: DatasetContext
+    source: DataSourceConfig, dataset_function: DatasetFunction, context: DatasetContext, split: str
 ) -> Iterator[Sample | RejectedRow]:
-    """Call the dataset function of a source and yield its rows, with the source's name before their ids.
+    """Call the dataset function of a source and yield its rows of a split, with the source's name before their ids.
 
     Raises:
         UserError: the function cannot read its data, or yields something else.
@@ -59,39 +59,36 @@ def read_source(
             if not isinstance(row, Sample | RejectedRow):
                 raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
             if not source.name:
-                yield row
+                named = row
             elif isinstance(row, RejectedRow):
-                yield row._replace(id=f"{source.name}/{row.id}")
+                named = row._replace(id=f"{source.name}/{row.id}")
             else:
-                yield replace(row, id=f"{source.name}/{row.id}")
+                named = replace(row, id=f"{source.name}/{row.id}")
+            share = source.validation_share
+            is_held_out = share > 0.0 and Random(derive_seed("validation share", named.id)).random() < share
+            if not share or is_held_out == (split == "validation"):
+                yield named
 
 
 def read_filtered_source(
     source: DataSourceConfig, base_dir: Path, context: DatasetContext, split: str
 ) -> Iterator[Sample | RejectedRow]:
-    """Load the function of a source, and yield the rows that belong to a split.
+    """Load the function of a source, and yield the rows of a split that its `row_filter` takes.
 
     Raises:
-        UserError: as `load_dataset_function`, `read_source` and `is_in_split`.
+        UserError: as `load_dataset_function`, `read_source` and `passes_row_filter`.
     """
-    for row in read_source(source, load_dataset_function(source, base_dir), context):
-        if is_in_split(row, source, split):
+    for row in read_source(source, load_dataset_function(source, base_dir), context, split):
+        if passes_row_filter(row, source):
             yield row
 
 
-def is_in_split(row: Sample | RejectedRow, source: DataSourceConfig, split: str) -> bool:
-    """Return True if a row is in the source's share of a split and its `row_filter` takes it.
-
-    A rejected row passes the filter, since it is reported elsewhere.
+def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
+    """Return True if the source's `row_filter` takes a row. A rejected row passes, since it is reported elsewhere.
 
     Raises:
         UserError: a sample has no number in the filter's column.
     """
-    share = source.validation_share
-    if share:
-        is_held_out = Random(derive_seed("validation share", row.id)).random() < share
-        if is_held_out != (split == "validation"):
-            return False
     row_filter = source.row_filter
     if row_filter is None or isinstance(row, RejectedRow):
         return True

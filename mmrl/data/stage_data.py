@@ -26,7 +26,7 @@ from mmrl.data.order import (
     sort_by_column,
 )
 from mmrl.data.prefetch import Prefetcher
-from mmrl.data.rows import DatasetFunction, is_in_split, read_source
+from mmrl.data.rows import DatasetFunction, passes_row_filter, read_source
 from mmrl.data.stage_tables import read_selected_samples
 from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
@@ -169,8 +169,8 @@ class StageData:
         """Start a new pass over a streamed source; its held-out samples come as rejected rows."""
         held_out = {sample.id for sample in (*self._samples.validation, *self._samples.test)}
         source = self._config.data.train[source_index]
-        for row in read_source(source, self._train_functions[source_index], self._context):
-            if not is_in_split(row, source, "train"):
+        for row in read_source(source, self._train_functions[source_index], self._context, "train"):
+            if not passes_row_filter(row, source):
                 continue
             if row.id in held_out:
                 yield RejectedRow(row.id, "it is in the held-out data too")

@@ -123,11 +123,17 @@ def make_small(config: Config) -> dict[str, Any]:
         "model.video": {**SMALL.model_dump(), "max_frames": 4},
         "run.cpu_threads": 1,
     }
-    for index, source in enumerate(config.data.train):
-        if "size" in source.args:
-            values[f"data.train.{index}.args.size"] = 8  # what a recipe makes
+    for split in ("train", "validation"):
+        for index, source in enumerate(getattr(config.data, split)):
+            if "size" in source.args:
+                values[f"data.{split}.{index}.args.size"] = 8  # what a recipe makes
+            if source.validation_share:
+                values[f"data.{split}.{index}.validation_share"] = 0.25
+    values["evaluation.max_new_tokens"] = SHORT
     for stage in config.stages:
         at = f"stages.{stage.name}"
+        if isinstance(stage, RlStage | SftStage) and stage.validation:
+            values[f"{at}.validation.every"] = 2
         if isinstance(stage, RlStage | SampleStage):
             values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
         if isinstance(stage, RlStage):

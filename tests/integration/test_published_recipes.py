@@ -133,4 +133,6 @@ def test_a_published_recipe_runs_with_a_tiny_model(
     assert stages == dict.fromkeys(trained, NUM_STEPS)
     norms = [(record["stage"], record["learner/grad_norm"]) for record in told if "learner/grad_norm" in record]
     assert len(norms) == NUM_STEPS * len(trained) and all(norm > 0 for _, norm in norms), norms
+    validated = {record["stage"] for record in told if "validation/mean" in record}
+    assert validated == {stage.name for stage in config.training_stages if stage.validation}
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
