@@ -127,16 +127,17 @@ def check_data_files(loaded: LoadedConfig) -> None:
     headers = [read_header(file) for file in loaded.files if missing and file.is_file()]
     commands = list(chain.from_iterable(header.downloads for header in headers))
     texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
-    lines, unfetched = [], False
+    names: dict[str, list[str]] = {}  # missing files by the command that fetches them; empty if none does
     for name in missing:
-        command = next((command for command in commands if name.split("/")[0] in command), None)
-        if command:
-            advice = f"; to fetch it, in {folder}: {command}"
-        else:
-            advice = "; no command of the header fetches it; see `# Data:`" if texts else ""
-            unfetched = True
-        lines.append(f"{folder}/{name}: no such file{advice}")
-    if unfetched:
+        command = next((command for command in commands if name.split("/")[0] in command), "")
+        names.setdefault(command, []).append(name)
+    lines = []
+    for command, fetched in names.items():
+        advice = f"; run there: {command}" if command else ""
+        if texts and not command:
+            advice = "; no command of the header fetches it; see `# Data:`"
+        lines.append(f"{folder}: has no {', '.join(fetched)}{advice}")
+    if "" in names:
         lines += [f"Data: {text}" for text in texts]
     if lines:
         raise UserError("\n".join(lines))
