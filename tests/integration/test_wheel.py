@@ -1,4 +1,4 @@
-"""mmrl installed from its wheel has its recipes, the cases of its rewards, trains a recipe by name and shows the run."""
+"""mmrl installed from its wheel has its recipes and the cases of its rewards, trains a recipe and shows the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_it_lists_explains_tests_rewards_trains_a_recipe_and_shows_the_run(site: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_it_lists_explains_tests_rewards_trains_and_shows_a_run(site: Path, tiny_model: Path, tmp_path: Path) -> None:
     def mmrl(*arguments: object) -> str:
         command = [sys.executable, "-m", "mmrl", *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(site)}
