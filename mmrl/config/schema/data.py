@@ -136,11 +136,6 @@ class DataConfig(StrictModel):
         """True if training sources are mixed by weight."""
         return any(source.weight is not None for source in self.train)
 
-    @property
-    def has_validation(self) -> bool:
-        """True if there are sources of validation samples, or a share of the training samples is held out for it."""
-        return bool(self.validation) or any(source.validation_share for source in self.train)
-
     @model_validator(mode="after")
     def _check_validation_shares(self) -> DataConfig:
         if any(source.validation_share for source in (*self.validation, *self.test)):

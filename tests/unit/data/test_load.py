@@ -165,12 +165,12 @@ def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
 
 
 def test_a_share_of_too_few_samples_validates_nothing_and_says_so(folder, capsys):
-    loader, _ = make_loader(
-        config(train=[{"fn": "./mine.py:rows", "args": {"size": 3}, "validation_share": 1e-6}]), folder
-    )
+    stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "validation": {"every": 1}}
+    source = {"fn": "./mine.py:rows", "args": {"size": 3}, "validation_share": 1e-6}
+    loader, _ = make_loader(make_config(data={"train": [source]}, stages=[stage]), folder)
     splits = loader.load()
     assert (len(splits.train), splits.validation) == (3, ())
-    assert "no sample is validated" in capsys.readouterr().out
+    assert "there is no sample for the stages' `validation`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("data", [{"test": "shared"}, {"streaming": {}}])
