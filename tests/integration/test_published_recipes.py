@@ -17,7 +17,7 @@ from PIL import Image
 from published_rows import make_small
 from serving import judging, reply, served
 
-from mmrl.config import explain, load_config
+from mmrl.config import Config, explain, load_config
 from mmrl.config.recipes import LABELS, read_header
 from mmrl.config.schema import RlStage
 
@@ -54,6 +54,18 @@ def scorer() -> Iterator[str]:
     """The address of a reward model whose scores differ from text to text."""
     with served(lambda handler, body: reply(handler, {"score": len(body["response"]) % 5 - 2.0})) as (url, _):
         yield url
+
+
+def let_random_term_decide(config: Config) -> dict[str, object]:
+    """Return overrides where a term that a tiny model always fails would leave no gradient."""
+    overrides: dict[str, object] = {"rewards.combine": "sum"}
+    for stage in config.stages:
+        if isinstance(stage, RlStage) and stage.dynamic_sampling:
+            band = [{"term": "random", "low": 0.01, "high": 0.99}]
+            overrides[f"stages.{stage.name}.dynamic_sampling.ranges"] = band
+        if isinstance(stage, RlStage) and stage.advantage.difficulty_weight:
+            overrides[f"stages.{stage.name}.advantage.difficulty_weight.term"] = "random"
+    return overrides
 
 
 def test_every_recipe_has_rows():
@@ -118,6 +130,7 @@ def test_a_published_recipe_runs_with_a_tiny_model(
             overrides[f"rewards.terms.{index}.args.judge.url"] = judge
         if "scorer" in term.args:
             overrides[f"rewards.terms.{index}.args.scorer.url"] = scorer
+    overrides |= let_random_term_decide(config)
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     data = published_rows.write_data(name, tmp_path / "data")
     (tmp_path / "random_term.py").write_text(RANDOM_TERM)
