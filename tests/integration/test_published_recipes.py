@@ -147,7 +147,5 @@ def test_a_published_recipe_runs_with_a_tiny_model(
     norms = [(record["stage"], record["learner/grad_norm"]) for record in told if "learner/grad_norm" in record]
     assert len(norms) == NUM_STEPS * len(trained) and all(norm > 0 for _, norm in norms), norms
     validated = {record["stage"] for record in told if "validation/mean" in record}
-    # A hash chooses the samples that are held out, of few rows perhaps none.
-    none_held_out = "there is no sample for the stages' `validation`" in done.output
-    assert none_held_out or validated == {stage.name for stage in config.training_stages if stage.validation}
+    assert validated == {stage.name for stage in config.training_stages if stage.validation}
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
