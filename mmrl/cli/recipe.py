@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmrl.cli.common import Subparsers, add_command, echo
+
+if TYPE_CHECKING:
+    from mmrl.config.schema import DataConfig
 
 DETAILS = """\
 examples:
@@ -65,10 +69,11 @@ def _show(arguments: argparse.Namespace) -> int:
     rows["Model"] = config.model.path or "made from scratch"
     rows["Rewards"] = ", ".join(term.fn for term in config.rewards.terms)
     rows["Stages"] = ", ".join(f"{stage.name} ({stage.kind})" for stage in config.stages)
+    rows["Validation"] = _describe_validation(config.data)
     for label, text in rows.items():
         lines = textwrap.wrap(text, 120 - _INDENT, break_long_words=False, break_on_hyphens=False)
         echo(f"{label:{_INDENT}}" + f"\n{'':{_INDENT}}".join(lines))
-    missing = dict(find_missing_data(loaded))
+    missing = find_missing_data(loaded)
     if loaded.data_files:
         echo(f"\nFiles in {arguments.data or 'the data folder (--data DIR)'}:")
     for name in loaded.data_files:
@@ -80,3 +85,15 @@ def _show(arguments: argparse.Namespace) -> int:
             echo(f"  {command}")
     echo(f"\nTo train: mmrl train {arguments.name} --model DIR" + (" --data DIR" if loaded.data_files else ""))
     return 0
+
+
+def _describe_validation(data: DataConfig) -> str:
+    """Return the files that are validated, and the shares of training files."""
+    from mmrl.config.recipes import DATA
+    from mmrl.data.rows import sources_by_split
+
+    texts = []
+    for source in sources_by_split(data)["validation"]:
+        name = str(source.args.get("path", source.fn)).removeprefix(f"{data.dir or DATA}/")
+        texts.append(f"{100 * source.validation_share:g} % of {name}" if source.validation_share else name)
+    return ", ".join(dict.fromkeys(texts)) or "none"

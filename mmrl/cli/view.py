@@ -62,5 +62,6 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{out or single} cannot be written: {error.strerror}; choose another place") from error
     sizes = [len(content) for _, content in pictures.items()]
     file = out / "index.html" if out else single
-    echo(f"Written: {file}, {len(sizes)} pictures copied ({sum(sizes) / 1e6:.1f} MB)")
+    plural = "" if len(sizes) == 1 else "s"
+    echo(f"Written: {file}, {len(sizes)} picture{plural} copied ({sum(sizes) / 1e6:.1f} MB)")
     return 0

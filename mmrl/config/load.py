@@ -263,7 +263,7 @@ class _ConfigFiles:
         merged = ConfigNode({}, tree.origin)
         for base, base_origin in _list_files(extends, "extends"):
             file = path.parent / base
-            base_path = file if file.exists() or file.suffix else find_config(base)
+            base_path = file if file.is_file() or file.suffix else find_config(base)
             base_tree = self.read(base_path, error_prefix=f"{base_origin}: extends: ", chain=chain)
             merged = merge_configs(merged, base_tree)
         return merge_configs(merged, tree)

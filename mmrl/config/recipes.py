@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,7 +68,7 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
         UserError: there is neither a file nor a recipe of this name.
     """
     path = Path(name)
-    if not re.fullmatch(r"[\w-]+", str(name)) or path.exists():
+    if not re.fullmatch(r"[\w-]+", str(name)) or path.is_file():
         return path
     for folder in (kind, "."):
         file = configs_folder() / folder / f"{name}.yaml"
@@ -122,23 +123,27 @@ def check_data_files(loaded: LoadedConfig) -> None:
     """
     missing, folder = find_missing_data(loaded), loaded.config.data.dir
     if missing and folder is None:
-        raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0][0]}; name its folder with --data DIR (data.dir)")
+        raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0]}; name its folder with --data DIR (data.dir)")
+    headers = [read_header(file) for file in loaded.files if missing and file.is_file()]
+    commands = list(chain.from_iterable(header.downloads for header in headers))
+    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
+    names: dict[str, list[str]] = {}  # missing files by the command that fetches them; empty if none does
+    for name in missing:
+        command = next((command for command in commands if name.split("/")[0] in command), "")
+        names.setdefault(command, []).append(name)
     lines = []
-    for name, command in missing:
-        lines.append(f"{folder}/{name}: no such file" + (f"; to fetch it, in {folder}: {command}" if command else ""))
+    for command, fetched in names.items():
+        advice = f"; run there: {command}" if command else ""
+        if texts and not command:
+            advice = "; no command of the header fetches it; see `# Data:`"
+        lines.append(f"{folder}: has no {', '.join(fetched)}{advice}")
+    if "" in names:
+        lines += [f"Data: {text}" for text in texts]
     if lines:
         raise UserError("\n".join(lines))
 
 
-def find_missing_data(loaded: LoadedConfig) -> list[tuple[str, str]]:
-    """Return the files below the data folder that are not there, each with the command that fetches it, or ""."""
-    commands: list[str] = []
-    for file in loaded.files:
-        commands += read_header(file).downloads if loaded.data_files and file.is_file() else ()
-    missing, folder = [], loaded.config.data.dir
-    for name in loaded.data_files:
-        if folder is None or not Path(folder, name).exists():
-            # The first command that names the file's top folder, else the first.
-            naming = [command for command in commands if name.split("/")[0] in command]
-            missing.append((name, next(iter([*naming, *commands]), "")))
-    return missing
+def find_missing_data(loaded: LoadedConfig) -> list[str]:
+    """Return the paths below the data folder that are not there; all of them if no folder was given."""
+    folder = loaded.config.data.dir
+    return [name for name in loaded.data_files if folder is None or not Path(folder, name).exists()]

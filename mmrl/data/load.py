@@ -130,7 +130,7 @@ class DatasetLoader:
                 samples and `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
         loaded: dict[str, SplitRows] = {}
-        for split, sources in sources_by_split(self._config.data).items():
+        for split in sources_by_split(self._config.data):
             streaming = self._config.data.streaming if split == "train" else None
             # Of a streamed source only as many rows are checked now as training will hold at once.
             rows = self.read_split(split, limit=streaming.shuffle_buffer_size if streaming else None)
@@ -140,7 +140,7 @@ class DatasetLoader:
             usable, damaged = self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
-            if sources and not usable:
+            if getattr(self._config.data, split) and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             loaded[split] = replace(rows, samples=usable, rejected=rejected)
         splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
@@ -152,6 +152,11 @@ class DatasetLoader:
                 f"data: sample {min(shared)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
             )
         check_stages_have_samples(self._config, splits["train"])
+        if not splits["validation"] and any(stage.validation for stage in self._config.training_stages):
+            self._console.warn(
+                "there is no sample for the stages' `validation`; name `data.validation`, or set a larger "
+                "`validation_share` of a source"
+            )
         if self._record:
             self._record.check(loaded)
         return DataSplits(**splits, source_indices=loaded["train"].source_indices)
@@ -193,7 +198,7 @@ class DatasetLoader:
     ) -> Iterator[tuple[int, Sample | RejectedRow]]:
         """Yield each row of a split with the index of its source; arguments as in `read_split`."""
         for source_index, source in enumerate(sources_by_split(self._config.data)[split]):
-            rows = read_source(source, self._functions[split][source_index], self._context)
+            rows = read_source(source, self._functions[split][source_index], self._context, split)
             try:
                 for row in islice(rows, limit):
                     yield source_index, row

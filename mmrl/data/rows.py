@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from random import Random
 
 from mmrl.config.schema import DataConfig, DataSourceConfig
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl.utils.plugins import errors_about_call, load_plugin
+from mmrl.utils.seeds import derive_seed
 
 DatasetFunction = Callable[[DatasetContext], Iterable[Sample | RejectedRow]]
 """Yields the rows of a data source; its options are bound."""
@@ -30,8 +32,9 @@ class SplitRows:
 
 
 def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
-    """Return the sources by the name of their split."""
-    return {"train": data.train, "validation": data.validation, "test": data.test}
+    """Return the sources by the name of their split. A training source with a validation share is in two of them."""
+    shared = [source for source in data.train if source.validation_share]
+    return {"train": data.train, "validation": (*data.validation, *shared), "test": data.test}
 
 
 def load_dataset_function(source: DataSourceConfig, base_dir: Path) -> DatasetFunction:
@@ -44,9 +47,9 @@ def load_dataset_function(source: DataSourceConfig, base_dir: Path) -> DatasetFu
 
 
 def read_source(
-    source: DataSourceConfig, dataset_function: DatasetFunction, context: DatasetContext
+    source: DataSourceConfig, dataset_function: DatasetFunction, context: DatasetContext, split: str
 ) -> Iterator[Sample | RejectedRow]:
-    """Call the dataset function of a source and yield its rows, with the source's name before their ids.
+    """Call the dataset function of a source and yield its rows of a split, with the source's name before their ids.
 
     Raises:
         UserError: the function cannot read its data, or yields something else.
@@ -56,22 +59,26 @@ def read_source(
             if not isinstance(row, Sample | RejectedRow):
                 raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
             if not source.name:
-                yield row
+                named = row
             elif isinstance(row, RejectedRow):
-                yield row._replace(id=f"{source.name}/{row.id}")
+                named = row._replace(id=f"{source.name}/{row.id}")
             else:
-                yield replace(row, id=f"{source.name}/{row.id}")
+                named = replace(row, id=f"{source.name}/{row.id}")
+            share = source.validation_share
+            is_held_out = share > 0.0 and Random(derive_seed("validation share", named.id)).random() < share
+            if not share or is_held_out == (split == "validation"):
+                yield named
 
 
 def read_filtered_source(
-    source: DataSourceConfig, base_dir: Path, context: DatasetContext
+    source: DataSourceConfig, base_dir: Path, context: DatasetContext, split: str
 ) -> Iterator[Sample | RejectedRow]:
-    """Load the function of a source, and yield the rows that its `row_filter` takes.
+    """Load the function of a source, and yield the rows of a split that its `row_filter` takes.
 
     Raises:
         UserError: as `load_dataset_function`, `read_source` and `passes_row_filter`.
     """
-    for row in read_source(source, load_dataset_function(source, base_dir), context):
+    for row in read_source(source, load_dataset_function(source, base_dir), context, split):
         if passes_row_filter(row, source):
             yield row
 

@@ -169,7 +169,7 @@ class StageData:
         """Start a new pass over a streamed source; its held-out samples come as rejected rows."""
         held_out = {sample.id for sample in (*self._samples.validation, *self._samples.test)}
         source = self._config.data.train[source_index]
-        for row in read_source(source, self._train_functions[source_index], self._context):
+        for row in read_source(source, self._train_functions[source_index], self._context, "train"):
             if not passes_row_filter(row, source):
                 continue
             if row.id in held_out:

@@ -129,8 +129,8 @@ class DataCheck:
         self._check_prompts()
         self._check_duplicates()
         self._check_benchmarks()
-        for split, sources in self._sources.items():
-            if sources and not self._samples[split]:
+        for split in self._sources:
+            if getattr(self._config.data, split) and not self._samples[split]:
                 self._add_finding(FindingCode.EMPTY, split, "", "there is not one usable sample")
         try:
             check_stages_have_samples(self._config, self._samples["train"])

@@ -86,7 +86,7 @@ class SampleBrowser:
         def read_split(name: str) -> tuple[list[Sample], list[RejectedRow]]:
             rows: list[Sample | RejectedRow] = []
             for source in sources_by_split(config.data)[name]:
-                rows += console.track(f"reading {name}", read_filtered_source(source, base_dir, context))
+                rows += console.track(f"reading {name}", read_filtered_source(source, base_dir, context, name))
             return separate_rejected(rows)
 
         self._split = split

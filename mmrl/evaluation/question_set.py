@@ -74,7 +74,7 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     sources = sources_by_split(config.data)[split]
     rows: list[Sample | RejectedRow] = []
     for source in sources:
-        rows += read_filtered_source(source, base_dir, dataset_context)
+        rows += read_filtered_source(source, base_dir, dataset_context, split)
     samples, rejected = separate_rejected(rows)
     if rejected:
         raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")

@@ -77,7 +77,7 @@ def print_summary(run_dir: RunDir, console: Console) -> None:
             rise = f"{after - before:+.3f} {_format_interval(task['ci'], sign='+')}"
             rows.append((task["task"], str(task["n"]), before_text, after_text, rise))
         console.print_table(title, ("task", "n", "before", "after", "rise"), rows)
-    console.info(f"Model: {run_dir.model}\nEverything: {run_dir.path}")
+    console.info(f"Model: {run_dir.model}\nEverything: {run_dir.path} (to look at it: mmrl view {run_dir.path})")
 
 
 def _format_interval(ends: Sequence[float | None], sign: str = "") -> str:

@@ -109,7 +109,7 @@ def _measure_prompts(
     context = make_dataset_context(config, base_dir, work_dir)
     samples: list[Sample] = []
     for source in config.data.train:
-        rows = islice(read_filtered_source(source, base_dir, context), _MOST_ROWS)
+        rows = islice(read_filtered_source(source, base_dir, context, "train"), _MOST_ROWS)
         samples += [row for row in rows if isinstance(row, Sample) and matches_conditions(stage.when, row)]
     cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=0)
     if _finds_tokenizer(config):

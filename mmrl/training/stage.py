@@ -138,7 +138,7 @@ def build_callbacks(
     callbacks.append(limit)
     if config.evaluation.benchmarks:
         callbacks.append(services.benchmarks)
-    if stage.validation is not None:
+    if stage.validation is not None and services.run.samples.validation:
         measure = partial(services.held_out.measure, services.run.samples.validation)
         record = recorder.record_validation
         callbacks.append(Validation(measure, stage.validation, logger.log_metrics, record, console.info))

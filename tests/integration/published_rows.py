@@ -123,11 +123,23 @@ def make_small(config: Config) -> dict[str, Any]:
         "model.video": {**SMALL.model_dump(), "max_frames": 4},
         "run.cpu_threads": 1,
     }
+    held_out = [source.model_dump(mode="json") for source in config.data.validation]
     for index, source in enumerate(config.data.train):
         if "size" in source.args:
             values[f"data.train.{index}.args.size"] = 8  # what a recipe makes
+        if source.validation_share:
+            # Of few rows a share may be none, or all that a stage needs.
+            values[f"data.train.{index}.validation_share"] = 0.0
+            changed = {"name": f"held_out_{index}", "validation_share": 0.0, "weight": None}
+            held_out.append({**source.model_dump(mode="json"), **changed})
+    for settings in held_out:
+        settings["args"]["size" if "size" in settings["args"] else "limit"] = 2
+    values["data.validation"] = held_out
+    values["evaluation.max_new_tokens"] = SHORT
     for stage in config.stages:
         at = f"stages.{stage.name}"
+        if isinstance(stage, RlStage | SftStage) and stage.validation:
+            values[f"{at}.validation.every"] = 2
         if isinstance(stage, RlStage | SampleStage):
             values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
         if isinstance(stage, RlStage):

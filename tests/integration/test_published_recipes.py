@@ -17,9 +17,9 @@ from PIL import Image
 from published_rows import make_small
 from serving import judging, reply, served
 
-from mmrl.config import explain, load_config
+from mmrl.config import Config, explain, load_config
 from mmrl.config.recipes import LABELS, read_header
-from mmrl.config.schema import RlStage, SftStage
+from mmrl.config.schema import RlStage
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +29,17 @@ HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")
 PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
 MOST_LINES = 65
 NUM_STEPS = 2  # of each stage
+RANDOM_TERM = """\
+from zlib import crc32
+
+from mmrl import reward
+
+
+@reward(name="random")
+def random(response, sample):
+    return crc32(response.text.encode()) % 97 / 97
+"""
+"""A reward by which the responses of an untrained model differ, so that every RL stage has a gradient."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,18 @@ def scorer() -> Iterator[str]:
         yield url
 
 
+def let_random_term_decide(config: Config) -> dict[str, object]:
+    """Return overrides where a term that a tiny model always fails would leave no gradient."""
+    overrides: dict[str, object] = {"rewards.combine": "sum"}
+    for stage in config.stages:
+        if isinstance(stage, RlStage) and stage.dynamic_sampling:
+            band = [{"term": "random", "low": 0.01, "high": 0.99}]
+            overrides[f"stages.{stage.name}.dynamic_sampling.ranges"] = band
+        if isinstance(stage, RlStage) and stage.advantage.difficulty_weight:
+            overrides[f"stages.{stage.name}.advantage.difficulty_weight.term"] = "random"
+    return overrides
+
+
 def test_every_recipe_has_rows():
     assert published_rows.names() == PUBLISHED
 
@@ -57,6 +80,8 @@ def test_a_published_recipe_is_short_explained_and_says_where_its_numbers_are_fr
     assert len(text.splitlines()) <= MOST_LINES
     loaded = load_config(str(RECIPES / f"{name}.yaml"))
     assert loaded.config.run.name == name
+    words = " ".join(file.read_text(encoding="utf-8").partition("run:")[0] for file in loaded.files)
+    assert [file for file in loaded.data_files if file.split("/")[0] not in words] == []
     num_rl_stages = sum(isinstance(stage, RlStage) for stage in loaded.config.stages)
     assert explain(loaded).count("\n  R_i = ") == num_rl_stages
 
@@ -105,15 +130,22 @@ def test_a_published_recipe_runs_with_a_tiny_model(
             overrides[f"rewards.terms.{index}.args.judge.url"] = judge
         if "scorer" in term.args:
             overrides[f"rewards.terms.{index}.args.scorer.url"] = scorer
+    overrides |= let_random_term_decide(config)
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     data = published_rows.write_data(name, tmp_path / "data")
+    (tmp_path / "random_term.py").write_text(RANDOM_TERM)
+    term = {"fn": "./random_term.py:random", "weight": 0.25}
+    extended = {"extends": name, "rewards": {"terms": {"random": term}}}
+    (tmp_path / "random.yaml").write_text(json.dumps(extended))
     folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
-    done = here("train", name, *folders, *words, "--steps", NUM_STEPS)
+    done = here("train", tmp_path / "random.yaml", *folders, *words, "--steps", NUM_STEPS)
     assert done.code == 0, done.errors
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     trained = [stage.name for stage in config.training_stages]
-    supervised = {stage.name for stage in config.stages if isinstance(stage, SftStage)}
     stages = Counter(record["stage"] for record in told if "learner/lr" in record)
     assert stages == dict.fromkeys(trained, NUM_STEPS)
-    assert all(record["learner/grad_norm"] > 0 for record in told if record["stage"] in supervised)
+    norms = [(record["stage"], record["learner/grad_norm"]) for record in told if "learner/grad_norm" in record]
+    assert len(norms) == NUM_STEPS * len(trained) and all(norm > 0 for _, norm in norms), norms
+    validated = {record["stage"] for record in told if "validation/mean" in record}
+    assert validated == {stage.name for stage in config.training_stages if stage.validation}
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

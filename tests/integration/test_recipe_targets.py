@@ -21,7 +21,7 @@ def read(tmp_path):
         context = make_dataset_context(config, tmp_path, tmp_path / "work")
         found = {}
         for source in config.data.train:
-            for row in read_filtered_source(source, tmp_path, context):
+            for row in read_filtered_source(source, tmp_path, context, "train"):
                 assert not isinstance(row, RejectedRow), row
                 found.setdefault(row.task, []).append(row)
         return found

@@ -1,4 +1,4 @@
-"""mmrl installed from its wheel has its recipes, the cases of its rewards, and trains a recipe by name."""
+"""mmrl installed from its wheel has its recipes and the cases of its rewards, trains a recipe and shows the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_it_lists_explains_tests_rewards_and_trains_a_recipe(site: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_it_lists_explains_tests_rewards_trains_and_shows_a_run(site: Path, tiny_model: Path, tmp_path: Path) -> None:
     def mmrl(*arguments: object) -> str:
         command = [sys.executable, "-m", "mmrl", *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(site)}
@@ -48,3 +48,6 @@ def test_it_lists_explains_tests_rewards_and_trains_a_recipe(site: Path, tiny_mo
     folders = ("--model", tiny_model, "--data", write_data("r1_v", tmp_path / "data"))
     mmrl("train", "r1_v", *folders, *words, "--steps", 1, "--run-dir", "run")
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    mmrl("view", "run", "--out", "page")
+    assert "learner/grad_norm" in (tmp_path / "page" / "data" / "r0" / "metrics.js").read_text()
+    assert (tmp_path / "page" / "index.html").exists() and (tmp_path / "page" / "curves.js").exists()

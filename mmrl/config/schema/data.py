@@ -56,6 +56,9 @@ class DataSourceConfig(StrictModel):
     is drawn once per epoch. Give it to all sources or to none."""
     row_filter: RowFilterConfig | None = None
     """Keep only rows in a range of a number that they carry; without it all rows are taken."""
+    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """About this share of a training source is held out for validation. A hash of a row's id decides, so that every run
+    holds out the same rows."""
 
 
 class MediaLimitsConfig(StrictModel):
@@ -132,6 +135,16 @@ class DataConfig(StrictModel):
     def has_weights(self) -> bool:
         """True if training sources are mixed by weight."""
         return any(source.weight is not None for source in self.train)
+
+    @model_validator(mode="after")
+    def _check_validation_shares(self) -> DataConfig:
+        if any(source.validation_share for source in (*self.validation, *self.test)):
+            raise ValueError("`validation_share` divides training sources; validation and test sources are used whole")
+        if self.streaming and any(source.validation_share for source in self.train):
+            raise ValueError(
+                "a `validation_share` would be searched for in the whole stream; name `validation` sources"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_weights(self) -> DataConfig:

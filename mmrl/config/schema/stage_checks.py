@@ -27,9 +27,6 @@ def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> Non
             raise ValueError(
                 f"stage {stage.name!r} has `shared_prefix: on`, which eager `model.attn_implementation` cannot do"
             )
-    for stage in training:
-        if "data" in sections and stage.validation and not sections["data"].validation:
-            raise ValueError(f"stage {stage.name!r} has `validation`, which needs `data.validation`")
     non_additive_part = _find_non_additive_part(sections["rewards"]) if "rewards" in sections else ""
     for stage in training:
         if isinstance(stage, RlStage) and stage.advantage.combine == "per_term" and non_additive_part:

@@ -140,7 +140,7 @@ class TrainingStage(StrictModel):
     """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
     sequence goes alone. The gradient does not depend on it."""
     validation: ValidationConfig | None = None
-    """Evaluation during the stage, and an early end by its reward; needs `data.validation`."""
+    """Evaluation during the stage, on `data.validation` and each `validation_share`, and an early end by its reward."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
     """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group. The
     gradient is the same without; the first ones are computed both ways to make sure. `auto` does so unless

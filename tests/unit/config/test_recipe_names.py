@@ -99,10 +99,24 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     assert len(str(error.value).splitlines()) == 2
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").touch()
-    assert find_missing_data(loaded) == [("pictures", "wget pictures.zip && unzip pictures.zip")]
+    assert find_missing_data(loaded) == ["pictures"]
+    with pytest.raises(UserError, match=r"has no pictures; run there: wget pictures.zip"):
+        check_data_files(loaded)
     (tmp_path / "pictures").mkdir()
     check_data_files(loaded)
     check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
+
+
+def test_a_missing_file_that_no_command_fetches_is_told_with_the_text_about_the_data(shipped, tmp_path):
+    loaded = load_config("counter", [f"data.dir={tmp_path}", 'data.train.0.args.path="${data}/own.jsonl"'])
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(UserError) as error:
+        check_data_files(loaded)
+    first, text = str(error.value).splitlines()
+    assert first == f"{tmp_path}: has no own.jsonl; no command of the header fetches it; see `# Data:`"
+    assert text == "Data: two files of which one has pictures."
+    with pytest.raises(UserError, match=r"has no own.jsonl$"):
+        check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
 
 
 def test_stages_of_a_mapping_are_merged_by_name_and_by_kind(shipped, tmp_path):

@@ -122,7 +122,6 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.kind=grpo", "stages.1.kind: must be 'sft', 'rl', 'sample' or 'select'"),
         ("stages.rl.name=cold", "stages: two stages are named 'cold'"),
         ("stages.rl.name=a/b", "stages.1.name: must serve as a file name"),
-        ("stages.rl.validation={stop_at_mean_reward: 0.5}", "stages: stage 'rl' has `validation`, which needs"),
         ("stages.rl={}", "stages.1.kind: missing; write one of 'sft', 'rl',"),
         ("stages.rl=3", "stages.1: must be a mapping, got 3"),
         ("stages=[]", "stages: needs at least one entry"),

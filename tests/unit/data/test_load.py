@@ -1,5 +1,6 @@
 """Loading samples: every image and video is opened once, with or without workers, in bounded memory."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ from factories import image_ref, make_config, write_file
 from fork_server import run_forked
 from loading import make_loader
 from PIL import Image
+from pydantic import ValidationError
 from videos import blank_frame, write_video
 
 from mmrl.config import load_eval_config
@@ -141,6 +143,41 @@ def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
     eval_config = load_eval_config(inherit_settings(filtered, by_rule=False), "r", ())
     with closing(run_question_set("run:train", filtered, eval_config, folder, folder / "out")) as question_set:
         assert [sample.id for sample in question_set.questions.samples] == kept
+
+
+def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
+    source = {"fn": "./mine.py:rows", "args": {"size": 50}}
+    shared = config(train=[{**source, "validation_share": 0.2}])
+    splits = make_loader(shared, folder)[0].load()
+    held_out = [sample.id for sample in splits.validation]
+    assert 4 <= len(held_out) <= 16
+    assert sorted([*train_ids(splits), *held_out]) == sorted(f"train-{number}" for number in range(50))
+    again = config(train=[{**source, "args": {"size": 40}, "validation_share": 0.2}], on_bad_sample="skip")
+    first = {name for name in held_out if int(name.removeprefix("train-")) < 40}
+    assert {sample.id for sample in make_loader(again, folder)[0].load().validation} == first
+
+    browser = SampleBrowser(shared, folder, folder / "work", "validation", null_console())
+    assert [sample.id for sample in browser.samples] == held_out
+    eval_config = load_eval_config(inherit_settings(shared, by_rule=False), "r", ())
+    with closing(run_question_set("run:validation", shared, eval_config, folder, folder / "out")) as question_set:
+        assert [sample.id for sample in question_set.questions.samples] == held_out
+
+
+def test_a_share_of_too_few_samples_validates_nothing_and_says_so(folder, capsys):
+    stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "validation": {"every": 1}}
+    source = {"fn": "./mine.py:rows", "args": {"size": 3}, "validation_share": 1e-6}
+    loader, _ = make_loader(make_config(data={"train": [source]}, stages=[stage]), folder)
+    splits = loader.load()
+    assert (len(splits.train), splits.validation) == (3, ())
+    assert "there is no sample for the stages' `validation`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("data", [{"test": "shared"}, {"streaming": {}}])
+def test_a_share_divides_training_sources_in_memory(data):
+    shared = {"fn": "./mine.py:rows", "args": {"size": 50}, "validation_share": 0.2}
+    settings = {"train": [shared], **{key: [shared] if value == "shared" else value for key, value in data.items()}}
+    with pytest.raises(ValidationError, match="validation_share"):
+        DataConfig.model_validate_json(json.dumps(settings))
 
 
 @pytest.mark.parametrize(

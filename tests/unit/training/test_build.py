@@ -113,7 +113,7 @@ def test_damaged_processor_is_found_before_any_data_is_read(tmp_path):
 
 def test_name_of_a_source_precedes_the_ids_of_its_rows(tmp_path):
     source = DataSourceConfig(fn="./mine.py:rows", args={"ids": ["a", "b"], "broken": ["c"]}, name="left")
-    rows = read_source(source, load_dataset_function(source, tmp_path), make_context(tmp_path))
+    rows = read_source(source, load_dataset_function(source, tmp_path), make_context(tmp_path), "train")
     assert [row.id for row in rows] == ["left/a", "left/b", "left/c"]
     with pytest.raises(ValidationError, match="name"):
         DataSourceConfig(fn="./mine.py:rows", name="a name")
@@ -122,7 +122,7 @@ def test_name_of_a_source_precedes_the_ids_of_its_rows(tmp_path):
 def test_source_that_yields_something_else_is_refused(tmp_path):
     source = DataSourceConfig(fn="./mine.py:words")
     with pytest.raises(UserError, match="yielded 'a word'"):
-        list(read_source(source, load_dataset_function(source, tmp_path), make_context(tmp_path)))
+        list(read_source(source, load_dataset_function(source, tmp_path), make_context(tmp_path), "train"))
 
 
 def test_digest_of_samples_depends_on_their_content_and_not_on_paths():
