@@ -185,8 +185,8 @@ class PolicyLearner:
                 # Not over `active`: the loss is also a mean over experiences that the forward pass leaves out.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))
-        # Only the first update shows how sampler and learner differ, so its tokens must be recent enough to show it.
-        # Those with tokens of the current policy version come first, then those with tokens of the version before.
+        # `rollout/logprob_diff_*` compares sampler and learner in the first update, where weights are still the same.
+        # So mini-batches with tokens of the current policy version go first, then those of the version before.
         mini_batches.sort(key=lambda mini_batch: [not count for count in mini_batch.denominators.forward_tokens_by_age])
         return mini_batches
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
+from mmrl.rollout.tools.executor import FAILURE_KINDS
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.types import RewardErrorKind, TrainingState, UserError, WorstToken
 
@@ -246,13 +247,13 @@ class HealthMonitor:
             if not name.endswith(CALLS_SUFFIX) or not calls:
                 continue
             step_name = name.removesuffix(CALLS_SUFFIX)
-            failures = means.get(f"{step_name}/errors", 0.0) + means.get(f"{step_name}/timeouts", 0.0)
-            failed = failures / calls
+            failed = sum(means.get(f"{step_name}/{kind}", 0.0) for kind in FAILURE_KINDS) / calls
             if failed > MAX_FAILED_TOOL_CALL_FRAC:
                 yield (
                     name,
-                    f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises or exceeds its timeout; "
-                    "the rollouts contain its error messages. Fix it, or end the run there with `on_error: stop`",
+                    f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises, hangs or exceeds a "
+                    "limit; the rollouts contain its error messages. Fix it, or end the run there with "
+                    "`on_error: stop`",
                 )
 
     def _find_failing_environments(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:

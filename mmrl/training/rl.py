@@ -75,8 +75,8 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         timer = collected.timer
         collect_groups(settings, components, state, collected)
 
-        # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage. Ranks
-        # exchange one thing here: which of them found the media of replayed and carried-over groups changed.
+        # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage.
+        # Collective: ranks agree on which replayed and carried-over groups have media that changed.
         with timer.time("select"):
             selected = components.selector.select(collected.groups, state)
         # With `async_rollouts`, the next step's first round is generated while the learner works; otherwise None.

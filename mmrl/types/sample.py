@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeMap:
-    """Records how one image was resized before the model saw it; the only converter between coordinate systems.
+    """Records how one image was resized before the model saw it; the converter between coordinate systems.
 
     An image can be a crop of a larger one. Then PX_ORIGINAL counts from the corner of the larger image, and every other
     system from the corner of the crop.

@@ -1,7 +1,7 @@
 """Worker processes. One that hangs past a call's deadline is killed, one that dies is replaced; each costs one call.
 
-Rewards, tools, drawings and media run here. `worker_limits` watches memory, processes and output of those that run
-functions of users; `worker_server` is the other side of the line.
+Rewards, tools, environments, drawings and media run here. `worker_limits` watches memory, processes and output of those
+that run functions of users; `worker_server` is the other side of the line.
 """
 
 from __future__ import annotations

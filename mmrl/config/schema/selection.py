@@ -48,7 +48,7 @@ class DynamicSamplingConfig(StrictModel):
     max_truncated_frac: Fraction = 1.0
     """A group is left out if a larger share of its rollouts is cut at max_new_tokens."""
     max_rounds: PositiveInt = 1
-    """`prompts_per_step` prompts are sampled up to this often, until as many groups pass; a step may train on fewer."""
+    """Prompts are sampled up to this often, until `prompts_per_step` groups pass; a step may train on fewer."""
     extra: Literal["drop", "carry"] = "drop"
     """Groups that pass beyond `prompts_per_step` are dropped, or wait and are trained on first in the next steps."""
 

@@ -63,7 +63,10 @@ def warnings_of(steps, **options):
         ({"rollout/logprob_diff_mean": 0.2}, "0.2 nats a token.*logprob_check.every=1.*loss.rollout_correction"),
         ({"rollout/stale_logprob_diff_mean": 0.3}, "0.3 nats from the learner.*logprob_check/diff_mean"),
         ({"replay/staleness_max": 57.0}, "57 policy versions old.*replay.max_staleness"),
-        ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the tool calls in step tools.*`on_error: stop`"),
+        (
+            {"tools/errors": 2.0, "tools/timeouts": 1.0, "tools/limits": 1.0},
+            "50% of the tool calls in step tools.*`on_error: stop`",
+        ),
         (
             {"maze/episodes": 8.0, "maze/timeouts": 3.0, "maze/crashes": 2.0},
             "62% of the episodes.*maze fail, most by time",
