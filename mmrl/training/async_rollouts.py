@@ -1,8 +1,8 @@
 """Asynchronous rollouts: a step's first round is generated while the step before it is being learned.
 
-Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. A prefetched round, one that was generated ahead of
-its step, is complete before the sampler receives new weights and before anything is saved. Its tokens therefore depend
-on the policy version and on seeds, not on which of the two threads was faster, and a checkpoint holds all of it.
+Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. That round is complete before the sampler
+receives new weights and before anything is saved. Its tokens therefore depend on the policy version and on seeds, not
+on which of the two threads was faster, and a checkpoint holds all of it.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class RunCheckpoints:
             console.info(describe_lengthening(config.stages[lengthened], state))
         if any(ranks.all_gather(bool(run.data_record.differences))):
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
-            state.unfinished, state.prefetched = (), None
+            state.unfinished, state.next_batch = (), None
         if state.stage_index < len(config.stages):
             console.info(f"Resuming from {folder}: stage {config.stages[state.stage_index].name}, step {state.step}.")
         return ResumePoint(state=state, optimizer=optimizer)
@@ -112,8 +112,8 @@ def describe_lengthening(stage: object, state: TrainingState) -> str:
 
     `state` is that of the checkpoint that the stage continues from.
     """
-    # The last step of a stage prefetches nothing.
-    if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.prefetched is None:
+    # The last step of a stage generates nothing ahead.
+    if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.next_batch is None:
         return (
             f"Stage {stage.name} will not end like one that had {stage.steps} steps from the start: step {state.step} "
             "was its last one, and generated no rollouts for the next."

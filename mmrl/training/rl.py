@@ -5,7 +5,7 @@ so a run resumed from a checkpoint equals one that was never interrupted. Import
 
 A round is one batch of prompts, rolled out and scored together; a step has one, or several with dynamic sampling. Three
 kinds of rollouts cross from one step to the next, in `TrainingState`: `unfinished` responses that partial rollouts cut
-off, the `prefetched` round of asynchronous rollouts, and scored groups that are `carried_over`.
+off, the `next_batch` of asynchronous rollouts, and scored groups that are `carried_over`.
 
 The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, also a
 rank that has no samples. In a single process they return what they are given.
@@ -88,7 +88,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         # That round samples with the weights of `state.version`: it must be complete before the sampler gets new ones.
         if next_round is not None:
             with timer.time("rollout"):
-                state.prefetched = finish_next_round(next_round, settings.prompts_per_round, components.ranks)
+                state.next_batch = finish_next_round(next_round, settings.prompts_per_round, components.ranks)
         with timer.time("learn"):
             components.sync_weights(state.version + 1)
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
@@ -96,8 +96,8 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
 
 def collect_groups(settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch) -> None:
     """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
-    if state.prefetched is not None:
-        batch, state.prefetched = state.prefetched, None
+    if state.next_batch is not None:
+        batch, state.next_batch = state.next_batch, None
         own_places = rank_slice(len(batch.groups), components.ranks)
         own_batch = replace(batch, groups=batch.groups[own_places], probes=batch.probes[own_places])
         score_batch(components, state, own_batch, collected)

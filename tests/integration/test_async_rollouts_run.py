@@ -89,10 +89,10 @@ def test_rollouts_are_one_version_old_from_the_second_step_on(whole: Path) -> No
     check_all_occurred(steps, "rethink/attempted")
 
 
-def test_checkpoints_have_the_prefetched_round_except_the_last(whole: Path) -> None:
-    assert load_state(whole / "checkpoints" / "01-000006").prefetched is None
-    prefetched = load_state(whole / "checkpoints" / "01-000004").prefetched
-    assert prefetched is not None and len(prefetched.groups) == 4
+def test_checkpoints_have_the_next_batch_except_the_last(whole: Path) -> None:
+    assert load_state(whole / "checkpoints" / "01-000006").next_batch is None
+    next_batch = load_state(whole / "checkpoints" / "01-000004").next_batch
+    assert next_batch is not None and len(next_batch.groups) == 4
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def resume_with_two_ranks(
     assert done.code == 0, done.errors
 
 
-def test_two_ranks_share_what_one_process_prefetched(
+def test_two_ranks_share_what_one_process_generated_ahead(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {
@@ -179,7 +179,7 @@ def test_two_ranks_share_what_one_process_left_unfinished(
 
 
 def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
-    """The last step of the shorter run prefetches nothing; from an earlier checkpoint both are the same."""
+    """The last step of the shorter run generates nothing ahead; from an earlier checkpoint both are the same."""
     longer, run_dir = "stages.rl.steps=7", tmp_path / "run"
     config = write(full_config(run_dir), tmp_path / "tiny.yaml")
     assert here("train", config).code == 0

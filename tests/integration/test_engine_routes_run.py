@@ -55,7 +55,7 @@ def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(
     check_all_occurred(learned_steps(tmp_path / "whole"), "rollout/route_diff_tokens_frac")
     state = load_state(tmp_path / "whole" / "checkpoints" / "00-000002")
     saved = [experience.rollout for experience in state.replay_buffer]
-    for group in (*state.unfinished, *(state.prefetched.groups if state.prefetched else ())):
+    for group in (*state.unfinished, *(state.next_batch.groups if state.next_batch else ())):
         saved += group
     assert saved and all(rollout.prompt_routes is not None for rollout in saved)
 

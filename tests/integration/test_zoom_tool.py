@@ -70,8 +70,8 @@ def test_two_processes_zoom_as_one_does(
     with monkeypatch.context() as patched:
         signal_at_call(patched, AsyncRollouts, "start", 2, signal.SIGINT)
         assert here("train", once).code == 128 + signal.SIGINT
-    prefetched = load_state(tmp_path / "once" / "checkpoints" / "01-000002").prefetched
-    assert any(rollout.observations for group in prefetched.groups for rollout in group)
+    next_batch = load_state(tmp_path / "once" / "checkpoints" / "01-000002").next_batch
+    assert any(rollout.observations for group in next_batch.groups for rollout in group)
     assert here("train", once).code == 0
     done = mmrl("train", twice, "--nproc", 2)
     assert done.code == 0, done.errors

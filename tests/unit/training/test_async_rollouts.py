@@ -64,8 +64,8 @@ def test_copied_policy_samples_with_old_weights_until_it_is_synced(make_tiny, ch
             for parameter in tiny.policy.trained.values():
                 parameter.add_(0.05)
         changed.set()
-        prefetched = pending.wait()
-    assert segments_of(prefetched.groups) == segments_of(before)
+        next_batch = pending.wait()
+    assert segments_of(next_batch.groups) == segments_of(before)
     copied.sync(3)
     live = make_sampler(tiny.policy, version=3).generate(prompts, 2, tiny.params, step=2)
     synced = copied.generate(prompts, 2, tiny.params, step=2)
@@ -106,14 +106,14 @@ def test_next_step_is_started_before_the_update_and_waited_for_after_it():
     assert [name for name, _ in run.calls] == [*first, *second]
     assert [call for call in run.calls if call[0] in ("take", "start")] == [("take", 0), ("take", 2), ("start", 1)]
     assert [segment.version for e in run.learner.learned[1] for segment in e.rollout.segments] == [6] * 4
-    assert (state.data_position, state.prefetched) == (4, None)
+    assert (state.data_position, state.next_batch) == (4, None)
 
 
-def test_step_after_a_restart_learns_from_the_prefetched_round_of_the_state():
+def test_step_after_a_restart_learns_from_the_next_batch_of_the_state():
     groups = tuple((make_rollout(prompt, 0), make_rollout(prompt, 1)) for prompt in numbered_prompts(0, 1))
-    prefetched = RolloutBatch(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
-    state = loads(dumps(TrainingState(step=2, data_position=6, prefetched=prefetched)), TrainingState)
-    assert state.prefetched == prefetched
+    next_batch = RolloutBatch(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
+    state = loads(dumps(TrainingState(step=2, data_position=6, next_batch=next_batch)), TrainingState)
+    assert state.next_batch == next_batch
     run = FakeRun()
     train_rl(run, state, steps=3, async_rollouts=RecordingAsyncRollouts(run.calls))
     assert [name for name, _ in run.calls][:3] == ["score", "sleep", "learn"]
@@ -143,7 +143,7 @@ def test_wait_refuses_rollouts_of_another_policy_version():
         rollouts.start(numbered_prompts(1), step=1, version=1).wait()
 
 
-def test_prefetched_round_is_gathered_from_all_ranks_and_divided_again():
+def test_next_batch_is_gathered_from_all_ranks_and_divided_again():
     class CountingPipeline(FakePipeline):
         def run(self, prompts, *, step):
             batch = super().run(prompts, step=step)
@@ -167,12 +167,12 @@ def test_prefetched_round_is_gathered_from_all_ranks_and_divided_again():
     assert gathered.metrics == {"n": 3.0, "data/dropped": 1.0}
 
     ranks = SimpleNamespace(rank=1, size=3, all_gather=lambda value: [(), value, ()])
-    collected, state = StepBatch(), TrainingState(version=1, prefetched=gathered)
+    collected, state = StepBatch(), TrainingState(version=1, next_batch=gathered)
     settings = RlSettings(num_steps=1, prompts_per_round=4)
     collect_groups(settings, FakeRun().rl_components(ranks=ranks), state, collected)
     assert [group.prompt.sample.id for group in collected.groups] == ["1"]
     assert collected.metrics == gathered.metrics
-    assert state.prefetched is None
+    assert state.next_batch is None
 
 
 @pytest.mark.parametrize(("is_corrected", "source"), [(False, "recorded"), (True, None)])
