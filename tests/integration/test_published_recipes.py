@@ -80,7 +80,7 @@ def test_a_published_recipe_is_short_explained_and_says_where_its_numbers_are_fr
     assert len(text.splitlines()) <= MOST_LINES
     loaded = load_config(str(RECIPES / f"{name}.yaml"))
     assert loaded.config.run.name == name
-    words = " ".join(file.read_text(encoding="utf-8").partition("run:")[0] for file in loaded.files)
+    words = " ".join(file.read_text(encoding="utf-8").partition("\nrun:")[0] for file in loaded.files)
     assert [file for file in loaded.data_files if file.split("/")[0] not in words] == []
     num_rl_stages = sum(isinstance(stage, RlStage) for stage in loaded.config.stages)
     assert explain(loaded).count("\n  R_i = ") == num_rl_stages
