@@ -132,7 +132,8 @@ def check_data_files(loaded: LoadedConfig) -> None:
         commands = [line for header in headers for line in header.downloads if name.split("/")[0] in line]
         names_by_command.setdefault(commands[0] if commands else "", []).append(name)
     texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
-    lines, unfetched = [], names_by_command.pop("", [])
+    lines: list[str] = []
+    unfetched = names_by_command.pop("", [])
     for command, names in names_by_command.items():
         lines.append(f"{folder}: has no {', '.join(names)}; run there: {command}")
     if unfetched:

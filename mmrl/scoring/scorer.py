@@ -273,7 +273,7 @@ class RewardFunctionScorer:
                 scores.append(self._combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns)))
         if skip_group:
             return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(judged))
-        dropped = tuple(rollout for rollout in judged if rollout.failures)
+        dropped = tuple(entry for entry in judged if entry.failures)
         return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
 
     def _combine_outcomes(
