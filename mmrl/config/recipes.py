@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -122,25 +121,25 @@ def check_data_files(loaded: LoadedConfig) -> None:
         UserError: no data folder was given, or files are missing; with the commands that fetch them.
     """
     missing, folder = find_missing_data(loaded), loaded.config.data.dir
-    if missing and folder is None:
+    if not missing:
+        return
+    if folder is None:
         raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0]}; name its folder with --data DIR (data.dir)")
-    headers = [read_header(file) for file in loaded.files if missing and file.is_file()]
-    commands = list(chain.from_iterable(header.downloads for header in headers))
-    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
-    names: dict[str, list[str]] = {}  # missing files by the command that fetches them; empty if none does
+    headers = [read_header(file) for file in loaded.files if file.is_file()]
+    names_by_command: dict[str, list[str]] = {}
     for name in missing:
-        command = next((command for command in commands if name.split("/")[0] in command), "")
-        names.setdefault(command, []).append(name)
-    lines = []
-    for command, fetched in names.items():
-        advice = f"; run there: {command}" if command else ""
-        if texts and not command:
-            advice = "; no command of the header fetches it; see `# Data:`"
-        lines.append(f"{folder}: has no {', '.join(fetched)}{advice}")
-    if "" in names:
-        lines += [f"Data: {text}" for text in texts]
-    if lines:
-        raise UserError("\n".join(lines))
+        # A command fetches the files below the folder, or the file, that it names.
+        commands = [line for header in headers for line in header.downloads if name.split("/")[0] in line]
+        names_by_command.setdefault(commands[0] if commands else "", []).append(name)
+    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
+    lines: list[str] = []
+    unfetched = names_by_command.pop("", [])
+    for command, names in names_by_command.items():
+        lines.append(f"{folder}: has no {', '.join(names)}; run there: {command}")
+    if unfetched:
+        advice = "; no command of the header fetches it; see `# Data:`" if texts else ""
+        lines += [f"{folder}: has no {', '.join(unfetched)}{advice}", *(f"Data: {text}" for text in texts)]
+    raise UserError("\n".join(lines))
 
 
 def find_missing_data(loaded: LoadedConfig) -> list[str]:

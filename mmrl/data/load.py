@@ -140,6 +140,7 @@ class DatasetLoader:
             usable, damaged = self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
+            # A small validation share may hold out no row, which is only warned of.
             if getattr(self._config.data, split) and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             loaded[split] = replace(rows, samples=usable, rejected=rejected)

@@ -32,7 +32,7 @@ class ModelShapes:
 
     family: ModelFamily
     config: PretrainedConfig
-    note: str = ""  # says so if another model's shapes stand for these
+    note: str = ""  # names the model whose shapes are assumed, if any
 
     @property
     def text(self) -> Any:  # noqa: ANN401  (transformers gives its attributes no type)
@@ -100,10 +100,11 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
     for variant in _VARIANTS:
         name = name.removesuffix(variant)
     note, known = "", shipped_models()
-    if not path.is_dir() and name not in known:
-        # Longest last, so that no name is taken for one that it begins with.
-        for shipped in sorted((shipped for shipped in known if shipped in name), key=len):
-            name, note = shipped, f"assumed: {path} has the shapes of {shipped}, which its name contains"
+    contained = [shipped for shipped in known if shipped in name]
+    if contained and not path.is_dir() and name not in known:
+        # The longest, as some of these names begin others.
+        name = max(contained, key=len)
+        note = f"assumed: {path} has the shapes of {name}, which its name contains"
     file = path / "config.json" if path.is_dir() else _MODELS.joinpath(f"{name}.json")
     if not file.is_file():
         raise UserError(

@@ -92,6 +92,18 @@ def load_processor(
     return ProcessorBundle(family=family, processor=processor)
 
 
+def read_context_tokens(options: ModelConfig) -> int:
+    """Return the length of the context of the model at `options.path`, in tokens, without loading it.
+
+    Raises:
+        UserError: nothing loadable is there.
+    """
+    from transformers import AutoConfig
+
+    with _explain_load_errors(str(options.path)):
+        return int(AutoConfig.from_pretrained(str(options.path)).get_text_config().max_position_embeddings)
+
+
 def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundle:
     """Load the model at `options.path` with its processor. Raises as `load_processor` and `load_model`."""
     return load_model(options, load_processor(options, base_dir))

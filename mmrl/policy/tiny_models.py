@@ -17,6 +17,8 @@ from mmrl.policy.families import FAMILIES, FromScratchSupport
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
+CONTEXT_TOKENS = 4096
+
 _SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -150,7 +152,7 @@ def _text_config(spec: FromScratchConfig, vocab_size: int, ids: dict[str, int]) 
         "num_hidden_layers": language.num_layers,
         "num_attention_heads": language.num_heads,
         "num_key_value_heads": language.num_kv_heads,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": CONTEXT_TOKENS,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": ids["<|im_end|>"],

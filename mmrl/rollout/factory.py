@@ -204,8 +204,10 @@ def build_sampling_params(
     )
 
 
-def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> int:
+def compute_max_response_tokens(config: Config | EvalConfig, context_tokens: int) -> int:
     """Return the tokens of the longest response of any stage or the evaluation, with all that steps may add to it.
+
+    `context_tokens` is the length of the model's context.
 
     Raises:
         UserError: the model's context is too short for one of them; the error names the key.
@@ -217,12 +219,14 @@ def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> 
             generating.append((key, f"{key}.sampling", stage.sampling.max_new_tokens, stage.rollout_steps))
     longest = 0
     for key, sampling_key, max_new_tokens, steps in generating:
-        _check_fits_context(f"{sampling_key}.max_new_tokens", max_new_tokens, policy)
+        _check_fits_context(f"{sampling_key}.max_new_tokens", max_new_tokens, context_tokens)
         length = max_new_tokens
         for index, step in enumerate(steps):
             match step:
                 case RethinkConfig():
-                    _check_fits_context(f"{key}.rollout_steps.{index}.max_new_tokens", step.max_new_tokens, policy)
+                    _check_fits_context(
+                        f"{key}.rollout_steps.{index}.max_new_tokens", step.max_new_tokens, context_tokens
+                    )
                     # A token is a byte at least.
                     length += step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
                 case ToolsConfig():
@@ -231,7 +235,7 @@ def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> 
                     labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
                     length += step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
                 case EnvironmentConfig():
-                    _check_fits_context(f"{key}.rollout_steps.{index}.max_tokens", step.max_tokens, policy)
+                    _check_fits_context(f"{key}.rollout_steps.{index}.max_tokens", step.max_tokens, context_tokens)
                     length = max(length, step.max_tokens)
                 case CustomStepConfig():
                     length += step.max_added_tokens
@@ -243,7 +247,7 @@ def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
     """Return the most tokens that a prompt and its response may have together: no more than the engine takes."""
     rollout = config.rollout
     # A smaller limit than the model's own saves the engine memory for keys and values.
-    wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config, policy)
+    wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config, _context_tokens(policy))
     if rollout.engine == "vllm_server" and rollout.server.urls:
         from mmrl.rollout.engines.vllm_server import common_max_model_len
 
@@ -257,7 +261,7 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     Raises:
         UserError: a response may be longer than the model's context, or leaves the engine no room for a prompt.
     """
-    response = compute_max_response_tokens(config, policy)
+    response = compute_max_response_tokens(config, _context_tokens(policy))
     limit = (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     steps = chain(config.evaluation.rollout_steps, *(getattr(stage, "rollout_steps", ()) for stage in config.stages))
     # Other engines have no limit of their own, but episodes are as long as the model's context allows.
@@ -279,11 +283,11 @@ def _context_tokens(policy: Policy) -> int:
     return int(policy.model.config.get_text_config().max_position_embeddings)
 
 
-def _check_fits_context(key: str, tokens: int, policy: Policy) -> None:
-    if tokens >= _context_tokens(policy):
+def _check_fits_context(key: str, tokens: int, context_tokens: int) -> None:
+    if tokens >= context_tokens:
         error = UserError(
             f"{tokens} tokens of a response and its prompt do not fit the model's context of "
-            f"{_context_tokens(policy)}; use fewer"
+            f"{context_tokens}; use fewer"
         )
         error.key = key
         raise error

@@ -64,7 +64,7 @@ class RewardCaller:
         self._terms_by_name, self._options = {term.name: term for term in terms}, options
         self._sample_conditions = {term.name: term.options.sample_when for term in terms}
         self._condition_columns = {column for when in self._sample_conditions.values() for column in when}
-        # Terms by evaluation and by what a sample has in these columns: few for many samples, each asked about often.
+        # Cached by evaluation and the sample's values in these columns, since most samples share a few combinations.
         self._applicable_terms: dict[tuple[object, ...], list[BoundTerm]] = {}
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}

@@ -254,7 +254,7 @@ class RewardFunctionScorer:
         prompt = rollout_outcomes[0][0].prompt
         kept: list[Rollout] = []
         scores: list[Score] = []
-        dropped: list[Dropped] = []
+        judged: list[Dropped] = []  # all rollouts; those without failures are kept
         skip_group = False
         for rollout, outcomes in rollout_outcomes:
             failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
@@ -267,16 +267,14 @@ class RewardFunctionScorer:
                 skip_group |= action == "skip_group"
                 if action != "fallback":
                     failures |= _failures_by_term({asked.name: outcomes[asked.name] for asked in chain})
-            if failures:
-                dropped.append(Dropped(rollout, failures))
-                continue
-            kept.append(rollout)
-            scores.append(self._combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns)))
+            judged.append(Dropped(rollout, failures))
+            if not failures:
+                kept.append(rollout)
+                scores.append(self._combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns)))
         if skip_group:
-            failures_by_rollout = {id(rollout): failures for rollout, failures in dropped}
-            dropped = [Dropped(rollout, failures_by_rollout.get(id(rollout), {})) for rollout, _ in rollout_outcomes]
-            kept, scores = [], []
-        return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=tuple(dropped))
+            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(judged))
+        dropped = tuple(entry for entry in judged if entry.failures)
+        return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
 
     def _combine_outcomes(
         self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, num_turns: int = 0

@@ -96,7 +96,8 @@ def _check_result(reward: BoundReward, result: object, num_turns: int) -> Reward
     value, reason = value_and_reason(result)
     low, high = reward.reward.low, reward.reward.high
     # NaN fails the comparison below, so what is not a number and what is not a number end in the same message.
-    number = value if type(value) is float else float(value) if isinstance(value, Real) else nan
+    # `float` comes first because the abstract class is slow to ask.
+    number = float(value) if isinstance(value, (float, Real)) else nan
     if not low <= number <= high:
         return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
     if not isinstance(reason, str):

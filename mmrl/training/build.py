@@ -43,11 +43,17 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter, create_adapter
 from mmrl.policy.policy import Policy, banned_ids
-from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor
+from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor, read_context_tokens
 from mmrl.policy.processor import PromptProcessor
+from mmrl.policy.tiny_models import CONTEXT_TOKENS
 from mmrl.protocols import RolloutPipeline, Sampler
 from mmrl.rollout.environments.frames import FRAMES_FOLDER
-from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
+from mmrl.rollout.factory import (
+    SamplerFactory,
+    build_sampling_params,
+    compute_max_response_tokens,
+    prompt_limit,
+)
 from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import build_pipeline, check_triggers
 from mmrl.rollout.steps.base import RolloutContext
@@ -167,12 +173,17 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     console, ranks = setup.console, setup.ranks
     set_thread_count(config.run.cpu_threads, ranks.size)
     torch.manual_seed(config.run.seed)
-    # A device that is missing and a damaged tokenizer are refused before images are opened for an hour.
+    # A missing device, a damaged tokenizer and responses beyond the context are refused before images are opened for
+    # an hour.
     if select_device(config).type == "cpu":
         keep_freed_memory()
     processor_bundle = None
     if config.model.from_scratch is None:
         processor_bundle = load_processor(config.model, base_dir, family=functions.family)
+        if functions.family is None:  # transformers may not know the config of the user's family
+            compute_max_response_tokens(config, read_context_tokens(config.model))
+    else:
+        compute_max_response_tokens(config, CONTEXT_TOKENS)
     rewards = build_rewards(setup, resources)
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)

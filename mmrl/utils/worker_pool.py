@@ -30,7 +30,14 @@ from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.processes import kill_processes, list_tree
 from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
-from mmrl.utils.worker_server import CallProgress, MessageSocket, ReportActivity, WorkerSetup, start_server
+from mmrl.utils.worker_server import (
+    CallProgress,
+    CallTimeoutError,
+    MessageSocket,
+    ReportActivity,
+    WorkerSetup,
+    start_server,
+)
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -448,19 +455,18 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             failed = max(num_done, worker.progress.read()[0])
             limit = workers.server.take_reason(worker.pid)
             error: Exception | SystemExit = receiving.error
-            # A TimeoutError is an OSError, too, so it is asked for first.
             if limit is not None:
                 error = WorkerLimitError(limit)
-            elif isinstance(error, TimeoutError):
+            elif isinstance(error, CallTimeoutError):
                 failed = error.args[0]
                 error = WorkerTimeoutError(f"took more than {tasks[failed].timeout_s:g} s")
             elif isinstance(error, EOFError | OSError):
                 error = WorkerDiedError(exit_code)
             tasks[failed].fail(error)
-            # Among them are calls of the last milliseconds whose results were not sent: they are made again.
+            # Calls of the last milliseconds, whose results were not sent, are made again.
             queue.put_back([*tasks[num_done:failed], *tasks[failed + 1 :]])
             return None
-        # The time of the longest call and of what was sent with it, which is milliseconds.
+        # Results that were sent with that of the longest call add milliseconds to its time.
         queue.longest_call_s = max(queue.longest_call_s, monotonic() - start)
         for task, result in zip(tasks[num_done:], results, strict=False):
             if isinstance(result, UserError):

@@ -112,6 +112,10 @@ class MessageSocket:
         return content
 
 
+class CallTimeoutError(Exception):
+    """A call has taken longer than its timeout; the argument is its number in the batch."""
+
+
 class CallProgress:
     """Tells a pool which call of a batch its worker has begun last, and when, in a file that both map to memory."""
 
@@ -135,7 +139,7 @@ class CallProgress:
 
         Raises:
             EOFError, ConnectionError: the worker is gone.
-            TimeoutError: a call has taken longer than its timeout; the error's argument is its number.
+            CallTimeoutError: a call has taken longer than its timeout.
         """
         # A call with a short timeout may follow one with a long one unseen.
         interval_s = min([_LOOK_INTERVAL_S, *(timeout_s for timeout_s in timeouts_s if timeout_s is not None)])
@@ -148,7 +152,7 @@ class CallProgress:
                 return results
             # Read twice: a worker may have been writing at the first time.
             if timeout_s is not None and self.read() == seen and monotonic() >= began_at + timeout_s:
-                raise TimeoutError(index)
+                raise CallTimeoutError(index)
 
 
 def start_server(control_fd: int, output_fd: int | None) -> subprocess.Popen[bytes]:

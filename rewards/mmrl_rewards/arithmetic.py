@@ -20,12 +20,14 @@ from mpmath.ctx_mp import MPContext
 
 _Real: TypeAlias = Any  # mpmath has no types
 
-# From the innermost braces on; each rewrite removes a pair.
+# LaTeX to Python. They are repeated from the innermost braces on, as each of them takes a pair away.
 _GROUPS: Final = (
+    # A mixed number, 1\frac{1}{2}, is a sum; \frac after other things is a factor.
     (re.compile(r"(?<![\w.)])([0-9]+) ?\\frac\{([0-9]+)\}\{([0-9]+)\}"), r"(\1+\2/\3)"),
     (re.compile(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\sqrt ?\{([^{}]*)\}"), r"_r(\1,2)"),
     (re.compile(r"\\sqrt ?\[([0-9]{1,2})\] ?\{([^{}]*)\}"), r"_r(\2,\1)"),
+    # Braces alone, not those of \{, of a command or of the second part of \frac.
     (re.compile(r"(?<![\\}\]a-z ])\{([^{}]*)\}"), r"(\1)"),
 )
 _SIGNS: Final = (("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"), ("\\pi", " π "), ("^", "**"))
@@ -33,14 +35,23 @@ _TOKEN: Final = re.compile(r"\*\*|_r|[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-zπ(),+*/-]"
 _ENDS_VALUE: Final = re.compile(r"(?<!_)[\w.)]$")
 _FACTOR: Final = r"(?:[0-9.]+|\w|\([^()]*\)) ?"
 _LEFT_OUT: Final = re.compile(
-    rf"[ei]|[A-Zfgh] ?\(|d[a-z]?\)?/\(?d[a-z]|/ ?{_FACTOR}(?:\*\*{_FACTOR})?[a-zA-Zπ(_]|[\w.)] +[0-9]|[A-Za-zπ)][0-9]"
-    rf"|\*\*(?:\([^()]*\*\*|\([^)]*\(|{_FACTOR}\*\*|[0-9]{{4}})"  # a tower could be too high to compute
+    "|".join(
+        (
+            "[ei]",
+            r"[A-Zfgh] ?\(",  # f(x), P(A)
+            r"d[a-z]?\)?/\(?d[a-z]",  # dy/dx
+            rf"/ ?{_FACTOR}(?:\*\*{_FACTOR})?[a-zA-Zπ(_]",  # 1/2x
+            r"[\w.)] +[0-9]|[A-Za-zπ)][0-9]",  # 1 2, x2
+            # Towers of powers, and large ones, take too long.
+            rf"\*\*(?:\([^()]*\*\*|\([^)]*\(|{_FACTOR}\*\*|[0-9]{{4}})",
+        )
+    )
 )
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]*\.[0-9]*")
 _CONNECTIVE: Final = " or | and |,"
-_LIST: Final = re.compile(
-    rf"(\(|\[|\\\{{|)([^()\[\]]*?(?:{_CONNECTIVE})[^()\[\]]*?|(?<=\\\{{)[^()\[\]]*?)(\)|\]|\\\}}|)"
-)
+_PLAIN: Final = r"[^()\[\]]*?"
+# A list has a connective, but for a set of one, \{1\}.
+_LIST: Final = re.compile(rf"(\(|\[|\\\{{|)({_PLAIN}(?:{_CONNECTIVE}){_PLAIN}|(?<=\\\{{){_PLAIN})(\)|\]|\\\}}|)")
 _MAX_CHARS: Final = 200
 _NOT_SIMPLE: Final = (ValueError, ArithmeticError, SyntaxError)
 _REALS: Final = MPContext()
@@ -54,21 +65,25 @@ _OPERATIONS: Final[Mapping[type[ast.AST], Callable[..., _Real]]] = {
 
 
 class _Item(NamedTuple):
-    values: Sequence[_Real]  # for positive and negative letters; of an equation, left side - right side
+    """A formula of a list."""
+
+    values: tuple[_Real, _Real]  # for positive and negative letters; of an equation, left side - right side
     is_equation: bool
     is_decimal: bool  # a decimal fraction, which is compared to some places
-    is_percent: bool  # 50% is 50 or 0.5
+    is_percent: bool
 
 
 def compare(target: str, answer: str, decimals: int) -> bool | None:
     """Return True if two formulas are equal, False if they are not, None if this cannot be decided here."""
     try:
-        (brackets, expected), (other_brackets, given) = _read_list(target), _read_list(answer)
+        brackets, expected = _read_list(target)
+        other_brackets, given = _read_list(answer)
         equal = partial(_items_equal, decimals=decimals)
-        if {brackets, other_brackets} <= {"", "{}"}:
+        if {brackets, other_brackets} <= {"", "{}"}:  # sets: each item has an equal one on the other side
             for items, others in ((expected, given), (given, expected)):
-                if not all(any(map(partial(equal, item), others)) for item in items):
-                    return False
+                for item in items:
+                    if not any(equal(item, other) for other in others):
+                        return False
             return True
         if brackets != other_brackets:
             return None
@@ -92,24 +107,29 @@ def _read_item(text: str) -> _Item:
     number = text.strip().removesuffix("%").removesuffix("\\")
     left, equals, right = number.partition("=")
     tree = _parse(f"{left}-({right})" if equals else left)
-    values = [_evaluate(tree, sign) for sign in (1, -1)]
+    values = _evaluate(tree, 1), _evaluate(tree, -1)
     return _Item(values, bool(equals), bool(_DECIMAL.fullmatch(number)), number != text.strip())
 
 
 def _items_equal(first: _Item, second: _Item, decimals: int) -> bool:
-    (a, b), (c, d) = first.values, second.values
+    """Return True if two formulas are equal, decimal fractions to `decimals` places; ValueError if that is open."""
+    positive, negative = first.values
+    other_positive, other_negative = second.values
     if first.is_equation or second.is_equation:
         # An equation has the solutions of its multiples.
-        if first.is_equation and second.is_equation and a and _close(a * d, b * c):
+        are_equations = first.is_equation and second.is_equation and positive
+        if are_equations and _close(positive * other_negative, negative * other_positive):
             return True
         raise ValueError("equations that may have the same solutions")
     if first.is_percent != second.is_percent:
+        # 50% is 50 or 0.5.
+        factor = _REALS.mpf(1) / 100 if first.is_percent else 100
         whole = first._replace(is_percent=second.is_percent)
-        share = whole._replace(values=[a / 100, b / 100] if first.is_percent else [a * 100, b * 100])
+        share = whole._replace(values=(positive * factor, negative * factor))
         return _items_equal(whole, second, decimals) or _items_equal(share, second, decimals)
-    if (first.is_decimal or second.is_decimal) and a == b and c == d:
-        return round(float(a), decimals) == round(float(c), decimals)
-    return _close(a, c) and _close(b, d)
+    if (first.is_decimal or second.is_decimal) and positive == negative and other_positive == other_negative:
+        return round(float(positive), decimals) == round(float(other_positive), decimals)
+    return _close(positive, other_positive) and _close(negative, other_negative)
 
 
 def _close(first: _Real, second: _Real) -> bool:

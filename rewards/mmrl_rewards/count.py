@@ -144,17 +144,25 @@ def _read_number(text: str) -> int | None:
     if text in _NOUNS:
         return _NOUNS[text]
     number, rest = 0, text
-    for word, size in (("million", 1_000_000), ("thousand", 1000), ("dozen", 12)):
+    for word, size in (("million", 1_000_000), ("thousand", 1000)):
         before, found, after = rest.partition(f" {word}")
         if found:
-            is_digits = before.isdecimal() and len(before) < 4
-            factor = int(before) if is_digits else _below_1000().get("one" if before == "a" else before)
-            if factor is None or (after and word == "dozen") or (number and word == "dozen"):
+            factor = _read_factor(before)
+            if factor is None:
                 return None
             number, rest = number + factor * size, after.removeprefix(" and").strip()
-    if rest and rest not in _below_1000():
-        return None
-    return number + _below_1000().get(rest, 0)
+    if not number and rest.endswith(" dozen"):
+        factor = _read_factor(rest.removesuffix(" dozen"))
+        return None if factor is None else 12 * factor
+    below_1000 = _below_1000().get(rest) if rest else 0
+    return None if below_1000 is None else number + below_1000
+
+
+def _read_factor(text: str) -> int | None:
+    """Return the number before a word such as thousand, or None: "a", up to three digits, or words below 1000."""
+    if text.isdecimal() and len(text) < 4:
+        return int(text)
+    return _below_1000().get("one" if text == "a" else text)
 
 
 @cache

@@ -83,7 +83,7 @@ _REWRITES: Final = tuple(
         # \boxed{1}\boxed{3} would be a product.
         (r"\}\s*\\boxed", "?"),
         (r"\\boxed(?=\{)", ""),
-        # The answer is 5, Answer: 5, Area = 5, = 5
+        # The answer is 5, Answer: **5, Area = 5, \text{Area} = 5, = 5
         (
             rf"^(?:(?i:(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?answer(?: is|\s*[:=]))\**"
             rf"|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)\s*(?=\S)",
@@ -92,8 +92,10 @@ _REWRITES: Final = tuple(
         (r"\*\*", "^"),
         (r"(?<=[^.])\.$", ""),
         (r"\\[dtc]frac", r"\\frac"),
+        # \frac12
         (r"\\frac ?([0-9]) ?([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"\\\$|\\limits", ""),
+        # 1.234,5 and 1.234.567
         (
             r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
             lambda match: match[0].replace(".", "").replace(",", "."),
@@ -176,9 +178,10 @@ _CHANGES_VALUE: Final = re.compile(
 _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
 _TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?")
-_HALF_DAY: Final = re.compile(r"^[0-9:]+ ?[apAP]\.?[mM]\.?$")
+_HALF_DAY: Final = re.compile(r"[0-9:]+ ?[apAP]\.?[mM]\.?")
 _RATIO: Final = re.compile(r"[^:=<>,|()\[\]]+(?::[^:=<>,|()\[\]]+)+")
 _FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
+_PLUS_MINUS: Final = re.compile(r"\\pm(?![a-z])")
 CONNECTIVE: Final = re.compile(" or | and |, *")
 _BRACKET_OR_INEQUALITY: Final = re.compile(r"[\[<>]|\\\{|^\(")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
@@ -192,15 +195,15 @@ class Formula(NamedTuple):
     text: str  # LaTeX without delimiters; words in lower case
     is_words: bool  # to be compared as text
     number: float | None = None  # value of a plain number
-    unit: str = ""  # unit that was taken off a plain number
-    time: str = ""  # as it is written, if it may be a time, such as 3:45, beside a ratio
+    unit: str = ""  # unit that was taken off
+    time: str = ""  # the text if it may be a time as well as a ratio, as 3:45 may
 
 
 @lru_cache(maxsize=4096)  # siblings often share their answers
 def read_formula(text: str) -> Formula:
     """Return a formula without units, grouped digits and other forms that math-verify misreads.
 
-    A formula with a word in it is words: "cat", "no", "x is odd", "about 3"; so is a time, as 3:45. The runs of letters
+    A formula with a word in it is words: "cat", "no", "x is odd", "about 3"; so is 3:45 pm. The runs of letters
     xyz, abc and mgh are products: they have no vowel, or are typical names of variables.
 
     Raises:
@@ -222,14 +225,14 @@ def read_formula(text: str) -> Formula:
     unit = _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
     if _FIGURES_RELATED.search(formula):
         return Formula(text.replace(" ", ""), True)
-    if _has_words(formula) or _HALF_DAY.search(formula) or _POINTS.fullmatch(formula):
+    if _has_words(formula) or _HALF_DAY.fullmatch(formula) or _POINTS.fullmatch(formula):
         return Formula(_plain_words(text), True)
     time = formula if _TIME.fullmatch(formula) else ""
     formula = _RATIO.sub(_ratio, formula)
     if _UNREADABLE.search(formula) or not formula:
         raise ValueError("not one formula")
     value = number if number is not None else _plain_number(formula)
-    if r"\pm" in formula and not _BRACKET_OR_INEQUALITY.search(formula):
+    if _PLUS_MINUS.search(formula) and not _BRACKET_OR_INEQUALITY.search(formula):
         formula = _both_signs(formula)
     return Formula(formula, False, value, unit, time)
 
@@ -240,7 +243,7 @@ def _both_signs(formula: str) -> str:
     for item in CONNECTIVE.split(formula):
         left, equals, right = item.rpartition("=")
         for sign, other in (("+", "-"), ("-", "+")):
-            items.append(left + equals + right.replace(r"\pm", sign).replace(r"\mp", other))
+            items.append(left + equals + _PLUS_MINUS.sub(sign, right).replace(r"\mp", other))
     return ", ".join(items)
 
 

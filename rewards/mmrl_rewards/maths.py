@@ -100,33 +100,41 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
     if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
-    scale, offset = 1.0, 0.0
-    if target.unit and answer.unit and target.unit != answer.unit:
-        wanted, source = find_unit(target.unit), find_unit(answer.unit)
-        if wanted and source:  # pint knows both
-            if source.dimension != wanted.dimension:
-                return False
-            scale = source.factor / wanted.factor
-            offset = (source.offset - wanted.offset) / wanted.factor
+    conversion = _find_conversion(answer.unit, target.unit)
+    if conversion is None:
+        return False
+    scale, offset = conversion
     expected, given = _read_number(target, answer), _read_number(answer, target)
-    if expected is None or given is None:
-        texts = _without_names(target.text, answer.text)
-        if texts is None:
-            return False
-        wanted_text, given_text = texts
-        if scale != 1.0:
-            ratio = Fraction(scale).limit_denominator(10**6)
-            given_text = rf"({given_text})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
-        if wanted_text.startswith("(") or given_text.startswith("("):
-            wanted_text, given_text = _list_as_pair(wanted_text), _list_as_pair(given_text)
-        verdict = compare(wanted_text, given_text, decimals)
-        return _verify(wanted_text, given_text, decimals) if verdict is None else verdict
-    if (scale, offset) != (1.0, 0.0):
-        given = given * scale + offset
-    # A target below the last place would equal 0, so it is compared in its leading digits.
-    if round(expected, decimals) == 0 and expected != 0:
-        return isclose(expected, given, rel_tol=10.0**-decimals)
-    return round(expected, decimals) == round(given, decimals)
+    if expected is not None and given is not None:
+        if conversion != (1.0, 0.0):  # without one, whole numbers stay exact
+            given = given * scale + offset
+        # A target below the last place would equal 0, so it is compared in its leading digits.
+        if round(expected, decimals) == 0 and expected != 0:
+            return isclose(expected, given, rel_tol=10.0**-decimals)
+        return round(expected, decimals) == round(given, decimals)
+    texts = _without_names(target.text, answer.text)
+    if texts is None:
+        return False
+    wanted_text, given_text = texts
+    if scale != 1.0:
+        ratio = Fraction(scale).limit_denominator(10**6)
+        given_text = rf"({given_text})\cdot \frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+    if wanted_text.startswith("(") or given_text.startswith("("):
+        wanted_text, given_text = _list_as_pair(wanted_text), _list_as_pair(given_text)
+    verdict = compare(wanted_text, given_text, decimals)
+    return _verify(wanted_text, given_text, decimals) if verdict is None else verdict
+
+
+def _find_conversion(unit: str, wanted: str) -> tuple[float, float] | None:
+    """Return scale and offset from one unit to another, 1 and 0 if pint lacks one; None if they measure two things."""
+    if not unit or not wanted or unit == wanted:
+        return 1.0, 0.0
+    source, target = find_unit(unit), find_unit(wanted)
+    if source is None or target is None:
+        return 1.0, 0.0
+    if source.dimension != target.dimension:
+        return None
+    return source.factor / target.factor, (source.offset - target.offset) / target.factor
 
 
 def _read_number(formula: Formula, other: Formula) -> float | None:
@@ -147,7 +155,8 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
         return None
     if name == other_name or "" in (name, other_name):
         return value, other_value
-    are_values = "(" in f"{name}{other_name}" and None not in (name, other_name)
+    # f(2) and f(3); other names may be those of variables in equations.
+    are_values = name is not None and other_name is not None and "(" in name + other_name
     return None if are_values else (target, answer)
 
 

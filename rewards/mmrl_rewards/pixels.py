@@ -62,10 +62,10 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[Inputs]], ResultT]:
-    """Let a function of pictures keep its last result, for siblings that share them.
+    """Return a function of images that returns its last result again for the same images, which siblings share.
 
-    Arrays are the same if they are read-only and the same memory, which the kept ones hold: to compare their pixels
-    would take as long as to compute most results.
+    Images are the same if they are read-only and at the same address, where no other can be while these are kept. To
+    compare their pixels would take as long as to compute most results.
     """
     kept: tuple[Sequence[object], tuple[object, ...], ResultT] | None = None
 
@@ -80,7 +80,7 @@ def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[
 
 
 def _identify(value: object) -> object:
-    """Return a value, or what names the memory of a read-only array; another array equals nothing."""
+    """Return a value, or the address and layout of a read-only array. One that can be written to equals nothing."""
     if not isinstance(value, np.ndarray):
         return value
     return object() if value.flags.writeable else value.__array_interface__

@@ -292,6 +292,13 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_a_response_beyond_the_context_is_refused_before_a_sample_is_read(tmp_path: Path, here: Command) -> None:
+    stage = rl_stage(sampling={"max_new_tokens": 5000})
+    done = here("train", write_mistake(tmp_path, Mistake({"stages": [stage]}, [])))
+    assert done.code == 2 and "do not fit the model's context of 4096" in done.errors, done
+    assert not (tmp_path / "read").exists()
+
+
 def test_the_families_known_to_the_config_are_those_that_are_built() -> None:
     assert list(get_args(BuiltinFamily)) == list(FAMILIES)
 

@@ -118,7 +118,8 @@ class PageSearch:
 
     def _search(self, words: str) -> StepResult:
         self.searched = True
-        for page in (self.pages[index] for index in self.rank(words)[: self.top_k]):
+        for index in self.rank(words)[: self.top_k]:
+            page = self.pages[index]
             if page.id not in self.seen:
                 self.seen.append(page.id)
                 relevant = float(page.id in self.gold)

@@ -50,7 +50,7 @@ class _BuiltinFamilies(Mapping[str, ModelFamily]):
 
 
 def _import_generation() -> None:
-    """Import transformers' generation without scikit-learn, which takes seconds and serves assistants alone."""
+    """Import transformers' generation without scikit-learn, which takes seconds and only assisted generation uses."""
     with patch("transformers.utils.is_sklearn_available", lambda: False):
         from transformers.generation import candidate_generator  # noqa: F401
 

@@ -40,7 +40,7 @@ _MAX_BATCH_SIZE = 8  # steps of most environments take about as long as a messag
 
 
 class Ask(Enum):
-    """What may stand in place of an action."""
+    """A request that stands in place of an action."""
 
     EXPERT = "expert"  # the action that the environment's expert would take
     STATE = "state"  # no action: `gigpo` compares siblings by the state of a turn that holds none
@@ -104,7 +104,7 @@ class EpisodeWorkers:
         """Take an action in each of several episodes; return what came of it or why it failed, in order.
 
         Raises:
-            UserError: a process cannot be started, or the environment cannot be loaded.
+            UserError: a process cannot be started, or the environment cannot be loaded, or refuses to be made.
             KeyboardInterrupt: this process is to stop, and an environment hangs.
         """
         timeout_s = self.options.timeout_s
@@ -165,6 +165,11 @@ class EpisodeWorkers:
             # open connections as it is loaded, which a fork would lose.
             load = partial(_load_episodes, self.load_maker)
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
+        # A corpus or package that is missing would otherwise fail in every episode, which `on_error: skip` only counts.
+        trials = [pool.submit(None, self.options.timeout_s) for pool in self._pools]
+        for pool, trial in zip(self._pools, trials, strict=True):
+            pool.wait_for_calls([trial])
+            _read_outcome(trial)
 
     def _describe(self, outcome: EpisodeReply | RewardFailure | WorkerError) -> EpisodeOutcome:
         match outcome:
@@ -196,7 +201,7 @@ def _read_outcome(future: Future[Any]) -> EpisodeReply | RewardFailure | WorkerE
 
 def _load_episodes(
     load_maker: Callable[[], MakeEnvironment], report: ReportActivity
-) -> Callable[[EpisodeRequest | list[EpisodeKey]], EpisodeOutcome | None]:
+) -> Callable[[EpisodeRequest | list[EpisodeKey] | None], EpisodeOutcome | None]:
     """Import the environment's file, so that no deadline of an action pays for it."""
     report("loading the environment")
     return _Episodes(load_maker())
@@ -213,12 +218,22 @@ class _Episode:
 
 @dataclass(slots=True)
 class _Episodes:
-    """The episodes that a worker process holds. A call takes one action, or closes the episodes of several keys."""
+    """The episodes that a worker process holds.
+
+    A call takes one action, closes the episodes of several keys, or for None tries to make an environment.
+    """
 
     make: MakeEnvironment
     episodes: dict[EpisodeKey, _Episode] = field(default_factory=dict)
 
-    def __call__(self, request: EpisodeRequest | list[EpisodeKey]) -> EpisodeOutcome | None:
+    def __call__(self, request: EpisodeRequest | list[EpisodeKey] | None) -> EpisodeOutcome | None:
+        if request is None:
+            with ErrorCatcher() as caught:
+                self.make().close()
+            # Of other errors, such as those of a server that is busy, `on_error` decides in each episode.
+            if isinstance(caught.error, UserError):
+                raise caught.error
+            return None
         if isinstance(request, list):
             for key in request:
                 self._close(key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import errno
 import io
 import json
 import os
@@ -19,23 +20,27 @@ import resource
 import struct
 import sys
 import traceback
-from functools import partial
 
 _CLONE_NEWNET, _CLONE_NEWUSER, _CLONE_THREAD = 0x40000000, 0x10000000, 0x00010000
-_CLONE3, _X32_CALL = 435, 0x40000000
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _MIB = 2**20
 _REFUSED_EVENTS = {
     *("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"),
     *("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"),
     *("os.kill", "os.killpg", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen"),
 }
-# By machine: its number in filters, that of clone, and those of socket, fork and vfork (x86-64 alone), execve,
-# execveat, kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal, ptrace, process_vm_writev, and
-# of io_uring_setup, which reaches sockets without these calls.
-_SYSCALLS = {
-    "x86_64": (0xC000003E, 56, (41, 57, 58, 59, 322, 62, 200, 234, 129, 297, 424, 101, 311, 425)),
-    "aarch64": (0xC00000B7, 220, (198, 221, 281, 129, 130, 131, 138, 240, 424, 117, 271, 425)),
+# From linux/filter.h: load, jump if equal, if greater or equal, if it has a bit, and return.
+_LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+# From linux/seccomp.h: offsets in `seccomp_data`, and values to return. Those of an error have its number added.
+_CALL, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _ERROR = 0x7FFF0000, 0x50000
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, where 0 is none; number in filters
+_CLONE, _CLONE3, _X32_CALL = (56, 220), 435, 0x40000000
+_REFUSED_CALLS = {
+    **{"socket": (41, 198), "fork": (57, 0), "vfork": (58, 0), "execve": (59, 221), "execveat": (322, 281)},
+    **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424)},
+    **{"rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "ptrace": (101, 117)},
+    **{"process_vm_writev": (311, 271), "io_uring_setup": (425, 425)},  # io_uring reaches sockets without these calls
 }
 
 
@@ -90,26 +95,30 @@ def _give_up_rights() -> str:
     program = _filter_program(platform.machine())
     buffer = ctypes.create_string_buffer(program)
     header = struct.pack("HP", len(program) // 8, ctypes.addressof(buffer))
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) != 0:
+    filter_call = (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or libc.prctl(*filter_call) != 0:
         refused.append(f"no filter of system calls here ({os.strerror(ctypes.get_errno())})")
     return "; ".join(refused)
 
 
 def _filter_program(machine: str) -> bytes:
     """Return a seccomp filter in classic BPF, which the kernel refuses if it is empty: that of an unknown machine."""
-    if machine not in _SYSCALLS:
+    if machine not in _MACHINES:
         return b""
-    architecture, clone, calls = _SYSCALLS[machine]
-    load, equal, at_least, has_bit = (partial(struct.pack, "HBBI", code) for code in (0x20, 0x15, 0x35, 0x45))
-    allow, refuse, unknown = (struct.pack("HBBI", 0x06, 0, 0, value) for value in (0x7FFF0000, 0x50001, 0x50026))
-    # Jumps pass over one instruction. 0 is the number of the call, 4 the machine, 16 the first argument.
-    program = [load(0, 0, 4), equal(1, 0, architecture), refuse, load(0, 0, 0), at_least(0, 1, _X32_CALL), refuse]
-    # The arguments of clone3 lie in memory, which a filter cannot read; without it, clone is taken.
-    program += [equal(0, 1, _CLONE3), unknown]
-    for number in calls:
-        program += [equal(0, 1, number), refuse]
-    program += [equal(1, 0, clone), allow, load(0, 0, 16), has_bit(1, 0, _CLONE_THREAD), refuse, allow]
-    return b"".join(program)
+    column, architecture = _MACHINES[machine]
+    # An instruction is a code, the number of next ones to skip if a condition holds, and if not, and a value.
+    allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERROR + errno.EPERM)
+    program = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, architecture), refuse]
+    program += [(_LOAD, 0, 0, _CALL), (_AT_LEAST, 0, 1, _X32_CALL), refuse]
+    # The arguments of clone3 lie in memory, which a filter cannot read; without it, libraries call clone.
+    program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR + errno.ENOSYS)]
+    for numbers in _REFUSED_CALLS.values():
+        if number := numbers[column]:
+            program += [(_EQUAL, 0, 1, number), refuse]
+    # Of clone's uses only threads are allowed.
+    program += [(_EQUAL, 1, 0, _CLONE[column]), allow]
+    program += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_HAS_BIT, 1, 0, _CLONE_THREAD), refuse, allow]
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
 
 def _refuse(event: str, _: object) -> None:

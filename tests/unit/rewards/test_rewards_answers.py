@@ -243,6 +243,12 @@ def test_maths_equals_math_verify():
     assert compared > 25
 
 
+def test_both_signs_are_not_taken_from_commands_that_begin_like_pm():
+    congruence = r"x\equiv 3\pmod{7}"
+    assert read_formula(congruence).text == congruence
+    assert read_formula(r"x=1\pm 2").text == "x=1+ 2, x=1- 2"
+
+
 def test_maths_works_in_a_thread_and_logs_nothing(caplog):
     maths._verify.cache_clear()
     maths._parse_formula.cache_clear()

@@ -36,7 +36,7 @@ from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
 WORLD = """
 import io, os, sys, time
 from PIL import Image
-from mmrl import Observation, StepResult, Unscorable
+from mmrl import Observation, StepResult, Unscorable, UserError
 
 def draw(shade):
     content = io.BytesIO()
@@ -103,6 +103,8 @@ FAULTS = [hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_
 FAULTS = {fault.__name__: fault for fault in FAULTS}
 
 def make(*, first: str = "", fault: str = "", expert: bool = False):
+    if fault == "missing":
+        raise UserError("no such corpus")
     return (Expert if expert else Counter)(first, fault)
 """
 
@@ -136,6 +138,12 @@ def play(tiny, base):
     yield run
     for runner in runners:
         runner.close()
+
+
+def test_an_environment_that_cannot_be_made_stops_the_run(play):
+    """Every rollout would be left out of its group, by the default `on_error: skip`."""
+    with pytest.raises(UserError, match="no such corpus"):
+        play("go", args={"fault": "missing"})
 
 
 def authors(rollout: Rollout) -> str:

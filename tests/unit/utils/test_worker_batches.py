@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from mmrl.utils.worker_server import CallProgress, MessageSocket, _answer_batch
+from mmrl.utils.worker_server import CallProgress, CallTimeoutError, MessageSocket, _answer_batch
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_call_that_hangs_is_named_after_its_own_deadline(pair):
     thread = Thread(target=work)
     thread.start()
     start = time.monotonic()
-    with pytest.raises(TimeoutError) as caught:
+    with pytest.raises(CallTimeoutError) as caught:
         progress.receive_results(line, [60.0, 60.0, 0.3])
     over.set()
     thread.join()
@@ -57,3 +57,15 @@ def test_a_result_that_cannot_be_pickled_is_told_from_its_neighbours(pair):
         _answer_batch(other, own, [1, 2, 3], lambda payload: payload if payload != 2 else (lambda: 2), pickle.Pickler)
     assert progress.receive_results(line, [None] * 3) == [1]
     assert progress.read()[0] == 1
+
+
+class Late:
+    def __reduce__(self):
+        return exec, ("raise TimeoutError('no number of a call')",)
+
+
+def test_an_error_of_unpickling_is_not_taken_for_a_deadline(pair):
+    line, other, progress, own = pair
+    _answer_batch(other, own, [1], lambda _: Late(), pickle.Pickler)
+    with pytest.raises(TimeoutError):  # which a CallTimeoutError is not
+        progress.receive_results(line, [60.0])
