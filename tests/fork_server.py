@@ -41,7 +41,7 @@ from typing import Any
 
 PRELOADED = ("mmrl", "mmrl_rewards", "mmrl_datasets")
 LIGHT = ("mmrl.cli.main", "mmrl.training.preflight", "mmrl.evaluation.eval_settings", "mmrl_rewards.number")
-"""What commands import before torch. A second server, of commands that must not import torch, has no more than this."""
+"""Commands import these before torch. The second server, for commands without torch, imports nothing else."""
 LEFT_OUT = ["vllm", "__main__", "megabench"]
 """Modules whose names contain one of these stay out: they need vLLM, or importing them is running them."""
 if find_spec("deepspeed") is None:
@@ -239,7 +239,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def _fork_context(method: str | None = None) -> multiprocessing.context.BaseContext:
-    """What `multiprocessing.get_context` returns: processes that would be spawned are forked."""
+    """Replace `multiprocessing.get_context`: processes that would be spawned are forked."""
     return _get_context("fork" if method == "spawn" else method)
 
 

@@ -179,7 +179,8 @@ _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
 _TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?")
 _HALF_DAY: Final = re.compile(r"[0-9:]+ ?[apAP]\.?[mM]\.?")
-_RATIO: Final = re.compile(r"[^:=<>,|()\[\]]+(?::[^:=<>,|()\[\]]+)+")
+_RATIO_PART: Final = r"[^:=<>,|()\[\]]+"
+_RATIO: Final = re.compile(rf"{_RATIO_PART}(?::{_RATIO_PART})+")  # 1:2:3
 _FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
 _PLUS_MINUS: Final = re.compile(r"\\pm(?![a-z])")
 CONNECTIVE: Final = re.compile(" or | and |, *")

@@ -1,4 +1,4 @@
-"""What the allocator keeps for a model on a CPU."""
+"""The allocator keeps freed memory for a model on a CPU."""
 
 import subprocess
 import sys
