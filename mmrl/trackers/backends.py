@@ -171,9 +171,7 @@ class _Trackio:
         name = f"{run.name}-{run.id}"
         self._image, self._rows = trackio.Image, partial(SQLiteStorage.get_logs, run.project, name)
         self._is_local = not any(map(os.environ.get, ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")))
-        # With "allow", a database that is busy for a moment would begin a second run of this name.
-        resume = "must" if self._rows() else "allow"
-        options = {"resume": resume, "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        options = {"resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self._run = trackio.init(run.project, name, config=dict(run.config), **options)
 
     def begin(self, step: int, sent: Points) -> Points:

@@ -91,7 +91,9 @@ def test_wandb_may_double_only_the_batch_that_was_taken_when_it_was_killed(tmp_p
 @pytest.mark.slow
 def test_trackio_has_each_point_once_in_its_database_after_kills(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
+    storage = pytest.importorskip("trackio.sqlite_storage")
+    # The variable is read at import, and TRL, which an earlier test may have loaded here, imports Trackio.
+    monkeypatch.setattr(storage, "TRACKIO_DIR", tmp_path / "trackio")
     run_dir = make_run(tmp_path, **{"logging.project": "p"})
     check_killed_twice(run_dir, "trackio", lambda: read_trackio("p"))
     assert list((tmp_path / "trackio").rglob("*.png"))
