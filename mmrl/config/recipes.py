@@ -20,7 +20,7 @@ BY_HARDWARE: Final = "by hardware"
 """Task of recipes that are not of a paper."""
 DATA: Final = "${data}"
 """Stands for `data.dir` in the texts of a config."""
-LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Benchmarks", "Departures")
+LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")
 """What the header of a recipe says, in this order."""
 _LABEL: Final = re.compile(rf"({'|'.join(LABELS)}): ?(.*)")
 

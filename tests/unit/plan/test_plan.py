@@ -1,6 +1,7 @@
 """`mmrl plan`: parameters are those that are published, and work and memory are those that are measured on this CPU."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tool_modules import load_tool
 
 from mmrl.cli.main import main
 from mmrl.config import load_config
+from mmrl.config.recipes import read_header
 from mmrl.config.schema import ModelConfig
 from mmrl.plan import estimate
 from mmrl.plan import measure as measuring
@@ -23,8 +25,16 @@ from mmrl.types import UserError
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
-# The two that are planned soonest, without and with experts; `tools/dev/recipe_memory.py` writes all.
-RECIPES = ["qwen2_5_vl_7b_8x80gb", "qwen3_vl_30b_a3b_8x80gb"]
+# Those that are planned soonest: for hardware, without and with experts, and a system's.
+# `tools/dev/recipe_memory.py` writes all.
+RECIPES = ["qwen2_5_vl_7b_8x80gb", "qwen3_vl_30b_a3b_8x80gb", "clip_reward"]
+# Without those that cannot be planned: one has no rl stage, and two go on from the model of another run.
+SYSTEMS = sorted(
+    path
+    for path in ROOT.glob("configs/recipes/*.yaml")
+    if "# Hardware:" in path.read_text(encoding="utf-8")
+    and path.stem not in ("dress", "ui_r1_e_fast", "vl_cogito_hard")
+)
 
 # `safetensors.total` of each model on huggingface.co, or, for Qwen3.5, the presets of keras-team/keras-hub.
 PUBLISHED_PARAMETERS = {
@@ -178,8 +188,19 @@ def test_recipe_states_the_memory_that_its_command_prints(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
     path = ROOT / "configs" / "recipes" / f"{recipe}.yaml"
     text = path.read_text(encoding="utf-8")
-    assert f"`mmrl plan configs/recipes/{path.name}" in text and "weights   " in text
+    assert "`mmrl plan " in text and "GB" in text
     assert load_tool("dev/recipe_memory").update_memory(path) == text
+
+
+@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+def test_recipe_of_a_system_says_which_plan_its_memory_is_of(path):
+    header = read_header(path)
+    stated = re.fullmatch(
+        rf"\d+ GB of a GPU while \w+(, more than 80 GB)? \(`mmrl plan {path.stem} --gpus (\d+)( [^`]*)?`\)\.",
+        header.sections["Memory"],
+    )
+    assert stated and header.sections["Hardware"].startswith(f"{stated[2]} GPU")
+    load_config(path, (stated[3] or "").split())
 
 
 def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
