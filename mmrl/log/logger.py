@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from mmrl.log.console import Console
 from mmrl.log.rollout_records import RolloutRecord, TextSource, write_records
 from mmrl.log.run_dir import RunDir
 from mmrl.log.status import StatusFile
-from mmrl.types import Group, TokenValues, TrainingState, UserError
+from mmrl.types import TokenValues, TrainingState, UserError
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
 _MAX_LINE_BYTES = 1 << 20
@@ -37,7 +36,6 @@ class RunLogger:
         self._run_dir, self._texts = run_dir, texts
         self._timings, self._events = MetricsFile(run_dir.timings), MetricsFile(run_dir.events)
         self._stage = ""
-        self._step_tokens = 0  # generated tokens of the step in progress
         self._last_values: dict[str, float] = {}
 
     def resume_from(self, state: TrainingState) -> None:
@@ -82,12 +80,6 @@ class RunLogger:
             self.console.end_stage()
             self._stage = ""
 
-    def count_tokens(self, groups: Sequence[Group]) -> None:
-        """Count the tokens of a step's rollouts, for the speed of generation that `log` shows."""
-        self._step_tokens = 0
-        for group in groups:
-            self._step_tokens += sum(map(attrgetter("num_tokens"), group.all_rollouts))
-
     def write_rollouts(
         self,
         state: TrainingState,
@@ -118,11 +110,6 @@ class RunLogger:
     def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step and show it on the console."""
         self.log_metrics(state, metrics)
-        seconds = times.get("time/rollout_s", 0.0)
-        if seconds and self._step_tokens:
-            times = {**times, "rollout/tokens_per_s": self._step_tokens / seconds}
-        # A step whose rollouts are not logged here, such as one of supervised training, has no speed of generation.
-        self._step_tokens = 0
         self._timings.append({"stage": self._stage, "step": state.step, **times})
         self.console.show_step(state.step, metrics, times)
         self.status.update(step=state.step)
@@ -155,7 +142,7 @@ class NullLogger:
     def _ignore(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    resume_from = log = count_tokens = write_rollouts = log_event = log_progress = log_metrics = _ignore
+    resume_from = log = write_rollouts = log_event = log_progress = log_metrics = _ignore
     last_value = sync = close = _ignore
 
     def step_metrics(self, stage: str) -> Iterator[tuple[int, dict[str, float]]]:

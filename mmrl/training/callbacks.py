@@ -13,10 +13,13 @@ from numbers import Real
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mmrl.config.schema import ValidationConfig
+from mmrl.config.schema import RolloutRecordsConfig, ValidationConfig
+from mmrl.distributed.exchanges import gather_token_values
+from mmrl.distributed.ranks import Ranks
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.metric_registry import Metric, find_builtin_metric
-from mmrl.training.rollout_recorder import RolloutRecorder
+from mmrl.log.rollout_records import list_scored_records, list_step_records
+from mmrl.protocols import Learner
 from mmrl.types import EvalRewards, Group, RunInterrupted, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.activity import Activity
 from mmrl.utils.plugin_args import check_methods, locate_function
@@ -99,6 +102,38 @@ def check_metric_name(owner: str, name: str, *, taken: Container[str]) -> None:
         raise UserError(f"{owner}: the metric {name!r} is taken, as {writer}; choose another name, like 'my/metric'")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecorder:
+    """Writes the rollouts of a stage's steps that are due, with what the learner computed for their tokens."""
+
+    options: RolloutRecordsConfig
+    logger: MetricsLogger
+    learner: Learner
+    ranks: Ranks
+    stage: str  # name of the stage
+
+    def record_step(self, state: TrainingState, selected: SelectedExperiences, *, force: bool) -> str | None:
+        """Write the step's rollouts if they are due, or all of them with `force`; return the file. Collective."""
+        if not (force or state.step == 1 or state.step % self.options.every == 0):
+            return None
+        max_groups = len(selected.groups) if force else self.options.max_groups
+        # The step has advanced the version already.
+        version = state.version - 1
+        records = list_step_records(selected, max_groups=max_groups, version=version)
+        values = None
+        if self.options.tokens:
+            indices = [record.experience for record in records if record.experience is not None]
+            values = gather_token_values(self.learner.token_values(indices), self.ranks)
+        name = f"{self.stage}-{state.step:06d}"
+        path = self.logger.write_rollouts(state, name, records, version=version, token_values=values)
+        return None if path is None else str(path)
+
+    def record_validation(self, state: TrainingState, groups: Sequence[Group]) -> None:
+        """Write the answers of a validation."""
+        name = f"{self.stage}-{state.step:06d}-validation"
+        self.logger.write_rollouts(state, name, list_scored_records(groups), version=state.version)
+
+
 @dataclass(frozen=True, slots=True)
 class StepLogger:
     """Calls the user's callbacks, then writes each step to the console, metrics.jsonl and timings.jsonl.
@@ -116,12 +151,16 @@ class StepLogger:
         failed = state.nonfinite_steps > 0
         if failed or not self.only_failed_rollouts:
             result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
+        times = dict(result.seconds)
+        tokens = sum(rollout.num_tokens for group in result.selected.groups for rollout in group.all_rollouts)
+        if tokens and times.get("time/rollout_s"):
+            times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]
         try:
             for callback in self.user_callbacks:
                 callback.on_step_end(state, result)
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
-            self.logger.log(state, result.metrics, result.seconds)
+            self.logger.log(state, result.metrics, times)
 
 
 @dataclass(frozen=True, slots=True)

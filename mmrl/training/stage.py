@@ -17,11 +17,17 @@ from mmrl.log.logger import MetricsLogger
 from mmrl.policy.policy import Policy
 from mmrl.protocols import Learner, SampleSource
 from mmrl.training.build import RunComponents
-from mmrl.training.callbacks import BenchmarkRunner, Callback, PeriodicCheckpointer, StepLogger, Validation
+from mmrl.training.callbacks import (
+    BenchmarkRunner,
+    Callback,
+    PeriodicCheckpointer,
+    RolloutRecorder,
+    StepLogger,
+    Validation,
+)
 from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
-from mmrl.training.rollout_recorder import RolloutRecorder
 from mmrl.types import TrainingState
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from results import make_parser, write_results
 
 from mmrl.cli import main as mmrl_command
 from mmrl.config.schema import RolloutRecordsConfig
-from mmrl.training.rollout_recorder import RolloutRecorder
+from mmrl.training.callbacks import RolloutRecorder
 from mmrl.types import SelectedExperiences, TrainingState
 
 STEPS_CONFIG = Path(__file__).with_name("steps.yaml")

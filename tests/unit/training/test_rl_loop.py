@@ -34,7 +34,10 @@ def test_rl_step_makes_its_calls_in_order():
     assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
     assert run.logger.metrics[0]["learner/loss"] == 0.25
     activities = ("prompt", "rollout", "score", "select", "learn")
-    assert run.logger.times[0].keys() == {f"time/{activity}_s" for activity in activities}
+    times = run.logger.times[0]
+    assert times.keys() == {f"time/{activity}_s" for activity in activities} | {"rollout/tokens_per_s"}
+    num_tokens = sum(experience.rollout.num_tokens for experience in run.learner.learned[0])
+    assert times["rollout/tokens_per_s"] * times["time/rollout_s"] == pytest.approx(num_tokens)
 
 
 def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
