@@ -11,18 +11,18 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain
-from math import isnan, nan
+from itertools import accumulate, islice
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Protocol
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from mmrl.types import (
     Action,
     Author,
-    Corruption,
     Experience,
     Group,
     GroupSelection,
@@ -34,7 +34,6 @@ from mmrl.types import (
     Sample,
     Score,
     SelectedExperiences,
-    Size,
     TokenValues,
     Turn,
     VideoRef,
@@ -47,17 +46,18 @@ AUTHORS: Final = (Author.POLICY, Author.DEMONSTRATION, Author.FORCED, Author.ENV
 """The authors in the order of their numbers in a file of tokens."""
 BAD_VALUE: Final = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
 """What arithmetic on the values of a damaged or hostile record may raise."""
+_IMAGE, _VIDEO, _RESIZE_MAP = TypeAdapter(ImageRef), TypeAdapter(VideoRef), TypeAdapter(ResizeMap)
 
-_COMPUTED: Final = ("logprob", "ratio", "entropy", "advantage", "clipped")  # the fields of `TokenValues`, in order
-_TOKEN_TYPES: Final = {
-    "offset": np.int64,
+# The columns of a file of tokens; the last five are the fields of `TokenValues`.
+_TOKEN_COLUMNS: Final = {
     "token_id": np.int32,
     "end": np.int32,
     "author": np.uint8,
     "recorded_logprob": np.float32,
-    **dict.fromkeys(_COMPUTED, np.float32),
+    **dict.fromkeys(("logprob", "ratio", "entropy", "advantage"), np.float32),
     "clipped": np.int8,
 }
+_NOT_COMPUTED: Final = (nan, nan, nan, nan, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,7 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
     records: list[RolloutRecord] = []
     selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
     rows = zip(selected.groups, selected.scored, selections, strict=True)
-    for number, (group, scored, selection) in enumerate(rows):
-        if number >= max_groups:
-            break
+    for number, (group, scored, selection) in enumerate(islice(rows, max_groups)):
         outcomes: list[dict[str, Any]] = []
         for score, experience in zip(group.scores, scored, strict=True):
             outcomes.append(_score_fields(score) | _advantage_fields(experience))
@@ -103,7 +101,10 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
             outcomes.append({"dropped": reasons})
         probes = _probe_means(group)
         for rollout, outcome in zip(group.all_rollouts, outcomes, strict=True):
-            fate = {**selection._asdict(), "staleness": _staleness(rollout, version)}
+            # A demonstration, of supervised training, has no policy version.
+            authors = {segment.author for segment in rollout.segments}
+            staleness = version - rollout.oldest_version if Author.POLICY in authors else 0
+            fate = {**selection._asdict(), "staleness": staleness}
             outcome |= {"selection": fate, "probes": probes}
             index = index_by_id.get(id(rollout))
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
@@ -178,38 +179,23 @@ def _pack_tokens(
     records: Sequence[RolloutRecord], token_ends: Iterable[Sequence[int]], values: Mapping[int, TokenValues]
 ) -> bytes:
     """Return the tokens of the records as a file of `numpy.load`: docs/records.md lists the arrays."""
-    columns: dict[str, list[float]] = {name: [] for name in _TOKEN_TYPES if name != "offset"}
-    columns["end"] = list(chain.from_iterable(token_ends))
-    for record in records:
-        rollout = record.rollout
-        for segment in rollout.segments:
-            count, is_policy = len(segment.token_ids), segment.author is Author.POLICY
-            columns["token_id"] += segment.token_ids
-            columns["author"] += [AUTHORS.index(segment.author)] * count
-            columns["recorded_logprob"] += segment.logprobs if is_policy else [nan] * count
+    rows: list[tuple[float, ...]] = []
+    for record, ends in zip(records, token_ends, strict=True):
         own = None if record.experience is None else values.get(record.experience)
-        for name, column in zip(_COMPUTED, own or [()] * len(_COMPUTED), strict=True):
-            columns[name] += _spread(rollout, column)
-    columns["clipped"] = [-1.0 if isnan(value) else value for value in columns["clipped"]]
-    offset = list(accumulate((record.rollout.num_tokens for record in records), initial=0))
-    arrays = {name: np.array(values, _TOKEN_TYPES[name]) for name, values in {"offset": offset, **columns}.items()}
+        # Of the tokens that the policy sampled; a rollout that the learner did not compute has none.
+        computed, remaining_ends = zip(*own or (), strict=True), iter(ends)
+        for segment in record.rollout.segments:
+            author, is_policy = AUTHORS.index(segment.author), segment.author is Author.POLICY
+            for token_id, logprob in zip(segment.token_ids, segment.logprobs, strict=True):
+                sampled = (logprob, *next(computed, _NOT_COMPUTED)) if is_policy else (nan, *_NOT_COMPUTED)
+                rows.append((token_id, next(remaining_ends), author, *sampled))
+    table = np.array(rows, np.float64).reshape(-1, len(_TOKEN_COLUMNS))
+    arrays = {"offset": np.array([0, *accumulate(record.rollout.num_tokens for record in records)])}
+    for column, (name, dtype) in zip(table.T, _TOKEN_COLUMNS.items(), strict=True):
+        arrays[name] = column.astype(dtype)
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
     return content.getvalue()
-
-
-def _spread(rollout: Rollout, values: Sequence[float]) -> Iterator[float]:
-    """Yield a value for each token of a rollout, NaN for those that the policy did not sample, or without a value."""
-    remaining = iter(values)
-    for segment in rollout.segments:
-        is_policy = segment.author is Author.POLICY
-        for _ in segment.token_ids:
-            yield next(remaining, nan) if is_policy else nan
-
-
-def _staleness(rollout: Rollout, version: int) -> int:
-    authors = {segment.author for segment in rollout.segments}
-    return version - rollout.oldest_version if Author.POLICY in authors else 0
 
 
 def _probe_means(group: Group) -> dict[str, dict[str, float]]:
@@ -301,51 +287,21 @@ def _segments(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None)
 
 def _medium(ref: MediaRef, resize_map: ResizeMap, run_dir: Path) -> dict[str, Any]:
     """Return an image or video as a line has it. Paths inside the run directory are relative, so that it can move."""
-    path = Path(ref.path)
-    fields: dict[str, Any] = {
-        "kind": "image" if isinstance(ref, ImageRef) else "video",
-        "path": str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path),
-        "sha256": ref.sha256,
-        "corruption": ref.corruption,
-        "fps": ref.fps,
-        "original": resize_map.original,
-        "resized": resize_map.resized,
-        "offset": resize_map.offset,
-    }
-    match ref:
-        case ImageRef():
-            fields |= {"timestamp": ref.timestamp, "crop": ref.crop}
-        case VideoRef():
-            fields |= {"start": ref.start, "end": ref.end}
-    return fields
+    path, kind = Path(ref.path), "image" if isinstance(ref, ImageRef) else "video"
+    own_path = str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
+    return {"kind": kind, **asdict(ref), "path": own_path, **asdict(resize_map)}
 
 
 def parse_medium(record: Mapping[str, Any], run_dir: Path) -> MediaRef:
     """Return the reference of a recorded image or video; a damaged record raises one of `BAD_VALUE`."""
-
-    def number(key: str) -> float | None:
-        return None if record.get(key) is None else float(record[key])
-
-    corruption, crop = record.get("corruption"), record.get("crop")
-    shared: dict[str, Any] = {
-        "path": str(run_dir.absolute() / record["path"]),
-        "sha256": str(record["sha256"]),
-        "corruption": None if corruption is None else Corruption(corruption),
-        "fps": number("fps"),
-    }
-    if record["kind"] == "video":
-        return VideoRef(**shared, start=number("start"), end=number("end"))
-    if crop is not None:
-        left, top, right, bottom = map(int, crop)
-        crop = (left, top, right, bottom)
-    return ImageRef(**shared, timestamp=number("timestamp"), crop=crop)
+    fields = {**record, "path": str(run_dir.absolute() / record["path"])}
+    return _VIDEO.validate_python(fields) if record["kind"] == "video" else _IMAGE.validate_python(fields)
 
 
 def parse_resize_map(medium: Mapping[str, Any]) -> ResizeMap | None:
     """Return the resize map of a recorded medium, None if it has none that can be used."""
     try:
-        original, resized = Size(*map(int, medium["original"])), Size(*map(int, medium["resized"]))
-        left, top = map(int, medium.get("offset") or (0, 0))
-    except BAD_VALUE:
+        resize_map = _RESIZE_MAP.validate_python(medium)
+    except ValueError:
         return None
-    return ResizeMap(original, resized, (left, top)) if min(*original, *resized) > 0 else None
+    return resize_map if min(*resize_map.original, *resize_map.resized) > 0 else None
