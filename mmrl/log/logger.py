@@ -22,14 +22,11 @@ from mmrl.log.status import StatusFile
 from mmrl.types import TokenValues, TrainingState, UserError
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
-_MAX_LINE_BYTES = 1 << 20
-
 
 class RunLogger:
     """The logger of rank 0, for a claimed run directory."""
 
     def __init__(self, run_dir: RunDir, console: Console, texts: TextSource) -> None:
-        """Open the run's files."""
         self.console = console
         self.metrics = MetricsFile(run_dir.metrics)
         self.status = StatusFile(run_dir.status)
@@ -89,12 +86,9 @@ class RunLogger:
         version: int,
         token_values: Mapping[int, TokenValues] | None = None,
     ) -> Path:
-        """Write records to rollouts/`name`.jsonl, and their tokens beside it unless `token_values` is None.
+        """Write rollouts/`name`.jsonl as `write_records` does, which says more; return the file.
 
         `version` is that of the policy which the step trained from, or that answered.
-
-        Raises:
-            UserError: a file cannot be written.
         """
         path = self._run_dir.rollouts / f"{name}.jsonl"
         place = {"stage": self._stage or None, "step": state.step, "version": version}
@@ -149,6 +143,12 @@ class NullLogger:
         """Return no steps: rank 0 alone reads them."""
         return iter(())
 
+    def _enter_nothing(self, *_: object) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    log_stage = report = _enter_nothing
+
     @property
     def metrics(self) -> NullLogger:
         """Stand in for the metrics file."""
@@ -156,17 +156,9 @@ class NullLogger:
 
     status = metrics
 
-    def report(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
-
     def position(self) -> int:
         """Return the size of a file to which nothing was written."""
         return 0
-
-    def log_stage(self, name: str, steps: int, done: int = 0) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
 
 
 MetricsLogger = RunLogger | NullLogger
@@ -182,11 +174,8 @@ class MetricsFile:
         with report_write_errors(path):
             # Unbuffered: a killed run loses nothing that `append` has returned from.
             self._file = path.open("a+b", buffering=0)
-            size = self._file.seek(0, os.SEEK_END)
-            # No line is longer than this, so the last line break lies in the piece that is read.
-            start = max(0, size - _MAX_LINE_BYTES)
-            self._file.seek(start)
-            self._file.truncate(start + self._file.read(size - start).rfind(b"\n") + 1)
+            self._file.seek(0)
+            self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line, with the keys in the order given.
@@ -217,7 +206,7 @@ class MetricsFile:
         Raises:
             UserError: no line of the file ends there.
         """
-        size = self._file.seek(0, os.SEEK_END)
+        size = self.position()
         self._file.seek(max(0, position - 1))
         if position > size or (position and self._file.read(1) != b"\n"):
             raise UserError(

@@ -11,14 +11,13 @@ from mmrl.log.rollout_records import BAD_VALUE, parse_resize_map
 from mmrl.types import Action, AnswerType, CoordinateSystem, ResizeMap
 
 
-def target_marks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the marks of the target of a recorded rollout, which is shown on the medium that it refers to."""
-    return _record_marks(record, record.get("target"), record.get("target_frame"))
-
-
-def answer_marks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the marks of the answer of a recorded rollout."""
-    return _record_marks(record, record.get("answer"), record.get("frame"))
+def record_marks(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the marks of the `target` or the `answer` of a recorded rollout, on the medium of the target."""
+    frame = record.get("target_frame" if key == "target" else "frame")
+    media, medium = record.get("media"), record.get("media_index") or 0
+    # A sample of text alone has answers, too, and no medium.
+    resize_map = parse_resize_map(media[medium]) if isinstance(media, list) and 0 <= medium < len(media) else None
+    return make_marks(record.get("answer_type") or "", record.get(key), frame, medium, resize_map)
 
 
 def make_marks(
@@ -46,13 +45,6 @@ def make_marks(
     except BAD_VALUE:
         return []
     return marks
-
-
-def _record_marks(record: Mapping[str, Any], value: object, frame: str | None) -> list[dict[str, Any]]:
-    media, medium = record.get("media"), record.get("media_index") or 0
-    # A sample of text alone has answers, too, and no medium.
-    resize_map = parse_resize_map(media[medium]) if isinstance(media, list) and 0 <= medium < len(media) else None
-    return make_marks(record.get("answer_type") or "", value, frame, medium, resize_map)
 
 
 def _list_regions(answer_type: str, value: AnswerValue) -> Iterator[tuple[Sequence[float], str, float | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,24 @@ HEARTBEAT_S: Final = 5.0
 RunState = Literal["running", "finished", "stopped", "failed"]
 
 
+@contextmanager
+def report_end(report: Callable[[RunState], None]) -> Iterator[None]:
+    """Call `report` at the end of this block, inside which a run goes on, with how it ended."""
+    state: RunState = "failed"
+    try:
+        yield
+        state = "finished"
+    except (RunInterrupted, KeyboardInterrupt):
+        state = "stopped"
+        raise
+    finally:
+        report(state)
+
+
 class StatusFile:
     """The file of one run."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file; nothing is written yet."""
         self._path = path
         self._fields: dict[str, Any] = {"stage": None, "step": 0, "steps": 0}
 
@@ -36,17 +49,12 @@ class StatusFile:
         thread = Thread(target=self._beat, args=(ended,), daemon=True, name="status")
         self._write("running")
         thread.start()
-        state: RunState = "failed"
-        try:
-            yield
-            state = "finished"
-        except (RunInterrupted, KeyboardInterrupt):
-            state = "stopped"
-            raise
-        finally:
-            ended.set()
-            thread.join()
-            self._write(state)
+        with report_end(self._write):
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
 
     def update(self, **fields: str | int) -> None:
         """Change fields of the file. The thread writes them: a step never waits for the disk."""

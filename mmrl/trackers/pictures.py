@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from mmrl.config import Config
 from mmrl.log.logger import read_records
-from mmrl.log.marks import answer_marks, target_marks
+from mmrl.log.marks import record_marks
 from mmrl.log.rollout_records import parse_medium
 from mmrl.log.run_dir import RunDir
 from mmrl.media.image import open_shown_image
@@ -53,8 +53,8 @@ def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -
 def _draw_boxes(image: Image.Image, record: Mapping[str, Any]) -> None:
     """Draw the target's boxes green and thick, and the answer's orange."""
     draw = ImageDraw.Draw(image)
-    for marks, color, width in ((target_marks(record), _GOLD, 3), (answer_marks(record), _PREDICTED, 2)):
-        for mark in marks:
+    for key, color, width in (("target", _GOLD, 3), ("answer", _PREDICTED, 2)):
+        for mark in record_marks(record, key):
             if mark["shape"] == "box":
                 left, top, right, bottom = mark["at"]
                 # A predicted box may have its corners in any order.

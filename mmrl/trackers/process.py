@@ -24,8 +24,8 @@ from typing import IO, Final, NoReturn
 from mmrl.config import Config, load_config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
+from mmrl.log.status import RunState, report_end
 from mmrl.trackers.follower import Follower, count_unsent
-from mmrl.types import RunInterrupted
 from mmrl.utils.processes import die_with_parent, kill_processes
 
 _POLL_S: Final = 1.0
@@ -39,15 +39,8 @@ Started = tuple[str, subprocess.Popen[str], Thread]
 def follow_run(config: Config, base_dir: Path, run_dir: RunDir, console: Console) -> Iterator[None]:
     """Let the trackers of a config follow the run inside this block. Nothing that happens to them ends it."""
     started = [start_tracker(name, base_dir, run_dir, console) for name in config.logging.trackers]
-    status = "failed"
-    try:
+    with report_end(partial(_end, started, run_dir, console)):
         yield
-        status = "finished"
-    except (RunInterrupted, KeyboardInterrupt):
-        status = "stopped"
-        raise
-    finally:
-        _end(started, status, run_dir, console)
 
 
 def start_tracker(name: str, base_dir: Path, run_dir: RunDir, console: Console) -> Started:
@@ -67,7 +60,7 @@ def start_tracker(name: str, base_dir: Path, run_dir: RunDir, console: Console) 
     return name, process, printer
 
 
-def _end(started: Sequence[Started], status: str, run_dir: RunDir, console: Console) -> None:
+def _end(started: Sequence[Started], run_dir: RunDir, console: Console, status: RunState) -> None:
     """Let the trackers send what is left, and say what they have not sent."""
     until = time.monotonic() + _DRAIN_S[status]
     try:

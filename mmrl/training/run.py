@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -112,7 +112,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         log_library_messages(setup.run_dir.log, rank=setup.ranks.rank),
         open_run(setup, has_begun=has_begun) as opened,
         resume_run(opened, stop) as (services, resumed),
-        start_trackers(setup),
+        nullcontext() if setup.ranks.rank else follow_run(setup.config, setup.base_dir, setup.run_dir, setup.console),
     ):
         checkpoints, state, optimizer = services.checkpoints, resumed.state, resumed.optimizer
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
@@ -144,13 +144,6 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
             services.sharded_model.unwrap(services.run.policy)
         setup.ranks.on_rank0(partial(write_results, services, state))
         services.logger.close()
-
-
-def start_trackers(setup: RunSetup) -> AbstractContextManager[None]:
-    """Return a context in which the config's trackers follow the run; rank 0 starts them."""
-    if setup.ranks.rank:
-        return nullcontext()
-    return follow_run(setup.config, setup.base_dir, setup.run_dir, setup.console)
 
 
 class OpenedRun(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mmrl.log.marks import answer_marks, make_marks, target_marks
+from mmrl.log.marks import make_marks, record_marks
 from mmrl.log.rollout_records import BAD_VALUE, parse_resize_map
 from mmrl.types import AnswerType, CoordinateSystem
 from mmrl.view.records import NumberedRow, Row, as_list, as_mapping, pick
@@ -62,7 +62,7 @@ class StepBuilder:
             "probes": as_mapping(row.get("probes")),
             "media": list(map(self.describe_medium, as_list(row.get("media")))),
             "target": _format_value(row.get("target")),
-            "marks": target_marks(row),
+            "marks": record_marks(row, "target"),
         }
 
     def _build_rollout(self, line: int, row: Row) -> Row:
@@ -79,7 +79,7 @@ class StepBuilder:
             "answer": answer or _format_value(row.get("answer")),
             # The last place: a forced second look repeats the first answer, and replaces it.
             "answer_chars": _make_range(response.rfind(answer), answer) if answer else None,
-            "marks": answer_marks(row),
+            "marks": record_marks(row, "answer"),
             "tokens_n": row.get("tokens"),
             "trained": selection.get("status") in ("trained", "replayed"),
             "selection": selection,
