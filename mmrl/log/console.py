@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import call
@@ -93,30 +94,27 @@ class _StageProgress:
     pending_line: str = ""  # line of the last step, if it has not been printed
 
 
-class _Heartbeat:
-    """Prints from a thread what a task is doing, so that a task which hangs is seen to hang."""
+@contextmanager
+def _heartbeat(print_line: Callable[[str], None], describe: Callable[[], str], pause_s: float) -> Iterator[None]:
+    """Print from a thread what `describe` returns, if anything, so that a task which hangs is seen to hang.
 
-    def __init__(self, print_line: Callable[[str], None], describe: Callable[[], str], first_pause_s: float) -> None:
-        """Print what `describe` returns, if anything, after pauses that double up to a minute."""
-        self._print_line, self._describe, self._first_pause_s = print_line, describe, first_pause_s
-        self._ended = Event()
-        self._thread = Thread(target=self._run, daemon=True, name="heartbeat")
+    The first pause is `pause_s` seconds; later ones double up to a minute.
+    """
+    ended = Event()
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; nothing is printed after this."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        pause_s = self._first_pause_s
-        while not self._ended.wait(pause_s):
+    def run(pause_s: float) -> None:
+        while not ended.wait(pause_s):
             pause_s = min(2 * pause_s, _MAX_SILENCE_S)
-            if line := self._describe():
-                self._print_line(line)
+            if line := describe():
+                print_line(line)
+
+    thread = Thread(target=run, args=(pause_s,), daemon=True, name="heartbeat")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Console:
@@ -130,7 +128,7 @@ class Console:
         self.activity = activity or Activity()  # written by the parts of a run
         self._stage: _StageProgress | None = None
         self._bar: _ProgressBar | None = None
-        self._heartbeat: _Heartbeat | None = None  # of a stage in a pipe
+        self._display = ExitStack()  # the bar of a stage, or its heartbeat in a pipe
         self._metrics: tuple[Metric, ...] = METRICS
 
     def add_metrics(self, metrics: Iterable[Metric]) -> None:
@@ -161,14 +159,10 @@ class Console:
                 count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
                 return f"{description} ... {count}{time.monotonic() - started_at:.0f} s"
 
-            heartbeat = _Heartbeat(self.info, describe, _FIRST_HEARTBEAT_S)
-            heartbeat.start()
-            try:
+            with _heartbeat(self.info, describe, _FIRST_HEARTBEAT_S):
                 for item in items:
                     yield item
                     done += 1
-            finally:
-                heartbeat.stop()
         elif self._bar is not None:
             task = self._bar.add_task(description, total=total)
             try:
@@ -202,11 +196,10 @@ class Console:
             self._bar = self._make_bar(transient=False)
             self._bar.activity = self.activity
             self._bar.add_task(name, total=total, completed=done)
-            self._bar.start()
+            self._display.enter_context(self._bar)
         elif not self._screen.quiet:
             describe = partial(self._describe_long_activity, name)
-            self._heartbeat = _Heartbeat(self.info, describe, _MAX_SILENCE_S)
-            self._heartbeat.start()
+            self._display.enter_context(_heartbeat(self.info, describe, _MAX_SILENCE_S))
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1, with those of its values that have a label."""
@@ -225,24 +218,17 @@ class Console:
         if steps_here >= _MIN_STEPS_FOR_ETA:
             seconds_left = (now - stage.started_at) / steps_here * (stage.total_steps - step)
             stage.pending_line += f"  {_clock(seconds_left)} left"
-        print_every = max(1, round(stage.total_steps / 10))
-        if (
-            steps_here == 1
-            or step % print_every == 0
-            or step == stage.total_steps
-            or now - stage.last_printed_at >= _MAX_SILENCE_S
-        ):
+        is_tenth = step % max(1, round(stage.total_steps / 10)) == 0
+        is_first_or_last = steps_here == 1 or step == stage.total_steps
+        if is_tenth or is_first_or_last or now - stage.last_printed_at >= _MAX_SILENCE_S:
             self._print_pending_line(stage, now)
 
     def end_stage(self) -> None:
         """End the display of the stage; the line of its last step stays visible."""
-        if self._bar is not None:
-            self._bar.stop()
-        elif self._stage is not None and self._stage.pending_line:
+        if self._stage is not None and self._stage.pending_line:
             self._print_pending_line(self._stage, time.monotonic())
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        self._bar = self._stage = self._heartbeat = None
+        self._display.close()
+        self._bar = self._stage = None
 
     def _make_bar(self, *, transient: bool) -> _ProgressBar:
         columns = (

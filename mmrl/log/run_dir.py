@@ -37,7 +37,6 @@ class RunDir:
     """Paths inside a run directory, and locks that give one config and one process exclusive use of it."""
 
     def __init__(self, path: Path) -> None:
-        """Name the files and folders; nothing is made yet."""
         self.path = path
         self.config = path / "config.yaml"  # the resolved config, every setting with its value
         self.metrics = path / "metrics.jsonl"  # reproducible metrics, one JSON line for each step and evaluation
@@ -248,15 +247,13 @@ class RunDir:
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
-            logs = (self.metrics, self.timings, self.events, self.status, self.log, self.manifest, self.summary)
+            named = [path for path in vars(self).values() if isinstance(path, Path) and path != self.path]
             # The last is of runs of earlier versions, which kept the index of files there.
-            for path in (self.config, *logs, self.data_record, self.path / "opened_media.json"):
-                path.unlink(missing_ok=True)
-            inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
-            results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)
-            trackers = (self.trackers, self.tensorboard)
-            for folder in (*inputs, *results, *trackers):
-                shutil.rmtree(folder, ignore_errors=True)
+            for path in (*named, self.path / "opened_media.json"):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
 
