@@ -16,9 +16,14 @@ _SECRET_PARAMETER: Final = re.compile(r"(?i)([?&;](?:[\w-]*(?:key|token|secret|p
 _KNOWN_KEY: Final = re.compile(r"\b(?:hf_|sk-|ghp_|wandb_v1_|xox[abp]-)[A-Za-z0-9_-]{12,}|\bBearer\s+\S+")
 
 
-def mask_secret(path: str, text: str) -> str:
-    """Return the text of the setting at a dotted path, with keys, tokens, passwords and users in URLs masked."""
-    if text and _SECRET_KEY.search(path):
+def mask_secret(path: str, value: object) -> object:
+    """Return the value of the setting at a dotted path; in text, keys, tokens, passwords and users in URLs are masked.
+
+    A number, such as that of `max_new_tokens`, is no secret.
+    """
+    if not isinstance(value, str):
+        return value
+    if value and _SECRET_KEY.search(path):
         return MASK
-    text = _SECRET_PARAMETER.sub(rf"\1{MASK}", _USERINFO.sub(MASK, text))
+    text = _SECRET_PARAMETER.sub(rf"\1{MASK}", _USERINFO.sub(MASK, value))
     return _KNOWN_KEY.sub(MASK, text)

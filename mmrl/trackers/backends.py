@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from PIL.Image import Image
 
 _WANDB_FLUSH_S: Final = 0.2  # pause between two writes of wandb's process to the run's file
 _TRACKIO_WAIT_S: Final = 20.0
@@ -58,6 +57,7 @@ class Tracker(Protocol):
 
     def begin(self, step: int, sent: Points) -> Points:
         """Return what the tracker has from global step `step` on, where the mark is; the mark knows of `sent`."""
+        return sent  # of a tracker that cannot be asked
 
     def log(self, rows: Sequence[Row]) -> None:
         """Add rows, whose steps rise."""
@@ -120,13 +120,13 @@ class _Tensorboard:
         self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
-class _Wandb:
+class _Wandb(Tracker):
     """A run of wandb. Its steps are our field `global_step`, as wandb's own steps take no values late."""
 
     def __init__(self, run: RunFacts) -> None:
         import wandb
 
-        self._image = wandb.Image
+        self._image, quiet = wandb.Image, {"console": "off", "silent": True}
         self._run = wandb.init(
             dir=str(run.folder / "trackers"),
             id=run.id,
@@ -135,15 +135,10 @@ class _Wandb:
             name=run.name,
             config=dict(run.config),
             allow_val_change=True,
-            settings=wandb.Settings(
-                console="off", silent=True, x_disable_stats=True, x_transaction_log_flush_interval=_WANDB_FLUSH_S
-            ),
+            settings={**quiet, "x_disable_stats": True, "x_transaction_log_flush_interval": _WANDB_FLUSH_S},
         )
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
-
-    def begin(self, step: int, sent: Points) -> Points:
-        return sent  # wandb cannot be asked
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:

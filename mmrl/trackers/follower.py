@@ -31,7 +31,6 @@ class RunReader:
     """Reads metrics.jsonl and timings.jsonl while a run writes them."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        """Start at the first line of both files."""
         self._run_dir, self._ends = run_dir, dict[Path, int]()  # bytes that were read of each file
         self._first_steps: dict[str, int] = {}  # global step at which each stage began, in the order of the stages
         self._last_step = 0  # global step of the last line of metrics.jsonl
@@ -119,7 +118,6 @@ class Follower:
         self._run_dir, self._config, self._base_dir = run_dir, config, base_dir
         self._name, self._path = name, run_dir.trackers / f"{name}.json"
         self._tracker: Tracker | None = None
-        self._reader, self._mark = RunReader(run_dir), Mark.read(self._path)
 
     def send_new(self) -> Tracker:
         """Send what the tracker lacks, and return it; raises whatever it raises. The next call starts from the mark."""
@@ -150,22 +148,15 @@ class Follower:
         self._reader, self._mark = RunReader(self._run_dir), Mark.read(self._path)
         # The id is on disk before the tracker has it: a kill in between would leave a run that nobody continues.
         self._mark.write(self._path)
-        settings = dict(flatten_settings(self._config.model_dump(mode="json")))
+        settings = flatten_settings(self._config.model_dump(mode="json"))
         for key, value in _read_flat(self._run_dir.manifest).items():
             if not key.startswith("data"):
                 settings[f"manifest.{key}"] = value
-        texts = {}
-        for key, value in settings.items():
-            # A number, such as `max_new_tokens`, is no secret.
-            texts[key] = mask_secret(key, value) if isinstance(value, str) else str(value)
-        facts = RunFacts(
-            id=self._mark.id,
-            name=self._config.run.name,
-            project=self._config.logging.project,
-            folder=self._run_dir.path.resolve(),
-            config=texts,
+        texts = {key: str(mask_secret(key, value)) for key, value in settings.items()}
+        name, project, folder = self._config.run.name, self._config.logging.project, self._run_dir.path.resolve()
+        tracker = TRACKERS[self._name](
+            RunFacts(id=self._mark.id, name=name, project=project, folder=folder, config=texts)
         )
-        tracker = TRACKERS[self._name](facts)
         self._mark.sent = tracker.begin(self._mark.step, self._mark.sent)
         return tracker
 
@@ -177,4 +168,4 @@ def count_unsent(run_dir: RunDir, name: str) -> int:
 
 def _read_flat(path: Path) -> dict[str, Any]:
     """Return the values of a JSON file by dotted path; none if there is no file."""
-    return dict(flatten_settings(json.loads(path.read_text(encoding="utf-8")))) if path.exists() else {}
+    return flatten_settings(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

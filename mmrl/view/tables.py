@@ -58,8 +58,8 @@ def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
     # By name, so that two runs are compared stage by stage.
     stages = {str(as_mapping(each).get("name", place)): each for place, each in enumerate(settings.get("stages") or ())}
     for path, value in flatten_settings({**settings, **({"stages": stages} if stages else {})}).items():
-        # A number, such as `max_new_tokens`, is no secret.
-        rows.append([path, mask_secret(path, value) if isinstance(value, str) else json.dumps(value)])
+        text = mask_secret(path, value)
+        rows.append([path, text if isinstance(text, str) else json.dumps(text)])
     return rows
 
 
