@@ -5,8 +5,7 @@ from view_runs import make_run, write_benchmark
 
 from mmrl.config.secrets import MASK
 from mmrl.view.media import PictureStore
-from mmrl.view.run_documents import RunDocuments
-from mmrl.view.tables import build_metrics, list_settings
+from mmrl.view.run_documents import RunDocuments, build_metrics, list_settings
 
 
 def test_lines_of_one_step_are_merged_and_the_last_timing_counts():
