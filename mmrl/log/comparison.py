@@ -16,7 +16,7 @@ TaskRewards = Mapping[str, Mapping[str, float]]
 """Total reward by task and sample id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TaskComparison:
     """One row of the table: the mean reward of a task's held-out samples, before and after."""
 
@@ -37,13 +37,8 @@ def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskCompari
         last = {sample_id: after[task][sample_id] for sample_id in first}
         if not first:
             continue
-        row = TaskComparison(
-            task=task,
-            before=mean_with_interval(list(first.values())),
-            after=mean_with_interval(list(last.values())),
-            improvement=paired_improvement(first, last),
-        )
-        rows.append(row)
+        means = mean_with_interval(list(first.values())), mean_with_interval(list(last.values()))
+        rows.append(TaskComparison(task, *means, improvement=paired_improvement(first, last)))
     return rows
 
 

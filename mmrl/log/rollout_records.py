@@ -31,11 +31,9 @@ from mmrl.types import (
     Prompt,
     ResizeMap,
     Rollout,
-    Sample,
     Score,
     SelectedExperiences,
     TokenValues,
-    Turn,
     VideoRef,
 )
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, write_atomically
@@ -108,9 +106,9 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
             outcome |= {"selection": fate, "probes": probes}
             index = index_by_id.get(id(rollout))
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
-    first_replayed = min(max_groups, len(selected.groups))
-    replayed = _replayed_records(selected.replayed, index_by_id, first_group=first_replayed, max_groups=max_groups)
-    return [*records, *replayed]
+    first_group = min(max_groups, len(selected.groups))
+    records += _replayed_records(selected.replayed, index_by_id, first_group=first_group, max_groups=max_groups)
+    return records
 
 
 def list_scored_records(groups: Iterable[Group]) -> list[RolloutRecord]:
@@ -231,14 +229,20 @@ def _replayed_records(
 
 def _rollout_fields(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None) -> dict[str, Any]:
     sample, prompt = rollout.prompt.sample, rollout.prompt
-    media = []
-    for ref, resize_map in zip(sample.media, prompt.resize_maps, strict=True):
-        media.append(_medium(ref, resize_map, run_dir))
+    media = zip(sample.media, prompt.resize_maps, strict=True)
+    names = {ImageRef: "<image>", VideoRef: "<video>"}
+    question = [part if isinstance(part, str) else names[type(part)] for part in sample.parts]
+    turns = []
+    for turn in rollout.turns:
+        action = turn.action
+        if isinstance(action, Action):
+            action = json.dumps({"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False)
+        turns.append({**asdict(turn), "action": action})
     return {
         "sample": sample.id,
         "task": sample.task,
         "rollout": rollout.index,
-        "question": _question(sample),
+        "question": "".join(question),
         "response": rollout.text,
         "thinking": rollout.answer.thinking,
         "answer": rollout.answer.value,
@@ -248,27 +252,15 @@ def _rollout_fields(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] |
         "target_frame": sample.target.coordinate_system,
         "frame": prompt.coordinate_system,
         "media_index": sample.target.media_index,
-        "media": media,
+        "media": [_medium(ref, resize_map, run_dir) for ref, resize_map in media],
         "finish": rollout.finish_reason,
         "tokens": rollout.num_tokens,
         "segments": list(_segments(rollout, run_dir, token_ends)),
         "parent": rollout.parent_index,
         "is_correct": rollout.is_correct,
         "first_correct": rollout.first_is_correct,
-        "turns": [_turn_fields(turn) for turn in rollout.turns],
+        "turns": turns,
     }
-
-
-def _turn_fields(turn: Turn) -> dict[str, Any]:
-    action = turn.action
-    if isinstance(action, Action):
-        action = json.dumps({"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False)
-    return {**asdict(turn), "action": action}
-
-
-def _question(sample: Sample) -> str:
-    names = {ImageRef: "<image>", VideoRef: "<video>"}
-    return "".join(part if isinstance(part, str) else names[type(part)] for part in sample.parts)
 
 
 def _segments(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None) -> Iterator[dict[str, Any]]:

@@ -49,21 +49,16 @@ class RunDir:
         self.rollouts = path / "rollouts"  # records of the rollouts of some steps, and of held-out samples
         self.checkpoints = path / "checkpoints"  # checkpoints, a folder for each
         self.data = path / "data"  # files that datasets generated or downloaded
-        # Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`).
-        self.outputs = path / "outputs"
+        self.outputs = path / "outputs"  # tables of `sample`, `select` and `rl` stages
         self.data_record = path / "data_digests.json"  # digests of every row and medium that the run began with
         self.processor = path / "processor"  # processor and config of a model made from scratch, which no hub has
-        # Weights at the start of stages with a KL penalty towards a fixed reference.
-        self.reference_weights = path / "reference_weights"
-        # Files for a rollout engine in another process: the model, the current adapter, the engine's log.
-        self.engine = path / "engine"
-        # Results of benchmarks during training: a folder for each benchmark, and in it one for each evaluation.
-        self.benchmarks = path / "benchmarks"
-        # What keeps how far each tracker is, and what trackers write on this machine; TensorBoard's event files.
-        self.trackers, self.tensorboard = path / "trackers", path / "tensorboard"
+        self.reference_weights = path / "reference_weights"  # those at the start of stages with a fixed KL reference
+        self.engine = path / "engine"  # for a rollout engine in another process: model, current adapter, log
+        self.benchmarks = path / "benchmarks"  # results: a folder for each benchmark, in it one for each evaluation
+        self.trackers = path / "trackers"  # how far each tracker is, and what trackers write on this machine
+        self.tensorboard = path / "tensorboard"  # event files of TensorBoard
         self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
-        # The final model as a Hugging Face folder. It is written last, so a run that has it is finished.
-        self.model = path / "model"
+        self.model = path / "model"  # the final Hugging Face folder, written last: a run that has it is finished
         self._changed: Sequence[SettingChange] = ()  # settings with which a begun run continues
 
     @contextmanager
@@ -174,9 +169,7 @@ class RunDir:
 
     def _check_stages_can_grow(self, num_stages: int) -> None:
         """Raise a UserError if a stage that is over got more steps, unless it is the last and has a checkpoint."""
-        begun = []
-        for folder in self.checkpoints.glob("[0-9]*-[0-9]*"):
-            begun.append(int(folder.name.partition("-")[0]))
+        begun = [int(folder.name.partition("-")[0]) for folder in self.checkpoints.glob("[0-9]*-[0-9]*")]
         for change in self._changed:
             index = change.lengthened_stage
             if index is None or index >= max(begun, default=0):
@@ -201,9 +194,7 @@ class RunDir:
         if data_differences:
             listed = list(data_differences[:_MAX_CHANGES_SHOWN])
             changes.append({"noticed": noticed, "count": len(data_differences), "differences": listed})
-        libraries: dict[str, str | None] = {}
-        for name in LIBRARIES:
-            libraries[name] = installed_version(name) or None
+        libraries = {name: installed_version(name) or None for name in LIBRARIES}
         package = Path(mmrl.__file__).parent
         git = None
         # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.

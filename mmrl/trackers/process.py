@@ -23,8 +23,8 @@ from typing import IO, Final, NoReturn
 
 from mmrl.config import Config, load_config
 from mmrl.log.console import Console
+from mmrl.log.logger import RunState, report_end
 from mmrl.log.run_dir import RunDir
-from mmrl.log.status import RunState, report_end
 from mmrl.trackers.follower import Follower, count_unsent
 from mmrl.utils.processes import die_with_parent, kill_processes
 

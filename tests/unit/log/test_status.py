@@ -9,14 +9,14 @@ import sys
 import pytest
 from waiting import wait_for
 
-from mmrl.log import status
-from mmrl.log.status import StatusFile
+from mmrl.log import logger
+from mmrl.log.logger import StatusFile
 from mmrl.types import RunInterrupted
 
 RUN = """
 import sys, time
 from pathlib import Path
-from mmrl.log.status import StatusFile
+from mmrl.log.logger import StatusFile
 
 with StatusFile(Path(sys.argv[1])).report():
     time.sleep(60)
@@ -28,7 +28,7 @@ def read(path):
 
 
 def test_file_says_where_the_run_is_and_is_renewed(tmp_path, monkeypatch):
-    monkeypatch.setattr(status, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(logger, "HEARTBEAT_S", 0.02)
     path = tmp_path / "status.json"
     file = StatusFile(path)
     with file.report():
