@@ -14,14 +14,14 @@ from pathlib import Path
 from tracked_runs import FakeTracker, make_follower, refuse_network
 
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers import follower
+from mmrl.trackers import process
 from mmrl.trackers.backends import TRACKERS, RunFacts, Tracker
 
 
 def follow(run_dir: RunDir, name: str, moment: str, number: int, fake: Path | None = None) -> None:
     """Follow with batches of two rows; `fake` is the file of a tracker that takes the place of the named one."""
     left, open_tracker = number, TRACKERS[name]
-    follower._BATCH_ROWS = 2  # type: ignore[misc]  # several batches in a small run
+    process._BATCH_ROWS = 2  # type: ignore[misc]  # several batches in a small run
 
     def open_dying(facts: RunFacts) -> Tracker:
         tracker: Tracker = FakeTracker(fake) if fake else open_tracker(facts)

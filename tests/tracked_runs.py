@@ -18,7 +18,7 @@ from PIL import Image
 from mmrl.config import dump_yaml, load_config
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers.backends import TRACKERS, Picture, Row, RunFacts
-from mmrl.trackers.follower import Follower
+from mmrl.trackers.process import Follower
 from mmrl.utils.digests import file_digest
 
 Points = Counter[tuple[int, str]]

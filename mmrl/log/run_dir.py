@@ -72,12 +72,8 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
         try:
-            _wait_for_lock(lock)
+            _wait_for_lock(lock, self.path)
             yield
-        except BlockingIOError:
-            raise UserError(
-                f"{self.path}: another process is running here; wait for it or choose another run.dir"
-            ) from None
         finally:
             os.close(lock)
 
@@ -286,14 +282,14 @@ def _check_version(path: Path) -> None:
         raise UserError("\n".join(lines)) from None
 
 
-def _wait_for_lock(lock: int) -> None:
-    """Take the lock of an open directory.
+def _wait_for_lock(lock: int, path: Path) -> None:
+    """Take the lock of the open directory `path`.
 
     The system releases a lock when its process ends, however it ends. It frees the memory of that process first, which
     takes a moment, so a run that is started right after a kill waits for a while.
 
     Raises:
-        BlockingIOError: another process has held it all the while.
+        UserError: another process has held it all the while.
     """
     until = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -302,7 +298,8 @@ def _wait_for_lock(lock: int) -> None:
             return
         except BlockingIOError:
             if time.monotonic() >= until:
-                raise
+                problem = f"{path}: another process is running here; wait for it or choose another run.dir"
+                raise UserError(problem) from None
         time.sleep(0.05)
 
 

@@ -22,7 +22,7 @@ from tracked_runs import (
 )
 
 from mmrl.trackers.backends import TRACKERS
-from mmrl.trackers.follower import Mark, count_unsent
+from mmrl.trackers.process import Mark, count_unsent
 
 LINES = expected_lines()
 POINTS = expected_points(LINES)

@@ -35,8 +35,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers import process
 from mmrl.trackers.backends import TRACKERS, RunFacts, Tracker
-from mmrl.trackers.follower import Follower, count_unsent
-from mmrl.trackers.process import follow, follow_run
+from mmrl.trackers.process import Follower, count_unsent, follow, follow_run
 from mmrl.types import RunInterrupted
 from mmrl.utils.files import temporary_path
 
