@@ -35,8 +35,7 @@ from mmrl.config import Config, flatten_settings, load_config
 from mmrl.config.secrets import mask_secret
 from mmrl.log.console import Console
 from mmrl.log.logger import RunState, read_records, report_end
-from mmrl.log.marks import record_marks
-from mmrl.log.rollout_records import parse_medium
+from mmrl.log.rollout_records import parse_medium, record_marks
 from mmrl.log.run_dir import RunDir
 from mmrl.media.image import open_shown_image
 from mmrl.trackers.backends import TRACKERS, Picture, Points, Row, RunFacts, Tracker

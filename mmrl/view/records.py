@@ -26,7 +26,6 @@ class RunFiles:
     """Reads the files of one run, and notes what could not be read."""
 
     def __init__(self, root: Path) -> None:
-        """Read below `root`; nothing is read yet."""
         self.root = root
         self.problems: dict[str, str] = {}  # by file, what could not be read
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from mmrl.config import flatten_settings
 from mmrl.config.secrets import mask_secret
-from mmrl.log.marks import make_marks, record_marks
 from mmrl.log.metric_registry import find_builtin_metric
-from mmrl.log.rollout_records import BAD_VALUE, parse_resize_map
+from mmrl.log.rollout_records import BAD_VALUE, make_marks, parse_resize_map, record_marks
 from mmrl.types import AnswerType, CoordinateSystem, UserError
 from mmrl.view.media import MediaOpener, PictureStore
 from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick

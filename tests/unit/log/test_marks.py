@@ -2,8 +2,7 @@
 
 import pytest
 
-from mmrl.log.marks import make_marks
-from mmrl.log.rollout_records import parse_resize_map
+from mmrl.log.rollout_records import make_marks, parse_resize_map
 from mmrl.types import ResizeMap, Size
 
 MAP = ResizeMap(Size(200, 100), Size(112, 56))
