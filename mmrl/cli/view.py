@@ -37,10 +37,9 @@ def add_parser(commands: Subparsers) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Write the page, or serve it until Ctrl-C."""
-    from mmrl.view import bundle
+    from mmrl.view.bundle import PageServer, write_folder, write_single
     from mmrl.view.media import PictureStore
     from mmrl.view.run_documents import RunDocuments, build_all_documents
-    from mmrl.view.server import PageServer
 
     out, single = arguments.out, arguments.single
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -55,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
             sys.stdout.flush()
             server.serve_forever()
         return 0
-    write = bundle.write_single if out is None else bundle.write_folder
+    write = write_single if out is None else write_folder
     try:
         write(out or single, build_all_documents(runs), pictures.items())
     except OSError as error:

@@ -96,11 +96,8 @@ class _StageProgress:
 
 @contextmanager
 def _heartbeat(print_line: Callable[[str], None], describe: Callable[[], str], pause_s: float) -> Iterator[None]:
-    """Print from a thread what `describe` returns, if anything, so that a task which hangs is seen to hang.
-
-    The first pause is `pause_s` seconds; later ones double up to a minute.
-    """
-    ended = Event()
+    """Print from a thread what `describe` returns, if anything, after pauses that double from `pause_s` to a minute."""
+    ended = Event()  # the thread lives on while the task hangs, which is thus seen to hang
 
     def run(pause_s: float) -> None:
         while not ended.wait(pause_s):
