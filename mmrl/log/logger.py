@@ -24,6 +24,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.types import RunInterrupted, TokenValues, TrainingState, UserError
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, write_atomically
 
+_MAX_LINE_BYTES: Final = 1 << 20
 HEARTBEAT_S: Final = 5.0
 """Seconds after which status.json is written again."""
 RunState = Literal["running", "finished", "stopped", "failed"]
@@ -237,8 +238,11 @@ class MetricsFile:
         with report_write_errors(path):
             # Unbuffered: a killed run loses nothing that `append` has returned from.
             self._file = path.open("a+b", buffering=0)
-            self._file.seek(0)
-            self._file.truncate(self._file.read().rfind(b"\n") + 1)
+            size = self.position()
+            # No line is longer than this, so the last line break lies in the piece that is read.
+            start = max(0, size - _MAX_LINE_BYTES)
+            self._file.seek(start)
+            self._file.truncate(start + self._file.read(size - start).rfind(b"\n") + 1)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line, with the keys in the order given.

@@ -177,7 +177,7 @@ class RunReader:
 
 @dataclass(slots=True)
 class Mark:
-    """How far a tracker is, as RUN/trackers/NAME.json has it."""
+    """Says how far a tracker is; RUN/trackers/NAME.json holds it."""
 
     id: str  # of the run in the tracker
     step: int = 0  # last global step that was sent
