@@ -51,6 +51,7 @@ def test_run_without_a_checkpoint_is_replaced_but_files_of_others_are_not(tmp_pa
     run.claim(config_with(), pytest.fail)
     run.metrics.write_text("{}\n")
     (run.data / "count-train").mkdir(parents=True)
+    (run.engine / "model").mkdir(parents=True)
     (run.path / ".reader.partial").mkdir()
     (run.path / ".data_digests.json.tmp").touch()
     (run.path / "opened_media.json").touch()  # as earlier versions wrote it
