@@ -283,6 +283,9 @@ def register_device() -> None:
     Raises:
         UserError: this torch lacks what the device needs.
     """
+    # torch 2.11 registers the device, and ends the process in the first backward pass that runs on it.
+    if torch.__version__ < "2.13":
+        raise UserError(f"torch {torch.__version__} cannot pretend a device; torch 2.13 can")
     try:
         backend_registration._setup_privateuseone_for_python_backend(_NAME)
     except (AttributeError, RuntimeError) as error:

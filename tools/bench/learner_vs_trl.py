@@ -68,7 +68,7 @@ from mmrl.training.stage import build_learner
 from mmrl.types import Experience, Group, Rollout, SamplingParams, Score
 
 if TYPE_CHECKING:
-    from transformers import ProcessorMixin
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 MODEL = FromScratchConfig(
     vision=VisionFromScratchConfig(num_layers=4, hidden_size=256, num_heads=4, intermediate_size=512, patch_size=14),
@@ -342,16 +342,22 @@ def write_models(spec: FromScratchConfig, folders: Mapping[str, Path], dtype: st
     torch.manual_seed(1)
     # One after the other: two models of 3B would fill a small machine.
     for name, folder in folders.items():
-        model = make_model(spec, tokenizer, seed=0, dtype=dtype)
-        if spec is MODEL_3B:
-            model.resize_token_embeddings(VOCAB_SIZE_3B, mean_resizing=False)
-            model.config.vision_config.fullatt_block_indexes = WHOLE_IMAGE_BLOCKS_3B
+        model = make_model_3b(tokenizer, dtype) if spec is MODEL_3B else make_model(spec, tokenizer, seed=0, dtype=dtype)
         if name == "policy":
             add_noise(model)
         with hide_progress_bars():
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
     return processor
+
+
+def make_model_3b(tokenizer: PreTrainedTokenizerFast, dtype: str) -> PreTrainedModel:
+    """Return a model as large as Qwen2.5-VL-3B, on a GPU where there is one: it draws the weights within a second."""
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = make_model(MODEL_3B, tokenizer, seed=0, dtype=dtype)
+        model.resize_token_embeddings(VOCAB_SIZE_3B, mean_resizing=False)
+    model.config.vision_config.fullatt_block_indexes = WHOLE_IMAGE_BLOCKS_3B
+    return model
 
 
 @torch.no_grad()

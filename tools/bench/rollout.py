@@ -2,10 +2,12 @@
 
     python tools/bench/rollout.py
     python tools/bench/rollout.py --family qwen3_5
-    python tools/bench/rollout.py --wide --prompts 4    # a language model as wide as that of learner_vs_trl.py
+    python tools/bench/rollout.py --size wide --prompts 4    # a language model as wide as that of learner_vs_trl.py
+    python tools/bench/rollout.py --size 3b --prompts 8      # Qwen2.5-VL-3B's shape, on a CUDA device
 
 Both draw the same tokens: transformers' logits are turned into our choice by the same random numbers. Then the learner
-scores what was sampled, and the mean difference of log-probs is printed.
+scores what was sampled, and the mean difference of log-probs is printed. A model of 3B is in bfloat16, whose rounding
+lets the two draw different tokens, as many of them; its seconds are those of the clock.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ import numpy as np
 import torch
 from family_spec import make_spec
 from learner_vs_trl import MODEL as LEARNER_MODEL
+from learner_vs_trl import MODEL_3B, make_model_3b
 from PIL import Image, ImageOps
 from results import make_parser, write_results
 from sklearn.datasets import load_sample_images
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import (
@@ -75,6 +78,7 @@ MODEL = FromScratchConfig(
 WIDE = LEARNER_MODEL.model_copy(
     update={"vision": LEARNER_MODEL.vision.model_copy(update={"patch_size": MODEL.vision.patch_size})}
 )
+SIZES = {"small": MODEL, "wide": WIDE, "3b": MODEL_3B}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class GenerationComparison:
     def generate_transformers(self) -> list[list[int]]:
         """Token ids by `generate`."""
         batch = collate_prompts(self.prompts, self.processor, pad_id=self.processor.tokenizer.eos_token_id)
+        batch = batch.to(self.policy.device)
         config = GenerationConfig(
             do_sample=True,  # among one token
             top_k=0,
@@ -106,7 +111,7 @@ class GenerationComparison:
             eos_token_id=None,
             pad_token_id=self.processor.tokenizer.eos_token_id,
         )
-        patches, grids = batch.media.image_patches_MD, batch.media.image_grids_I3
+        patches, grids = batch.media.image_patches_MD, batch.media.image_grids_I3.to(self.policy.device)
         images = {"pixel_values": patches}
         if "image" not in self.plain_model.input_modalities:
             # Of such a class, Qwen3.5's, `generate` repeats single patches in place of images. Others encode them once,
@@ -138,7 +143,7 @@ class GenerationComparison:
         with torch.no_grad():
             scores = self.policy.compute_logprobs(batch)
         recorded = [logp for group in groups for rollout in group for s in rollout.segments for logp in s.logprobs]
-        return float((scores.logprobs_N - torch.tensor(recorded)).abs().mean())
+        return float((scores.logprobs_N.cpu() - torch.tensor(recorded)).abs().mean())
 
 
 class ForcedTokenProcessor(LogitsProcessor):
@@ -151,7 +156,8 @@ class ForcedTokenProcessor(LogitsProcessor):
             np.random.Generator(np.random.Philox(seed)).random(comparison.sampling_params.max_new_tokens)
             for seed in seeds
         ]
-        self._uniforms_RT, self._sampling_params = torch.from_numpy(np.stack(chances)), comparison.sampling_params
+        self._uniforms_RT = torch.from_numpy(np.stack(chances)).to(comparison.policy.device)
+        self._sampling_params = comparison.sampling_params
         self._position = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -166,21 +172,22 @@ class ForcedTokenProcessor(LogitsProcessor):
 
 def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationComparison:
     """Return a model with random weights, and questions about crops of a photograph."""
-    spec = make_spec(WIDE if asked.wide else MODEL, asked.family)
+    spec = MODEL_3B if asked.size == "3b" else make_spec(SIZES[asked.size], asked.family)
     tokenizer = train_tokenizer([QUESTION], spec.language.vocab_size)
     processor = make_processor(spec, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
     bundle = ProcessorBundle(family=FAMILIES[asked.family], processor=processor)
     video = ModelConfig(from_scratch=spec).video
     encoder = PromptEncoder(bundle, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096)
-    policy = Policy(make_model(spec, tokenizer, seed=0))
+    plain_model, model = (make_sized_model(spec, tokenizer) for _ in range(2))
+    policy = Policy(model)
     asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
     banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))
     photograph = Image.fromarray(load_sample_images().images[0])
     return GenerationComparison(
         policy=policy,
-        plain_model=make_model(spec, tokenizer, seed=0).eval(),
+        plain_model=plain_model.eval(),
         processor=asker,
         prompts=[asker.build(make_sample(folder, photograph, place)) for place in range(asked.prompts)],
         sampling_params=SamplingParams(
@@ -188,6 +195,19 @@ def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationCompar
         ),  # nothing ends early, so both draw as much
         group_size=asked.group,
     )
+
+
+def make_sized_model(spec: FromScratchConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Return a model with the same weights at each call."""
+    return make_model_3b(tokenizer, "bfloat16") if spec is MODEL_3B else make_model(spec, tokenizer, seed=0)
+
+
+def read_clock(device: torch.device) -> float:
+    """Return seconds of this process's CPU time, or with a CUDA device of the clock."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
@@ -207,7 +227,8 @@ def main() -> None:
     options.add_argument("--group", type=int, default=8)
     options.add_argument("--completion", type=int, default=100)
     options.add_argument("--pairs", type=int, default=5)
-    options.add_argument("--wide", action="store_true", help="512 channels in place of 256: 23 million parameters")
+    sizes = "the language model has 256 or 512 channels, 23 million parameters, or is Qwen2.5-VL-3B's"
+    options.add_argument("--size", choices=SIZES, default="small", help=sizes)
     asked = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -217,18 +238,22 @@ def main() -> None:
         for pair in range(asked.pairs + 1):
             drawn = {}
             for name, run in (("transformers", bench.generate_transformers), ("ours", bench.generate_mmrl)):
-                start = time.process_time()
+                start = read_clock(bench.policy.device)
                 drawn[name] = run()
                 if pair:  # the first warms up
-                    seconds[name].append(time.process_time() - start)
-            if drawn["ours"] != drawn["transformers"]:
+                    seconds[name].append(read_clock(bench.policy.device) - start)
+            same = np.mean(np.array(drawn["ours"]) == np.array(drawn["transformers"]))
+            if same < 1 and asked.size != "3b":
                 raise SystemExit("the two drew different tokens")
         ratios = [theirs / ours for theirs, ours in zip(seconds["transformers"], seconds["ours"], strict=True)]
-        print(f"same tokens; CPU seconds: {', '.join(f'{name} {median(of):.2f}' for name, of in seconds.items())}")
+        found = ", ".join(f"{name} {median(of):.2f}" for name, of in seconds.items())
+        print(f"{same:.0%} of tokens are the same; seconds: {found}")
         print(f"ratio {median(ratios):.2f} (pairs: {', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
-        numbers = {"family": asked.family, "ratio": median(ratios), "logprob_diff_nats": bench.logprob_diff()}
+        numbers = {"family": asked.family, "size": asked.size, "ratio": median(ratios), "same_tokens": float(same)}
+        numbers |= {f"{name}_s": median(of) for name, of in seconds.items()}
+        numbers["logprob_diff_nats"] = bench.logprob_diff()
         write_results(asked.json, "rollout", numbers)
-        print(f"log-probs as sampled and as the learner has them: {bench.logprob_diff():.1e} nats apart on average")
+        print(f"log-probs as sampled and as the learner has them: {numbers['logprob_diff_nats']:.1e} nats apart on average")
 
 
 if __name__ == "__main__":
