@@ -21,6 +21,7 @@ os.environ.setdefault("VLLM_CACHE_ROOT", os.path.expanduser(os.environ.get("XDG_
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="mmrl-tests-")
 
 import pytest
+import torch
 from families import FAST_FAMILIES
 from processors import make_media_cache, make_prompt_processor
 from samplers import hf_sampler

@@ -341,6 +341,7 @@ def _flex_attention(
     block_mask: BlockMask,
     scale: float | None,
     enable_gqa: bool,
+    kernel_options: Mapping[str, object],
 ) -> torch.Tensor:
     """Attend as compiled FlexAttention would, in one call; return the output in the shape of `query`.
 

@@ -102,7 +102,11 @@ def shared_prefix_attention(
     if query.is_cuda:
         mask = build_block_mask(prefix_tree, query.device)
         attend = _compiled_flex_attention()
-        flex: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+        # For fewer than 128 queries torch would take its kernel for decoding, which this mask does not suit.
+        options = {"FORCE_USE_FLEX_ATTENTION": True}
+        flex: torch.Tensor = attend(
+            query, key, value, block_mask=mask, scale=scaling, enable_gqa=True, kernel_options=options
+        )
         return flex.transpose(1, 2).contiguous(), None
     merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, prefix_tree, scaling)  # type: ignore[no-untyped-call]
     return merged, None

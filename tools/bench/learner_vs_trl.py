@@ -342,7 +342,10 @@ def write_models(spec: FromScratchConfig, folders: Mapping[str, Path], dtype: st
     torch.manual_seed(1)
     # One after the other: two models of 3B would fill a small machine.
     for name, folder in folders.items():
-        model = make_model_3b(tokenizer, dtype) if spec is MODEL_3B else make_model(spec, tokenizer, seed=0, dtype=dtype)
+        if spec is MODEL_3B:
+            model = make_model_3b(tokenizer, dtype)
+        else:
+            model = make_model(spec, tokenizer, seed=0, dtype=dtype)
         if name == "policy":
             add_noise(model)
         with hide_progress_bars():

@@ -253,7 +253,8 @@ def main() -> None:
         numbers |= {f"{name}_s": median(of) for name, of in seconds.items()}
         numbers["logprob_diff_nats"] = bench.logprob_diff()
         write_results(asked.json, "rollout", numbers)
-        print(f"log-probs as sampled and as the learner has them: {numbers['logprob_diff_nats']:.1e} nats apart on average")
+        apart = numbers["logprob_diff_nats"]
+        print(f"log-probs as sampled and as the learner has them: {apart:.1e} nats apart on average")
 
 
 if __name__ == "__main__":
