@@ -141,7 +141,10 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
 
 @pytest.fixture(scope="session")
 def make_tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], TinyModel]:
-    """Make a tiny policy of a family; each call makes new weights, so that a test may train them."""
+    """Make a tiny policy of a family; each call makes new weights, so that a test may train them.
+
+    Its heads have a quarter of `hidden_size` channels.
+    """
 
     @cache
     def words() -> tuple[str, ...]:
@@ -149,12 +152,12 @@ def make_tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[st
         questions = [part for sample in scene_samples for part in sample.parts if isinstance(part, str)]
         return (*questions, *(response_format.render(sample.target) for sample in scene_samples))
 
-    def make(family: str = "qwen2_5_vl") -> TinyModel:
+    def make(family: str = "qwen2_5_vl", hidden_size: int = 48) -> TinyModel:
         spec = FromScratchConfig(
             family=family,
             vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
             language=LanguageFromScratchConfig(
-                hidden_size=48, num_heads=4, num_kv_heads=2, intermediate_size=64, vocab_size=330
+                hidden_size=hidden_size, num_heads=4, num_kv_heads=2, intermediate_size=64, vocab_size=330
             ),
         )
         tokenizer = train_tokenizer(words(), spec.language.vocab_size)

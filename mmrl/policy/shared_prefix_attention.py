@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
 
+_LEAST_FLEX_CHANNELS = 16  # of a head
 _MASK_BLOCK = 128  # side of a block of FlexAttention's mask, in tokens: what its kernels are tuned for
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -86,7 +87,7 @@ def shared_prefix_attention(
         **options: transformers' other arguments.
 
     Raises:
-        UserError: the layer attends within a sliding window only.
+        UserError: the layer attends within a sliding window only, or its heads are too narrow for FlexAttention.
     """
     if row_cache is not None:
         return row_cache.attend(module, query, key, value, attention_mask, scaling), None
@@ -100,6 +101,11 @@ def shared_prefix_attention(
             "shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off"
         )
     if query.is_cuda:
+        if query.shape[-1] < _LEAST_FLEX_CHANNELS:
+            raise UserError(
+                f"shared_prefix: heads of {query.shape[-1]} channels are too narrow for FlexAttention on CUDA, which "
+                f"needs {_LEAST_FLEX_CHANNELS}; use off"
+            )
         mask = build_block_mask(prefix_tree, query.device)
         attend = _compiled_flex_attention()
         # For fewer than 128 queries torch would take its kernel for decoding, which this mask does not suit.

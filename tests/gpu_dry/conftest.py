@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,12 @@ from mmrl.plan.pretended_device import PretendedDevice, pretend_device
 from mmrl.policy.batch import Batch
 from mmrl.policy.policy import Policy, TokenLogprobs
 from mmrl.types import UserError
+
+
+@pytest.fixture(scope="session")
+def make_tiny(make_tiny: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a tiny policy whose heads have 16 channels, the fewest that FlexAttention takes on CUDA."""
+    return partial(make_tiny, hidden_size=64)
 
 
 @pytest.fixture
