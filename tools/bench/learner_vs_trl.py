@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -474,18 +474,21 @@ def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> I
         yield run
 
 
-def relative_differences(ours: RunInProcess, theirs: RunInProcess, folder: Path, family: str) -> tuple[float, float]:
+def relative_differences(
+    ours: RunInProcess, theirs: RunInProcess, folder: Path, workload: Workload
+) -> tuple[float, float]:
     """Return how far loss and gradient are from TRL's, relatively; for the gradient, in the worst component."""
     files = folder / "gradient.mmrl", folder / "gradient.trl"
     losses = [run(partial(loss_and_gradients, file=file)) for run, file in zip((ours, theirs), files, strict=True)]
     gradient, their_gradient = (torch.load(file, mmap=True) for file in files)
     if gradient.keys() != their_gradient.keys():
         raise SystemExit(f"only one side trains {sorted(gradient.keys() ^ their_gradient.keys())}")
-    apart, whole, component_of = Counter[str](), Counter[str](), FAMILIES[family].component_of
-    for name, their in their_gradient.items():
+    apart, whole, component_of = Counter[str](), Counter[str](), FAMILIES[workload.model.family].component_of
+    for name in their_gradient:
         component = component_of(name)
-        apart[component] += float((gradient[name].float() - their.float()).square().sum())
-        whole[component] += float(their.float().square().sum())
+        found, their = (each[name].to(workload.device).float() for each in (gradient, their_gradient))
+        apart[component] += float((found - their).square().sum())
+        whole[component] += float(their.square().sum())
     return abs(losses[0] / losses[1] - 1.0), max((apart[role] / whole[role]) ** 0.5 for role in whole)
 
 
@@ -502,8 +505,10 @@ def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | N
             run_in_own_process(MmrlLearner, folder, workload) as ours,
             run_in_own_process(TrlLearner, folder, workload) as theirs,
         ):
-            print("", ours(attrgetter("settings")), theirs(attrgetter("settings")), sep="\n  ", flush=True)
-            loss, gradient = relative_differences(ours, theirs, folder, workload.model.family)
+            with ThreadPoolExecutor() as threads:  # the two start beside each other
+                settings = [threads.submit(run, attrgetter("settings")) for run in (ours, theirs)]
+            print("", *(future.result() for future in settings), sep="\n  ", flush=True)
+            loss, gradient = relative_differences(ours, theirs, folder, workload)
             print(f"  relative difference: loss {loss:.1e}, gradient {gradient:.1e}", flush=True)
             agrees = gradient < BFLOAT16_TOLERANCE if workload.dtype == "bfloat16" else max(loss, gradient) < TOLERANCE
             if not agrees:
