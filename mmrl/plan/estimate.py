@@ -25,6 +25,8 @@ FIXED_GB = 2.0  # CUDA context, libraries and what the allocator leaves unused: 
 USABLE_FRAC = 0.95  # share of a GPU's memory that a plan may fill
 HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assumed
 DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
+# A layer's calls for a token of all rows, by the hf engine: the GPU waits for the host. Measured beside an H100.
+HF_LAYER_S = 1.4e-3
 PHASES = ("generating", "learning", "updating")
 _ENGINE_TOKENS = 2**18  # most tokens of a batch of the hf engine
 _measured: dict[tuple[str, MicroBatch], Measurement] = {}
@@ -202,8 +204,10 @@ def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
     yield MemoryPart("weights", weights / weight_share, in_host)
     if lora:
         yield MemoryPart("adapter", plan.trained_width * trained / weight_share)
-    # DeepSpeed keeps the memory of gradients; torch gives it back after the update.
-    phases = PHASES if plan.zero_stage else ("learning", "updating")
+    # DeepSpeed keeps the memory of gradients; torch gives it back after the update, or as they become float32 in it.
+    phases: tuple[str, ...] = PHASES
+    if not plan.zero_stage:
+        phases = ("learning", "updating") if plan.trained_width == 4 else ("learning",)
     yield MemoryPart("gradients", plan.trained_width * trained / gradient_share, phases=phases)
     name, width = ("AdamW's moments", 8) if plan.trained_width == 4 else ("float32 weights and AdamW's moments", 12)
     in_host = "host" if plan.offloads_optimizer else "gpu"
@@ -318,6 +322,8 @@ def step_seconds(plan: Plan) -> dict[str, float]:
     token_seconds = max(
         reads / (gpus * gpu.bandwidth_tbs * 1e12 * DECODE_BANDWIDTH_FRAC), batch * token_flops / (gpus * gpu_flops)
     )
+    if engine == "hf":
+        token_seconds = max(token_seconds, plan.model.text.num_hidden_layers * HF_LAYER_S)
     seconds["decoding"] = ceil(rows / batch) * response * token_seconds
     # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
     updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)

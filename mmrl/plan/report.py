@@ -8,7 +8,16 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from mmrl.plan.estimate import DECODE_BANDWIDTH_FRAC, HOST_LINK_GBS, PHASES, MemoryPart, Plan, step_flops, step_seconds
+from mmrl.plan.estimate import (
+    DECODE_BANDWIDTH_FRAC,
+    HF_LAYER_S,
+    HOST_LINK_GBS,
+    PHASES,
+    MemoryPart,
+    Plan,
+    step_flops,
+    step_seconds,
+)
 
 Settings = dict[str, Any]
 
@@ -48,9 +57,12 @@ def table_lines(plan: Plan, other: Plan) -> Iterator[str]:
     yield "\nKnown and assumed"
     for note in plan.workload.notes:
         yield f"  {note}"
+    decoding = f"{DECODE_BANDWIDTH_FRAC:.0%} of its bandwidth"
+    if plan.config.rollout.engine == "hf":
+        decoding += f", or {HF_LAYER_S * 1e3} ms a layer and token"
     yield (
-        f"  assumed: learning reaches {plan.efficiency:.0%} of the GPU's peak (--efficiency), decoding "
-        f"{DECODE_BANDWIDTH_FRAC:.0%} of its bandwidth, links {HOST_LINK_GBS:.0f} GB/s; rewards and tools take no time"
+        f"  assumed: learning reaches {plan.efficiency:.0%} of the GPU's peak (--efficiency), decoding {decoding}, "
+        f"links {HOST_LINK_GBS:.0f} GB/s; rewards and tools take no time"
     )
 
 

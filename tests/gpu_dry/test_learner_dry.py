@@ -16,7 +16,7 @@ from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
-from mmrl.types import Experience
+from mmrl.types import Experience, UserError
 
 # The waits of an update, whatever its micro-batches: the norms of all components together, and all metrics together.
 PER_UPDATE = 2
@@ -33,6 +33,14 @@ def test_a_micro_batch_waits_for_nothing_of_ours(make_tiny, family, device, wait
     assert logprobs_N.is_cuda
     assert not waits()
     assert all(parameter.grad is not None for parameter in tiny.policy.trained.values())
+
+
+def test_heads_too_narrow_for_flex_attention_are_said(make_tiny, device):
+    tiny = make_tiny(hidden_size=48)
+    batch = tiny.collate(tiny.experiences(tiny.samples[:1], 2))
+    device.place(tiny.policy.model, torch.bfloat16)
+    with pytest.raises(UserError, match="heads of 12 channels are too narrow"):
+        tiny.policy.compute_logprobs(batch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

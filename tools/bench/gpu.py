@@ -107,7 +107,7 @@ def check_run(folder: Path, options: argparse.Namespace, *, vllm: bool = False) 
     config = folder / "run.yaml"
     config.write_text(json.dumps(make_config(folder, tiny=options.tiny, vllm=vllm)))
     mmrl = [sys.executable, "-m", "mmrl"]
-    command = [*mmrl, "plan", str(config), "--gpu", options.gpu, "--json"]
+    command = [*mmrl, "plan", str(config), "--gpu", options.gpu, "--efficiency", "1", "--json"]
     planned = subprocess.run(command, check=False, capture_output=True, text=True)
     plan = json.loads(planned.stdout) if planned.returncode in (0, 1) else None
     limit_s = LIMITS_S["run with vLLM" if vllm else "run"]
@@ -115,18 +115,18 @@ def check_run(folder: Path, options: argparse.Namespace, *, vllm: bool = False) 
     file = folder / "steps.jsonl"
     found["steps"] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if found["steps"] and plan:
-        found |= compare_with_plan(plan, found["steps"][-1], options.gpu)
+        found |= compare_with_plan(plan, found["steps"][-1])
     return found
 
 
-def compare_with_plan(plan: Mapping[str, Any], step: Mapping[str, Any], gpu: str) -> dict[str, Any]:
-    """Return what a step took beside what was planned."""
-    from mmrl.plan.estimate import GPUS
-
-    flops_s = plan["step_flops"] / step["seconds"]["time/learn_s"]
+def compare_with_plan(plan: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a step took beside what was planned. Learning was planned at the GPU's peak."""
+    planned, seconds = plan["step_seconds"], step["seconds"]
+    at_peak = planned["learning"] + planned["reference"]
     return {
-        "learning_tflops": flops_s / 1e12,
-        "mfu": flops_s / 1e12 / GPUS[gpu].peak_tflops,
+        "learning_share_of_peak": at_peak / (seconds["time/learn_s"] - planned["update"]),
+        "planned_rollout_s": planned["prefill"] + planned["decoding"],
+        "rollout_s": seconds["time/rollout_s"],
         "planned_peak_gb": max(plan["phase_gb"].values()),
         "peak_gb": step.get("peak_gb"),
     }

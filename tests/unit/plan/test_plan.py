@@ -16,7 +16,7 @@ from mmrl.config.recipes import read_header
 from mmrl.config.schema import ModelConfig
 from mmrl.plan import estimate
 from mmrl.plan import measure as measuring
-from mmrl.plan.estimate import find_gpu, make_plan
+from mmrl.plan.estimate import HF_LAYER_S, find_gpu, make_plan, step_seconds
 from mmrl.plan.measure import Measurement, measure, visible_pairs
 from mmrl.plan.report import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
@@ -145,6 +145,22 @@ def test_zero_divides_what_its_stage_says():
         assert divided[name] == pytest.approx(alone[name] / 4)
     assert first["gradients"] == pytest.approx(alone["gradients"])
     assert first["AdamW's moments"] == pytest.approx(alone["AdamW's moments"] / 4)
+
+
+@pytest.mark.slow
+def test_an_update_holds_each_gradient_once():
+    for dtype, name in (("float32", "gradients"), ("bfloat16", "gradients in float32")):
+        parts = plan_small(f"model.dtype={dtype}").memory_parts()
+        held = [part.name for part in parts if "gradients" in part.name and "updating" in part.phases]
+        assert held == [name]
+
+
+@pytest.mark.slow
+def test_the_hf_engine_waits_for_the_host():
+    plan = plan_small("rollout.engine=hf")
+    least = plan.model.text.num_hidden_layers * plan.workload.mean_response * HF_LAYER_S
+    assert step_seconds(plan)["decoding"] == pytest.approx(least)
+    assert step_seconds(plan_small("rollout.engine=vllm"))["decoding"] < least
 
 
 @pytest.mark.slow
