@@ -351,6 +351,8 @@ def write_models(spec: FromScratchConfig, folders: Mapping[str, Path], dtype: st
         with hide_progress_bars():
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        del model
+        torch.cuda.empty_cache()  # the processes that read it need the device's memory
     return processor
 
 
