@@ -37,6 +37,12 @@ _MAX_COORDINATE = 1e9
 # Matching two lists takes time that grows with the cube of their length.
 _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
+# "So ", "The final answer is " and "**Answer:** " before a delimited formula.
+_LEAD = re.compile(
+    r"(?:\*\*)?(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer(?: is)?:?)?(?:\*\*)?\s*"
+    r"(?=\$|\\[(\[]|\\boxed)",
+    re.IGNORECASE,
+)
 _DOLLARS = re.compile(r"^([+-]?)\$(?=[0-9.])")  # an amount, such as $5
 # Escaped characters match too, so that \{ and \$ are passed over.
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
@@ -271,6 +277,9 @@ def is_nested_deeper(value: object, levels: int) -> bool:
 def _validate_latex(value: object) -> str:
     """Return one formula without its delimiters."""
     formula = _validate_text(value).strip()
+    lead = _LEAD.match(formula)
+    if lead:
+        formula = formula[lead.end() :].removesuffix(".")
     for opening, closing in _DELIMITERS:
         if formula.startswith(opening) and formula.endswith(closing) and len(formula) >= len(opening + closing):
             formula = formula[len(opening) : len(formula) - len(closing)].strip()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, reward, target_value
+from mmrl_rewards.number_words import ONES, TENS, split_number
 
 # The grammar of a count in words, in any case and after markup is removed:
 #
@@ -23,15 +24,6 @@ from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, reward, 
 #
 # So these are no count: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
 # "several", "dozens", "3 cats and a dog", "3rd".
-_ONES: Final = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_NOUNS: Final = {"half a dozen": 6, "a pair": 2, "a couple": 2, "a single": 1}
-_DIGITS: Final = re.compile(
-    r"(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2}|[1-9][0-9]{0,2}(?: [0-9]{3}){1,2})(?:\.0+)?", re.ASCII
-)
 _THING: Final = re.compile(r"[a-z][a-z'-]*", re.ASCII)
 _LEAD: Final = re.compile(
     r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|a total of"
@@ -39,15 +31,14 @@ _LEAD: Final = re.compile(
     r"|(?:answer|count|total|number):) ?)*",
     re.ASCII,
 )
-_TENS_HYPHEN: Final = re.compile(rf"\b({'|'.join(_TENS)})-(?={'|'.join(_ONES[1:10])})")
 _REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
 _NOT_ANY: Final = re.compile(r"^(?:there (?:are|is)(?:n't| not)|(?:i|we) (?:don't|do not) see) any\b")
 _NONE_OF: Final = re.compile(r"none(?: of (?:them|these|those|the [a-z]+))?")
 _NOT_COUNTED: Final = frozenset({"idea", "clue", "answer", "way", "doubt", "wonder", "comment", "problem"})
 _DOUBT_WORDS: Final = frozenset(
     {
-        *_ONES,
-        *_TENS,
+        *ONES,
+        *TENS,
         *("dozen", "dozens", "pair", "couple", "single", "hundred", "thousand", "million"),
         *("or", "to", "than", "percent", "half", "maybe", "perhaps", "probably", "about", "around", "approximately"),
         *("roughly", "least", "most", "more", "less", "fewer", "not", "point", "minus", "out", "per", "possibly", "if"),
@@ -56,7 +47,7 @@ _DOUBT_WORDS: Final = frozenset(
 _MEASURES: Final = frozenset(
     {*("mm", "cm", "m", "km", "inch", "inches", "feet", "foot", "g", "kg", "lb", "lbs"), *("ml", "l", "degrees")}
 )
-_MAX_CHARS, _MAX_NUMBER_WORDS, _MAX_THINGS = 120, 12, 8  # characters of a phrase; words of its number, and after it
+_MAX_CHARS, _MAX_THINGS = 120, 8  # characters of a phrase; words after its number
 
 
 @reward(name="count", answer_types=(AnswerType.NUMBER,))
@@ -126,57 +117,11 @@ def _parse_count_phrase(text: str) -> int | None:
         phrase = repeated[1] + repeated[3]
     if _NONE_OF.fullmatch(phrase):
         return 0
-    words = _TENS_HYPHEN.sub(r"\1 ", phrase).replace("half-dozen", "half a dozen").split()
+    words = phrase.split()
     if words[:1] == ["no"]:
         return 0 if len(words) > 1 and words[1] not in _NOT_COUNTED and _are_things(words[1:]) else None
-    # The longest number first: "one hundred and five", not "one".
-    for used in range(min(_MAX_NUMBER_WORDS, len(words)), 0, -1):
-        count = _read_number(" ".join(words[:used]))
-        if count is not None:
-            return count if _are_things(words[used:]) else None
-    return None
-
-
-def _read_number(text: str) -> int | None:
-    """Return the number that a text is, in digits or in words, or None."""
-    if _DIGITS.fullmatch(text):
-        return int(re.sub("[ ,]", "", text.partition(".")[0]))
-    if text in _NOUNS:
-        return _NOUNS[text]
-    number, rest = 0, text
-    for word, size in (("million", 1_000_000), ("thousand", 1000)):
-        before, found, after = rest.partition(f" {word}")
-        if found:
-            factor = _read_factor(before)
-            if factor is None:
-                return None
-            number, rest = number + factor * size, after.removeprefix(" and").strip()
-    if not number and rest.endswith(" dozen"):
-        factor = _read_factor(rest.removesuffix(" dozen"))
-        return None if factor is None else 12 * factor
-    below_1000 = _below_1000().get(rest) if rest else 0
-    return None if below_1000 is None else number + below_1000
-
-
-def _read_factor(text: str) -> int | None:
-    """Return the number before a word such as thousand, or None: "a", up to three digits, or words below 1000."""
-    if text.isdecimal() and len(text) < 4:
-        return int(text)
-    return _below_1000().get("one" if text == "a" else text)
-
-
-@cache
-def _below_1000() -> Mapping[str, int]:
-    """Return the numbers below 1000 by their words, without hyphens."""
-    below_100 = list(_ONES)
-    for tens in _TENS:
-        below_100 += [tens, *(f"{tens} {one}" for one in _ONES[1:10])]
-    numbers = {word: number for number, word in enumerate(below_100)}
-    for hundreds, digit in ((1, "a"), *enumerate(_ONES[1:10], 1)):
-        numbers[f"{digit} hundred"] = 100 * hundreds
-        for number, word in enumerate(below_100[1:], 1):
-            numbers[f"{digit} hundred {word}"] = numbers[f"{digit} hundred and {word}"] = 100 * hundreds + number
-    return numbers
+    found = split_number(phrase)
+    return found[0] if found and _are_things(found[1]) else None
 
 
 def _are_things(words: Sequence[str]) -> bool:

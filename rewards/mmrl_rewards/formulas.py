@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
+from math import perm
 from typing import Final, NamedTuple
 
 from mmrl.answer import parse_answer_value
@@ -33,6 +34,7 @@ _FUNCTIONS: Final = "(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|min|max|gc
 _ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
 _DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
 _GREATER: Final = r">|\\geq?(?![a-z])"
+_MOST_CHOSEN_FROM: Final = 100
 _POWERS_OF_TEN: Final = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -70,6 +72,14 @@ def _ratio(match: re.Match[str]) -> str:
     return fractions[0] if len(fractions) == 1 else f"({','.join(fractions)})"
 
 
+def _choices(match: re.Match[str]) -> str:
+    """Return C_5^2 as a binomial coefficient, and A_5^2 and P_5^2 as the number of arrangements of 2 of 5."""
+    kind, n, k = match[1], int(match[2]), int(match[3])
+    if not k <= n <= _MOST_CHOSEN_FROM:
+        return match[0]
+    return rf"\binom{{{n}}}{{{k}}}" if kind == "C" else str(perm(n, k))
+
+
 def _ascending(match: re.Match[str]) -> str:
     """Return 2 > x > 1 as 1 < x < 2."""
     high, first, middle, second, low = match.groups()
@@ -79,7 +89,8 @@ def _ascending(match: re.Match[str]) -> str:
 _REWRITES: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"^\*\*(.*)\*\*$", r"\1"),
+        # Bold: **5** or **Answer:** 5, and not the powers of x**2 + y**2.
+        (r"(?<!\S)\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?=[\s.,:;!]|$)", r"\1"),
         # \boxed{1}\boxed{3} would be a product.
         (r"\}\s*\\boxed", "?"),
         (r"\\boxed(?=\{)", ""),
@@ -89,6 +100,7 @@ _REWRITES: Final = tuple(
             rf"|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)\s*(?=\S)",
             "",
         ),
+        (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
         (r"\*\*", "^"),
         (r"(?<=[^.])\.$", ""),
         (r"\\[dtc]frac", r"\\frac"),
@@ -101,6 +113,9 @@ _REWRITES: Final = tuple(
             lambda match: match[0].replace(".", "").replace(",", "."),
         ),
         (r"\\lg(?![a-z])", r"\\log"),
+        (r"\\(max|min|gcd|lcm)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
+        (r"(?<![A-Za-z\\])([CAP])_\{?([0-9]+)\}?\^\{?([0-9]+)\}?", _choices),
+        (r"(?:\{\})?_\{?([0-9]+)\}? ?C_\{?([0-9]+)\}?", r"\\binom{\1}{\2}"),
         # the point A(2, 3)
         (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
         (r"\\(triangle|angle|overline|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -11,13 +12,19 @@ from mmrl.answer import parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
+from mmrl_rewards.number_words import split_number
 from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
 _QUANTITY: Final = re.compile(r"([$€£¥]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
-_POWER_OF_TEN: Final = re.compile("\\s*(?:\\\\times|\u00d7|[*])\\s*10\\^\\{?([+-]?[0-9]+)\\}?", re.ASCII)
+_POWER_OF_TEN: Final = re.compile("(?<=[0-9])\\s*(?:\\\\times|\u00d7|[*x])\\s*10\\^\\{?([+-]?[0-9]+)\\}?", re.ASCII)
+_SUPERSCRIPT: Final = re.compile("(?<=10)[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_DIGIT_OF: Final = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
+_FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z])", re.ASCII)  # 1 1/2 cups
+_NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
+_SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
 _LATEX_SPACE: Final = re.compile(r"\\[,;: ]|~|\\(?=[$%])")
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
@@ -98,8 +105,9 @@ def quantity(
     """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
     Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, € and £
-    may come first. Bold, boxes and LaTeX's text, spaces and powers of ten are read. Temperatures are converted,
-    currencies are not. Unless `unit_required`, a number without a unit is taken to be in the other's unit.
+    may come first. Bold, boxes and LaTeX's text, spaces and powers of ten are read, and so are "five cm", 1 1/2 cups
+    and 1 h 30 min, whose units become smaller. Temperatures are converted, currencies are not. Unless `unit_required`,
+    a number without a unit is taken to be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
     Departures: the unit is checked.
@@ -133,7 +141,11 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
         ValueError: the text is not a number with one known unit or none.
     """
     plain = _LATEX_SPACE.sub(" ", text).replace("−", "-").replace(r"^\circ", "°")  # noqa: RUF001
-    plain = strip_markup(_POWER_OF_TEN.sub(r"e\1", plain))
+    plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_DIGIT_OF), plain)
+    plain = _write_number(strip_markup(_POWER_OF_TEN.sub(r"e\1", plain)))
+    total = _add_up(plain)
+    if total is not None:
+        return total
     match = _QUANTITY.fullmatch(plain) if len(text) <= _MAX_CHARS else None
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
@@ -145,3 +157,32 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     if unit is None:
         raise ValueError(f"in an unknown unit: {name[:40]!r}")
     return number, unit
+
+
+def _write_number(text: str) -> str:
+    """Return a quantity with its number as a decimal fraction: "minus five cm" as -5 cm, 1 1/2 cups as 1.5 cups."""
+    negated = re.match(r"(?:minus|negative) ", text, re.IGNORECASE)
+    if negated:
+        return f"-{_write_number(text[negated.end() :])}"
+    found = split_number(text.lower()) if text[:1].isalpha() else None
+    if found:
+        number, rest = found
+        return " ".join([str(number), *text.split()[-len(rest) :]]) if rest else str(number)
+    return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), text)
+
+
+def _add_up(text: str) -> tuple[float, Unit] | None:
+    """Return 1 h 30 min as 1.5 and the hour; None for a text that is no sum of ever smaller units of one dimension."""
+    if len(text) > _MAX_CHARS or not _SUM.fullmatch(text):
+        return None
+    total, first = 0.0, None
+    before = inf
+    for part in re.findall(_NUMBER_AND_UNIT, text):
+        name = part.lstrip("0123456789. ")
+        unit = find_unit(name)
+        first = first or unit
+        if unit is None or first is None or unit.dimension != first.dimension or unit.offset or unit.factor >= before:
+            return None
+        before = unit.factor
+        total += float(part.removesuffix(name)) * unit.factor / first.factor
+    return None if first is None else (total, first)
