@@ -133,12 +133,15 @@ class LogprobHead(nn.Linear):
         # Tokens are scored inside this call, because hooks of modules run around it, such as those by which DeepSpeed
         # gathers sharded weights.
         hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
-        arguments = (hidden_NW, self.weight, self._request, self.is_float32)
+        arguments = (hidden_NW, self.weight, self._request, self.is_float32, torch.is_grad_enabled())
         return _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j, whose logits the backward pass computes again.
+    """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j.
+
+    The backward pass computes the logits of each chunk again. What a single chunk has is kept for it, since between the
+    two passes nothing else needs the memory.
 
     With z the logits divided by the temperature: dl/dz_j = [j is the token] - p_j, dH/dz_j = -p_j (log p_j + H).
     """
@@ -150,8 +153,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VW: torch.Tensor,
         request: LogprobRequest,
         is_float32: bool,
+        has_backward: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies in nats, float32 [N], of hidden states [N, W] and weights [V, W]."""
+        ctx.probs_CV = None
         scored_N, entropies_N = (torch.empty(len(hidden_NW), device=hidden_NW.device) for _ in range(2))
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
@@ -163,6 +168,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             # A banned token counts as 0, but 0 times minus infinity would be NaN.
             logprobs_CV.clamp_(min=torch.finfo(logprobs_CV.dtype).min)
             entropies_N[chunk] = -logprobs_CV.mul_(probs_CV).sum(dim=-1)
+            if has_backward and len(hidden_CW) == len(hidden_NW):
+                ctx.probs_CV = probs_CV
         ctx.save_for_backward(hidden_NW, weight_VW, entropies_N)
         ctx.request, ctx.is_float32 = request, is_float32
         # Without an entropy bonus the gradient of entropies is then None rather than zeros.
@@ -185,10 +192,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
-            hidden_CW = hidden_NW[chunk]
-            logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
-            temperature_C1 = request.temperature_N[chunk, None]
-            probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
+            hidden_CW, temperature_C1 = hidden_NW[chunk], request.temperature_N[chunk, None]
+            # Changed in place below, so another backward pass computes it again.
+            probs_CV, ctx.probs_CV = ctx.probs_CV, None
+            if probs_CV is None:
+                logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
+                probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
             d_logprob_C1 = d_scored_N[chunk, None] / temperature_C1
             # In place, because each pass over [C, V] costs as much as some layers of a small model.
             if d_entropies_N is None:
@@ -211,4 +220,5 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 d_weight_VW.addmm_(d_logits_CV.T, hidden_CW.float())
             elif d_weight_VW is not None:
                 d_weight_VW += d_logits_CV.to(hidden_NW.dtype).T @ hidden_CW
-        return d_hidden_NW, None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype), None, None
+        d_weight = None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype)
+        return d_hidden_NW, d_weight, None, None, None

@@ -68,6 +68,15 @@ def test_scores_and_gradients_equal_those_of_autograd(chunk, temperature_N, bann
         assert (ours - theirs).norm() < GRADIENTS * theirs.norm()
 
 
+@pytest.mark.parametrize("chunk", [4, 1000])
+def test_a_second_backward_pass_finds_the_same_gradient(chunk):
+    head, hidden = head_and_hidden()
+    with head.use_request(make_request(chunk)):
+        total = sum(scores_N.sum() for scores_N in head(hidden))
+    first, second = (torch.autograd.grad(total, (hidden, head.weight), retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
 @pytest.mark.parametrize("rows", [7, 8192], ids=["slices", "whole"])
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
 @pytest.mark.parametrize("banned", [(), (0, 7, 49)], ids=["all tokens", "some banned"])
