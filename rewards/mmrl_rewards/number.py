@@ -140,13 +140,15 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     Raises:
         ValueError: the text is not a number with one known unit or none.
     """
+    if len(text) > _MAX_CHARS:
+        raise ValueError(f"no number with a unit: {text[:40]!r}")
     plain = _LATEX_SPACE.sub(" ", text).replace("−", "-").replace(r"^\circ", "°")  # noqa: RUF001
     plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_DIGIT_OF), plain)
     plain = _write_number(strip_markup(_POWER_OF_TEN.sub(r"e\1", plain)))
     total = _add_up(plain)
     if total is not None:
         return total
-    match = _QUANTITY.fullmatch(plain) if len(text) <= _MAX_CHARS else None
+    match = _QUANTITY.fullmatch(plain)
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
@@ -173,10 +175,9 @@ def _write_number(text: str) -> str:
 
 def _add_up(text: str) -> tuple[float, Unit] | None:
     """Return 1 h 30 min as 1.5 and the hour; None for a text that is no sum of ever smaller units of one dimension."""
-    if len(text) > _MAX_CHARS or not _SUM.fullmatch(text):
+    if not _SUM.fullmatch(text):
         return None
-    total, first = 0.0, None
-    before = inf
+    total, first, before = 0.0, None, inf
     for part in re.findall(_NUMBER_AND_UNIT, text):
         name = part.lstrip("0123456789. ")
         unit = find_unit(name)
