@@ -243,15 +243,18 @@ def questions(folder: Path) -> Path:
 
 
 def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Check that records are equal, numbers up to rounding."""
+    """Check that records are equal, numbers up to rounding.
+
+    AdamW's first update has the sign of a gradient, however small, so later gradients differ by more than the rest.
+    """
     assert len(ours) == len(theirs)
     for here, there in zip(ours, theirs, strict=True):
         words = {key for key, value in there.items() if not isinstance(value, float)}
         assert {key: here[key] for key in words} == {key: there[key] for key in words}
-        numbers = there.keys() - words
-        assert {key: here[key] for key in numbers} == pytest.approx(
-            {key: there[key] for key in numbers}, rel=1e-3, abs=1e-5
-        )
+        norms = {key for key in there.keys() - words if "grad_norm" in key}
+        for keys, tolerance in ((norms, 2e-2), (there.keys() - words - norms, 1e-3)):
+            expected = pytest.approx({key: there[key] for key in keys}, rel=tolerance, abs=1e-5)
+            assert {key: here[key] for key in keys} == expected
 
 
 def check_records(run_dir: Path) -> list[dict[str, Any]]:
