@@ -245,13 +245,13 @@ def questions(folder: Path) -> Path:
 def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
     """Check that records are equal, numbers up to rounding.
 
-    AdamW's first update has the sign of a gradient, however small, so later gradients differ by more than the rest.
+    AdamW's first update has the sign of a gradient, however small, so gradients after the first step differ by more.
     """
     assert len(ours) == len(theirs)
     for here, there in zip(ours, theirs, strict=True):
         words = {key for key, value in there.items() if not isinstance(value, float)}
         assert {key: here[key] for key in words} == {key: there[key] for key in words}
-        norms = {key for key in there.keys() - words if "grad_norm" in key}
+        norms = {key for key in there.keys() - words if "grad_norm" in key and there["step"] > 1}
         for keys, tolerance in ((norms, 2e-2), (there.keys() - words - norms, 1e-3)):
             expected = pytest.approx({key: there[key] for key in keys}, rel=tolerance, abs=1e-5)
             assert {key: here[key] for key in keys} == expected

@@ -96,7 +96,11 @@ def test_responses_in_parts_zoom_look_again_and_are_replayed(
     assert here("train", cut).code == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     steps = learned_steps(tmp_path / "whole")
-    assert len(steps) >= 3  # of 5: one whose groups agree is not learned from
+    records = [record for record in metrics(tmp_path / "whole") if record["stage"] == "rl" and record["step"]]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
+    # A step whose finished groups agree has nothing to learn from.
+    assert all(record in steps or record["advantage/max"] == 0.0 for record in records)
+    assert len(steps) >= 4
     names = ("rollout/unfinished_groups", "rollout/resumed_rollouts", "tools/media_shown", "rethink/attempted")
     check_all_occurred(steps, *names, "replay/frac")
     assert max(record["rollout/staleness_max"] for record in steps) >= 1.0
