@@ -3,10 +3,15 @@
 import io
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+
+from mmrl.view.badges import describe_outcome, mark_duplicates
+from mmrl.view.records import read_token_arrays
+from mmrl.view.run_documents import list_panels, make_scale
 
 Document = dict[str, Any]
 SIZE = (320, 240)
@@ -27,7 +32,7 @@ LONG_LINE = "A" * 1_000_000
 class PageDocuments:
     """All that an export writes."""
 
-    documents: dict[str, Document | bytes]
+    documents: dict[str, Document]
     media: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -99,8 +104,8 @@ def tokens(response: str, seed: int = 0) -> dict[str, np.ndarray]:
     return columns
 
 
-def take_tokens(document: Document) -> bytes:
-    """Take the columns out of the rollouts of a step, and return the file that has them one after another."""
+def take_tokens(document: Document, folder: Path) -> Document:
+    """Take the columns out of the rollouts of a step, and return the document of the file that has them."""
     rollouts = [rollout for group in document["groups"] for rollout in group["rollouts"]]
     found = []
     for line, rollout in enumerate(rollouts):
@@ -108,18 +113,17 @@ def take_tokens(document: Document) -> bytes:
         found.append(rollout.pop("tokens") or tokens(""))
     columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     offset = np.cumsum([0, *(len(each["end"]) for each in found)], dtype="<i8")
-    stream = io.BytesIO()
-    np.savez_compressed(stream, offset=offset, **columns)
-    return stream.getvalue()
+    np.savez_compressed(folder / "tokens.npz", offset=offset, **columns)
+    return {"arrays": read_token_arrays(folder / "tokens.npz"), "problem": ""}
 
 
 def rollout(number: int, response: str, total: float | None, **more: Any) -> Document:
     """A rollout of the policy alone; `more` changes what it says."""
-    absent = ("thinking", "answer", "answer_chars", "parent", "is_correct", "first_correct", "dropped", "tokens")
+    absent = ("thinking", "answer", "answer_chars", "is_correct", "first_correct", "dropped", "tokens")
     return {
-        **dict.fromkeys((*absent, "same_text_as", "same_answer_as")),
+        **dict.fromkeys(absent),
         **{"rollout": number, "response": response, "segments": [policy(0, len(response))], "finish": "eos"},
-        **{"marks": [], "tokens_n": max(1, len(response) // 4), "trained": True, "age": 0, "total": total},
+        **{"marks": [], "tokens_n": max(1, len(response) // 4), "total": total},
         "advantage": None if total is None else round(2 * total - 1, 3),
         "selection": {"status": "trained", "reason": None, "carried_over": False, "staleness": 0},
         "terms": {"iou": term(total, reason="intersection over union")},
@@ -161,7 +165,7 @@ def ground_group(number: int, sample: str, seed: int) -> Document:
     boxes = ((0.25, 0.25, 0.5, 0.5), (0.28, 0.22, 0.53, 0.52), (0.2, 0.3, 0.5, 0.62), (0.6, 0.55, 0.86, 0.84))
     totals = (1.0, 0.78, 0.52, 0.0)
     rollouts = list(map(answered, range(4), boxes, totals, thoughts))
-    rollouts[3] |= {"finish": "length", "age": 2}
+    rollouts[3] |= {"finish": "length", "selection": {**rollouts[3]["selection"], "staleness": 2}}
     gold = [mark("box", 0.25, 0.25, 0.5, 0.5, label="lamp")]
     probes = {"blind": {"iou": 0.1, "total": 0.2}}
     return group(number, sample, rollouts, marks=gold, probes=probes, media=[medium(f"media/pic{seed % 4}.jpg")])
@@ -170,7 +174,7 @@ def ground_group(number: int, sample: str, seed: int) -> Document:
 def point_group(number: int) -> Document:
     rollouts = [
         rollout(0, "(100, 60)", 0.9, answer="(100, 60)", answer_chars=[0, 9], marks=[mark("point", 0.31, 0.25)]),
-        rollout(1, "(100, 60)", 0.9, same_text_as=0, same_answer_as=0, marks=[mark("point", 0.31, 0.25)]),
+        rollout(1, "(100, 60)", 0.9, marks=[mark("point", 0.31, 0.25)]),
         rollout(2, "(40, 200)", 0.1, marks=[mark("point", 0.12, 0.83)]),
     ]
     asked = {"answer_type": "point", "question": "<image>Point at the switch.", "target": "(96, 62)"}
@@ -218,7 +222,7 @@ def rethink_group(number: int) -> Document:
     whole = first + trigger + second
     places = [len(first), len(first) + len(trigger), len(whole)]
     segments = [policy(0, places[0]), segment("forced", places[0], places[1]), policy(places[1], places[2])]
-    again = {"segments": segments, "parent": 0}
+    again = {"segments": segments}
     read = {"answer": "three", "answer_chars": [places[1] + 8, places[1] + 13]}
     rollouts = [
         rollout(0, first, 0.0, is_correct=False, advantage=-0.7, answer="two", answer_chars=[8, 11]),
@@ -241,13 +245,17 @@ def hostile_group(number: int) -> Document:
 
 def rejected_group(number: int) -> Document:
     status = {"status": "rejected", "reason": "acc", "carried_over": False, "staleness": 0}
-    left_out = {"selection": status, "trained": False, "advantage": 0.0}
+    left_out = {"selection": status, "advantage": 0.0}
     equal = [rollout(index, f"nothing {index}", 0.0, **left_out) for index in range(2)]
     return group(number, "ground/train/000009", equal, selection=status)
 
 
 def step_document(stage: str, step: int, kind: str, groups: list[Document]) -> Document:
-    return {"stage": stage, "step": step, "kind": kind, "terms": ["iou", "format"], "groups": groups}
+    for members in (each["rollouts"] for each in groups):
+        for one in members:
+            one.update(describe_outcome(one, one["segments"], in_training=kind == "train"))
+        mark_duplicates(members)
+    return {"stage": stage, "step": step, "kind": kind, "scale": make_scale(groups), "groups": groups}
 
 
 def train_step(step: int) -> Document:
@@ -303,7 +311,8 @@ def metrics_document(seed: int, steps: int = 120, cold: int = 0) -> Document:
     numbers = list(range(1, steps + 1))
     stages = [*["cold"] * cold, *["rl"] * (steps - cold), None]
     places = {"stage": stages, "step": [*numbers[:cold], *numbers[: steps - cold], 0], "global": [*numbers, steps]}
-    return {**places, "columns": rounded, "meanings": {"reward/mean": "Mean total reward of the step's rollouts."}}
+    meanings = {"reward/mean": "Mean total reward of the step's rollouts."}
+    return {**places, "columns": rounded, "panels": list_panels(list(rounded)), "meanings": meanings}
 
 
 def summary() -> Document:
@@ -321,7 +330,7 @@ def summary() -> Document:
 
 def benchmark_document() -> Document:
     def response(text: str, read: str, strict: bool, official: bool, rule: str) -> Document:
-        start = text.index(read)  # in characters, as Python counts
+        start = len(text[: text.index(read)].encode("utf-16-le")) // 2  # units of UTF-16
         return {
             **{"response": text, "strict": strict, "official": official, "score": float(official), "outcome": None},
             **{"rule": rule, "value": read, "span": [start, start + len(read)], "judge_correct": None},
@@ -342,7 +351,7 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
     steps = []
     places: dict[str, list[int]] = {}
     for key, document in documents.items():
-        if not key.startswith(f"{run_id}/") or isinstance(document, bytes) or "groups" not in document:
+        if not key.startswith(f"{run_id}/") or "groups" not in document:
             continue
         for sample in {group["sample"] for group in document["groups"]}:
             places.setdefault(sample, []).append(len(steps))
@@ -367,8 +376,11 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
     }
 
 
-def make_documents() -> PageDocuments:
-    """Two runs: the first has every kind of group, a benchmark and hostile text; the second is compared with it."""
+def make_documents(folder: Path) -> PageDocuments:
+    """Two runs: the first has every kind of group, a benchmark and hostile text; the second is compared with it.
+
+    Files of tokens are written into `folder` for a moment.
+    """
     documents: dict[str, Document] = {
         "r0/metrics": metrics_document(0),
         "r0/rl-000010": train_step(10),
@@ -383,7 +395,7 @@ def make_documents() -> PageDocuments:
     for key, document in list(documents.items()):
         if "groups" in document:
             document["tokens"] = f"{key}.tokens"
-            documents[document["tokens"]] = take_tokens(document)
+            documents[document["tokens"]] = take_tokens(document, folder)
     benchmarks = [
         {"key": "r0/bench-mathvista-0", "name": "mathvista", "label": "rl 120", "items": 3, "accuracy": 1 / 3}
     ]

@@ -50,7 +50,7 @@ BAD_VALUE: Final = (TypeError, ValueError, IndexError, KeyError, AttributeError,
 _IMAGE, _VIDEO, _RESIZE_MAP = TypeAdapter(ImageRef), TypeAdapter(VideoRef), TypeAdapter(ResizeMap)
 
 # The columns of a file of tokens; the last five are the fields of `TokenValues`.
-_TOKEN_COLUMNS: Final = {
+TOKEN_COLUMNS: Final = {
     "token_id": np.int32,
     "end": np.int32,
     "author": np.uint8,
@@ -190,9 +190,9 @@ def _pack_tokens(
             for token_id, logprob in zip(segment.token_ids, segment.logprobs, strict=True):
                 sampled = (logprob, *next(computed, _NOT_COMPUTED)) if is_policy else (nan, *_NOT_COMPUTED)
                 rows.append((token_id, next(remaining_ends), author, *sampled))
-    table = np.array(rows, np.float64).reshape(-1, len(_TOKEN_COLUMNS))
+    table = np.array(rows, np.float64).reshape(-1, len(TOKEN_COLUMNS))
     arrays = {"offset": np.array([0, *accumulate(record.rollout.num_tokens for record in records)])}
-    for column, (name, dtype) in zip(table.T, _TOKEN_COLUMNS.items(), strict=True):
+    for column, (name, dtype) in zip(table.T, TOKEN_COLUMNS.items(), strict=True):
         arrays[name] = column.astype(dtype)
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)

@@ -6,19 +6,27 @@ shows it.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
+
+import numpy as np
 
 from mmrl.config.yaml_tree import parse_yaml
+from mmrl.log.rollout_records import TOKEN_COLUMNS
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
 
 Row = dict[str, Any]
 NumberedRow = tuple[int, Row]  # index of the line, from 0, and its object
+_ArrayKind = tuple[tuple[int, ...], np.dtype[Any]]  # shape and type
 _ValueT = TypeVar("_ValueT")
 
 
@@ -32,6 +40,10 @@ class RunFiles:
     def report(self, path: Path, problem: str) -> None:
         """Add a problem of a file to those that the page shows."""
         self.problems[path.relative_to(self.root).as_posix()] = problem
+
+    def problem(self, path: Path) -> str:
+        """Return what could not be read in a file; an empty text if all could."""
+        return self.problems.get(path.relative_to(self.root).as_posix(), "")
 
     def read(self, path: Path, parse: Callable[[Path], _ValueT], missing: _ValueT) -> _ValueT:
         """Return what `parse` makes of a file, and `missing` if the file is missing or cannot be read."""
@@ -84,6 +96,49 @@ def parse_object(text: bytes) -> Row:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def read_token_arrays(path: Path) -> dict[str, bytes]:
+    """Return the arrays of a file of tokens by name, each a .npy file that is still compressed, by raw deflate.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ValueError: it is damaged, or its arrays do not fit together.
+    """
+    content = path.read_bytes()
+    arrays: dict[str, bytes] = {}
+    kinds: dict[str, _ArrayKind] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for entry in archive.infolist():
+                name = entry.filename.removesuffix(".npy")
+                with archive.open(entry) as file:
+                    kinds[name] = _read_array_kind(file)
+                # The lengths of a name and of an extra field end an entry's header of 30 bytes, which they follow.
+                start = entry.header_offset + 30 + sum(struct.unpack_from("<HH", content, entry.header_offset + 26))
+                arrays[name] = content[start : start + entry.compress_size]
+        with np.load(io.BytesIO(content), allow_pickle=False) as opened:
+            offset = opened["offset"]
+    except (zipfile.BadZipFile, zlib.error, struct.error, KeyError, EOFError, RuntimeError) as error:
+        raise ValueError(f"no archive of arrays: {error}") from error
+    total = int(offset[-1]) if offset.ndim == 1 and offset.size else 0
+    expected: dict[str, _ArrayKind] = {"offset": (offset.shape, np.dtype(np.int64))}
+    expected |= {name: ((total,), np.dtype(dtype)) for name, dtype in TOKEN_COLUMNS.items()}
+    if kinds != expected or not offset.size or offset[0] != 0 or np.any(np.diff(offset) < 0):
+        raise ValueError("its arrays do not fit together")
+    return arrays
+
+
+def _read_array_kind(file: IO[bytes]) -> _ArrayKind:
+    """Return shape and type of the array in a .npy file.
+
+    Raises:
+        ValueError: the format of the file is another than 1.0, or it is none.
+    """
+    if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
+        raise ValueError("an array of another format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+    return shape, dtype
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -17,21 +17,47 @@ from mmrl.config import flatten_settings
 from mmrl.config.secrets import mask_secret
 from mmrl.log.metric_registry import find_builtin_metric
 from mmrl.log.rollout_records import BAD_VALUE, make_marks, parse_resize_map, record_marks
-from mmrl.types import AnswerType, CoordinateSystem, UserError
+from mmrl.types import AnswerType, Author, CoordinateSystem, UserError
+from mmrl.view.badges import describe_outcome, mark_duplicates
 from mmrl.view.media import MediaOpener, PictureStore
-from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick
+from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick, read_token_arrays
 
 _RUN_FILES: Final = ("config.yaml", "metrics.jsonl", "manifest.json", "status.json", "rollouts")
 _EVAL_FILES: Final = ("predictions.jsonl", "verdicts.jsonl")
 _TEXTS: Final = ("sample", "task", "question", "response")
 _OPTIONAL_TEXTS: Final = ("prompt", "answer_type", "thinking", "answer_text", "frame", "target_frame", "finish")
-_RETHINK_KEYS: Final = ("parent", "is_correct", "first_correct")
-_ROLLOUT_KEYS: Final = ("rollout", "response", "finish", "total", "advantage", "dropped", *_RETHINK_KEYS)
+_NUMBERS: Final = ("total", "advantage")
+_ROLLOUT_KEYS: Final = ("rollout", "response", "finish", "is_correct", *_NUMBERS)
 _VERDICT_KEYS: Final = ("strict", "official", "score", "outcome", "rule", "value", "judge_correct")
 _STEP_NAME: Final = re.compile(r"(.+)-(\d+)(-validation)?")
+_WIDE: Final = re.compile("[\U00010000-\U0010ffff]")  # characters that are two units of UTF-16
 _DEAD_AFTER_HEARTBEATS: Final = 3
 _ENDED: Final = ("finished", "stopped", "failed")
-Builders = dict[str, Callable[[], Row | bytes]]
+# Panels of curves in the order of the page, with the columns of metrics that each takes.
+_PANELS: Final = {
+    "Reward": r"reward/mean",
+    "Reward by term": r"reward/term/.+",
+    "Validation": r"validation/.+",
+    "Verdicts that rethinking flipped": r".+/(incorrect_to_correct|correct_to_incorrect)",
+    "Informative groups": r"groups/nonzero_advantage_frac",
+    "Response length": r"rollout/response_tokens_mean",
+    "Entropy": r"policy/entropy_nats",
+    "KL divergence": r"policy/(approx_kl|reference_kl_nats)",
+    "Clipped tokens": r"policy/clip_frac(_low|_high)?",
+    "Importance ratio": r"policy/importance_ratio_(min|max)",
+    "Log-prob difference": r"rollout/(stale_)?logprob_diff_mean",
+    "Gradient norm": r"learner/grad_norm",
+    "Truncated": r"rollout/truncated_frac",
+    "Repeated": r"rollout/duplicate(_answer)?_frac",
+    "Reward by task": r"reward/task/.+",
+    "Loss": r"learner/(loss|sft_loss_nats)",
+    "Learning rate": r"learner/lr",
+    "Seconds by activity": r"time/.*_s",
+    "Tokens per second": r"rollout/tokens_per_s",
+    "Gradient norm by component": r"learner/grad_norm/.+",
+}
+_MOST_LINES: Final = 12  # of a panel
+Builders = dict[str, Callable[[], Row]]
 """By key of a document, a function that builds it."""
 
 
@@ -95,7 +121,7 @@ class RunDocuments:
         for file, entry in self._list_step_files():
             builders[entry["key"]] = partial(self._build_step, file, entry)
             if entry["tokens"]:
-                builders[entry["tokens"]] = partial(self._files.read, file.with_suffix(".npz"), Path.read_bytes, b"")
+                builders[entry["tokens"]] = partial(self._build_tokens, file.with_suffix(".npz"))
         for key, (path, entry) in list_benchmarks(self._files, self._stages).items():
             builders[f"{self.id}/{key}"] = partial(build_benchmark, self._files, path, entry["name"])
         return builders
@@ -108,8 +134,13 @@ class RunDocuments:
         groups = StepBuilder(
             describe_medium=lambda record: self._pictures.describe(record, self._opener),
             report_bad_row=lambda line, error: self._files.report(file, f"line {line + 1} is damaged: {error}"),
+            in_training=entry["kind"] == "train",
         ).build_groups(self._read_rows(file))
-        return {**pick(entry, "stage", "step", "kind", "tokens"), "groups": groups}
+        return {**pick(entry, "stage", "step", "kind", "tokens"), "scale": make_scale(groups), "groups": groups}
+
+    def _build_tokens(self, file: Path) -> dict[str, Any]:
+        arrays: dict[str, bytes] = self._files.read(file, read_token_arrays, {})
+        return {"arrays": arrays, "problem": "" if arrays else self._files.problem(file) or "the file is gone"}
 
     def _read_rows(self, file: Path) -> list[NumberedRow]:
         """Read a file of rollouts, and keep what the index says of it, so that an export parses each file once."""
@@ -160,7 +191,7 @@ def build_index(runs: Sequence[RunDocuments], *, live: bool) -> dict[str, Any]:
     return {"schema": 1, "made": made, "live": live, "runs": [run.build_entry() for run in runs]}
 
 
-def build_all_documents(runs: Sequence[RunDocuments]) -> Iterator[tuple[str, Row | bytes]]:
+def build_all_documents(runs: Sequence[RunDocuments]) -> Iterator[tuple[str, Row]]:
     """Yield key and content of every document of an exported page, one at a time, the index last."""
     for run in runs:
         for key, build in run.list_documents().items():
@@ -235,6 +266,7 @@ class StepBuilder:
 
     describe_medium: Callable[[object], Row]  # returns the entry of a recorded medium
     report_bad_row: Callable[[int, Exception], None]  # called with the index and the problem of a damaged line
+    in_training: bool  # False for validation and test
 
     def build_groups(self, rows: Sequence[NumberedRow]) -> list[Row]:
         """Return the groups that the page shows."""
@@ -244,12 +276,12 @@ class StepBuilder:
             rollouts: list[Row] = []
             for line, row in members:
                 try:
-                    _check_texts(row)
+                    _check_types(row)
                     group = group or self._build_group(row)
                     rollouts.append(self._build_rollout(line, row))
                 except BAD_VALUE as error:
                     self.report_bad_row(line, error)
-            _mark_duplicates(rollouts)
+            mark_duplicates(rollouts)
             if rollouts:
                 groups.append({"group": len(groups), **group, "rollouts": rollouts})
         return groups
@@ -267,23 +299,25 @@ class StepBuilder:
 
     def _build_rollout(self, line: int, row: Row) -> Row:
         response, answer, thinking = row["response"], row.get("answer_text"), row.get("thinking")
-        selection = as_mapping(row.get("selection"))
+        segments = list(_cover_text(self._build_segments(row), len(response)))
+        outcome = describe_outcome(row, segments, in_training=self.in_training)
+        # The last place of the answer: a forced second look repeats the first answer, and replaces it.
+        thinking_chars = _make_range(response.find(thinking), thinking) if thinking else None
+        answer_chars = _make_range(response.rfind(answer), answer) if answer else None
+        count_units(response, [thinking_chars, answer_chars, *(segment["chars"] for segment in segments)])
         terms = {}
         for name, term in as_mapping(row.get("terms")).items():
             terms[name] = {**term, "reason": _format_value(term.get("reason"))}
         return {
             **pick(row, *_ROLLOUT_KEYS),
-            "segments": list(self._build_segments(row)),
+            **outcome,
+            "segments": segments,
             "turns": list(_build_turns(row)),
-            "thinking": _make_range(response.find(thinking), thinking) if thinking else None,
+            "thinking": thinking_chars,
             "answer": answer or _format_value(row.get("answer")),
-            # The last place: a forced second look repeats the first answer, and replaces it.
-            "answer_chars": _make_range(response.rfind(answer), answer) if answer else None,
+            "answer_chars": answer_chars,
             "marks": record_marks(row, "answer"),
             "tokens_n": row.get("tokens"),
-            "trained": selection.get("status") in ("trained", "replayed"),
-            "selection": selection,
-            "age": selection.get("staleness"),
             "terms": terms,
             "line": line,  # which its tokens have in the file of tokens
         }
@@ -299,7 +333,7 @@ class StepBuilder:
                 whole = parse_resize_map(media[0])
                 crop = make_marks(AnswerType.BOX, shows.get("crop"), CoordinateSystem.PX_ORIGINAL, 0, whole)
             yield {
-                **pick(segment, "author", "version", "n"),
+                "author": segment.get("author"),
                 "chars": [start, end],
                 "shows": self.describe_medium(shows) if shows else None,
                 "crop": crop[0]["at"] if crop else None,
@@ -321,21 +355,46 @@ def _build_turns(row: Row) -> Iterator[Row]:
         }
 
 
-def _check_texts(row: Row) -> None:
-    """Raise a TypeError if a value that the page shows as text is something else."""
+def _check_types(row: Row) -> None:
+    """Raise a TypeError if a value that the page shows as text, or counts with, is something else."""
     for key in (*_TEXTS, *_OPTIONAL_TEXTS):
         if not isinstance(row.get(key), str) and (key in _TEXTS or row.get(key) is not None):
             raise TypeError(f"{key} is not text")
+    for key in _NUMBERS:
+        if not isinstance(row.get(key), int | float | None):
+            raise TypeError(f"{key} is not a number")
 
 
-def _mark_duplicates(rollouts: Sequence[Row]) -> None:
-    """Note at each rollout the first sibling with the same text, and the first with the same answer."""
-    for key, source in (("same_text_as", "response"), ("same_answer_as", "answer")):
-        seen: dict[str, Row] = {}
-        for rollout in rollouts:
-            value = rollout[source]
-            first = rollout if value is None else seen.setdefault(value, rollout)
-            rollout[key] = None if first is rollout else first["rollout"]
+def _cover_text(segments: Iterable[Row], length: int) -> Iterator[Row]:
+    """Yield segments from the beginning of a text to its end; what nobody wrote counts as the policy's."""
+    begin = 0
+    for segment in segments:
+        start, end = (min(max(begin, place), length) for place in segment["chars"])
+        if start > begin:
+            yield {"author": Author.POLICY, "chars": [begin, start]}
+        begin = max(start, end)
+        yield {**segment, "chars": [start, begin]}
+    if begin < length:
+        yield {"author": Author.POLICY, "chars": [begin, length]}
+
+
+def count_units(text: str, ranges: Iterable[list[int] | None]) -> None:
+    """Change ranges of a text from characters to units of UTF-16, as strings of JavaScript count them."""
+    if not _WIDE.search(text):
+        return
+    places = [0, *accumulate(1 + (character > "\uffff") for character in text)]
+    for found in ranges:
+        if found:
+            found[:] = [places[min(max(0, place), len(text))] for place in found]
+
+
+def make_scale(groups: Sequence[Row]) -> dict[str, float]:
+    """Return the range of the total rewards of a step and the largest size of an advantage, for colours."""
+    rollouts = [rollout for group in groups for rollout in group["rollouts"]]
+    # Most rewards lie between 0 and 1, and steps should look alike.
+    totals = [0, 1, *(rollout["total"] for rollout in rollouts if rollout["total"] is not None)]
+    advantages = [0, *(abs(rollout["advantage"] or 0) for rollout in rollouts)]
+    return {"low": min(totals), "high": max(totals), "advantage": max(advantages)}
 
 
 def _format_value(value: object) -> str | None:
@@ -381,8 +440,21 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
         "step": [step for _, step in places],
         "global": [running[place] for place in places],
         "columns": dict(sorted(columns.items())),
+        "panels": list_panels(sorted(columns)),
         "meanings": {name: metric.meaning for name, metric in known.items() if metric is not None},
     }
+
+
+def list_panels(columns: Sequence[str]) -> list[Row]:
+    """Return the panels that show these columns of metrics; a column that none of them takes has its own."""
+    left = list(columns)
+    panels = []
+    for title, pattern in _PANELS.items():
+        taken = [column for column in left if re.fullmatch(pattern, column)][:_MOST_LINES]
+        left = [column for column in left if column not in taken]
+        panels.append({"title": title, "columns": taken})
+    panels += [{"title": column, "columns": [column]} for column in left]
+    return [{"place": place, **panel} for place, panel in enumerate(panels) if panel["columns"]]
 
 
 def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
@@ -447,5 +519,6 @@ def _add_response(items: dict[str, Row], row: Row, verdict: Row) -> None:
     start, end = verdict.get("start"), verdict.get("end")
     # Of the text that was read as the answer.
     span = [start, end] if isinstance(start, int) and isinstance(end, int) else None
+    count_units(text, [span])
     response = {"response": text, **pick(verdict, *_VERDICT_KEYS), **pick(row, "tokens", "finish"), "span": span}
     item["responses"].append(response)

@@ -1,8 +1,6 @@
 """The page of `mmrl view` in a real browser: it shows what the documents hold, and runs nothing that they hold."""
 
-import base64
 import copy
-import json
 import os
 import threading
 import time
@@ -13,10 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
 
-import numpy as np
 import pytest
 from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents, metrics_document
-from view_runs import write_tokens
 
 from mmrl.view.bundle import linked_page, page_file, to_json, write_folder, write_single
 
@@ -89,7 +85,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[PageDocuments, Path]:
     """The documents, and the folder that has them as `run.html` and as `out/`."""
-    made, folder = make_documents(), tmp_path_factory.mktemp("page")
+    folder = tmp_path_factory.mktemp("page")
+    made = make_documents(folder)
     write_single(folder / "run.html", made.documents.items(), made.media.items())
     write_folder(folder / "out", made.documents.items(), made.media.items())
     return made, folder
@@ -320,36 +317,18 @@ def test_tokens_are_coloured_and_show_their_numbers(opened):
     assert tokens.nth(0).evaluate("one => one.style.background") == ""
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"offset": np.array([0, 4, 3], np.int64)},
-        {"offset": np.array([1, 4], np.int64)},
-        {"offset": np.array([], np.int64)},
-        {"logprob": np.zeros(3, np.float32)},
-        {"logprob": np.zeros(4, np.float64)},
-    ],
-)
-def test_tokens_that_do_not_fit_together_are_refused(opened, tmp_path, changes):
-    write_tokens(tmp_path / "tokens.npz", [{"segments": [{"n": 4}]}], **changes)
-    content = base64.b64encode((tmp_path / "tokens.npz").read_bytes()).decode()
-    put = "content => documents.set(browser.content.tokens, Promise.resolve(content))"
-    opened.page.evaluate(f"{{ ({put})({json.dumps(content)}); }}")
+def test_tokens_that_cannot_be_read_are_a_notice(opened):
+    put = """documents.set(browser.content.tokens, Promise.resolve({ arrays: {}, problem: "cannot be read (cut)" }))"""
+    opened.page.evaluate(f"{{ {put}; }}")
     opened.page.keyboard.press("t")
     opened.page.wait_for_selector("#browser .notice")
-    assert "tokens cannot be read: " in opened.page.text_content("#browser .notice")
+    assert "tokens cannot be read: cannot be read (cut)" in opened.page.text_content("#browser .notice")
     assert opened.count(".token") == 0
 
 
-def test_places_in_a_text_count_the_units_of_a_string_of_javascript(opened):
+def test_ends_of_tokens_become_units_of_a_string_of_javascript(opened):
     assert opened.page.evaluate("unitPlaces('a\\u{1F600}b')") == [0, 1, 3, 4]
-    counted = opened.page.evaluate("""countUnits({ groups: [{ rollouts: [{
-        response: "\\u{1F600}<think>a\\u{1F600}</think>b", thinking: [8, 10], answer_chars: [18, 19],
-        segments: [{ chars: [0, 1] }, { chars: [1, 99] }],
-    }] }] }).groups[0].rollouts[0]""")
-    assert counted["thinking"] == [9, 12]
-    assert counted["answer_chars"] == [20, 21]
-    assert [segment["chars"] for segment in counted["segments"]] == [[0, 2], [2, 21]]
+    assert opened.page.evaluate("unitPlaces('plain')") is None
 
 
 def test_keys_move_between_groups_and_steps_and_open_help(opened):

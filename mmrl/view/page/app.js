@@ -24,10 +24,10 @@ function currentView() {
 async function render() {
   if (!TOKEN_COLOURS[state.color]) state.color = "";
   applyMarks();
-  show(document.getElementById("bar"), barContent());
+  show(byId("bar"), barContent());
   clearCurves();
   document.title = `${activeRun().name} \u00b7 mmrl view`;
-  await (VIEWS[currentView()] || showRun)(document.getElementById("view"));
+  await (VIEWS[currentView()] || showRun)(byId("view"));
 }
 
 function barContent() {
@@ -70,7 +70,7 @@ function showHelp() {
 }
 
 function nextColour() {
-  const select = document.getElementById("f-color");
+  const select = byId("f-color");
   if (!select || select.disabled) return;
   select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
   select.dispatchEvent(new Event("change"));
@@ -87,7 +87,7 @@ function obeyKey(event) {
   const typing = target.matches("input:not([type=checkbox]), select");
   if (key === "Escape" && typing) target.blur();
   if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
-  const search = document.getElementById({ run: "f-q", benchmarks: "f-bq", config: "f-cq" }[state.view]);
+  const search = byId({ run: "f-q", benchmarks: "f-bq", config: "f-cq" }[state.view]);
   const everywhere = { m: () => toggle("marks"), "?": showHelp };
   if (search) everywhere["/"] = () => search.focus();
   const inRun = {
@@ -102,7 +102,7 @@ function obeyKey(event) {
 
 // Follows a run: its head, curves and list of steps. What is being read stays.
 async function follow() {
-  const light = document.getElementById("live");
+  const light = byId("live");
   try {
     const before = JSON.stringify(index.runs);
     index = await load("index", true);
@@ -116,12 +116,12 @@ async function follow() {
 
 async function showChanges() {
   index.runs.forEach(({ metrics }) => documents.delete(metrics));
-  const head = document.getElementById("run-head");
+  const head = byId("run-head");
   if (head) show(head, runHeadContent());
   if (state.view !== "run") return;
   showStepList(activeRun());
-  if (!document.getElementById("cards")) await showStep(document.getElementById("browser"));
-  const curves = document.getElementById("curve-panels");
+  if (!byId("cards")) await showStep(byId("browser"));
+  const curves = byId("curve-panels");
   // A search would lose its cursor.
   if (curves.contains(document.activeElement)) return;
   curves.style.minHeight = `${curves.offsetHeight}px`;
@@ -131,7 +131,7 @@ async function showChanges() {
 async function start() {
   readState();
   if (state.theme) document.documentElement.dataset.theme = state.theme;
-  document.getElementById("app").append(
+  byId("app").append(
     el("header.bar", { id: "bar" }), el("main", { id: "view", tabindex: -1 }),
     el("div", { id: "tip", role: "tooltip", hidden: true }), el("span", { id: "probe", hidden: true }),
   );
@@ -145,7 +145,7 @@ async function start() {
     index = await load("index");
     await render();
   } catch (error) {
-    show(document.getElementById("view"), problem(error));
+    show(byId("view"), problem(error));
     throw error;
   } finally {
     document.documentElement.dataset.ready = String(Math.round(performance.now()));

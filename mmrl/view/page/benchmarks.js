@@ -69,7 +69,7 @@ function predictionElement(prediction, pattern) {
     return (given ?? null) !== null && badge(`${name} ${word}`, isYes(given) ? "good" : "bad");
   };
   const read = typeof value === "string" ? value : JSON.stringify(value ?? null);
-  const text = { response, segments: [], thinking: null, answer_chars: null };
+  const text = { response, segments: [{ author: "policy", chars: [0, response.length] }] };
   return el(
     "section.prediction",
     el("header", verdict("strict", strict), verdict("official", official),

@@ -14,7 +14,7 @@ async function showSample(host) {
     try {
       const content = await load(step.key);
       const groups = content.groups.filter(({ sample }) => sample === state.sample);
-      for (const group of groups) draws.push({ step, group, scale: scaleOf(content) });
+      for (const group of groups) draws.push({ step, group, scale: content.scale });
     } catch (error) {
       problems.push(problem(error));
     }
@@ -56,7 +56,7 @@ function pairCard(title, sides) {
     collectMarks(side.group, side.scale, names[place]).filter(({ kind }) => place === 0 || kind !== "gold")
   ));
   const columns = sides.map((side, place) => {
-    const options = { kind: side.step.kind, scale: side.scale, side: names[place] };
+    const options = { scale: side.scale, side: names[place] };
     const responses = side.group.rollouts.map((rollout) => responseElement(rollout, options));
     return el("div.side", side.title && el("h4", side.title), responses);
   });
@@ -98,7 +98,7 @@ async function showCompare(host) {
     const { run, step } = find(state[other]);
     const same = steps.filter((one) => one.step.kind === kind);
     if (step.kind !== kind) setState({ [other]: (same.findLast((one) => one.run === run) || same.at(-1)).step.key });
-    document.getElementById(`f-${other}`).value = state[other];
+    byId(`f-${other}`).value = state[other];
     change();
   });
   framed(el("div.controls", side("a", "Left", "b"), side("b", "Right", "a"), flips), body);
@@ -115,8 +115,8 @@ async function comparePair(body, steps) {
     return show(body, problem(error));
   }
   if (state.a !== keys[0] || state.b !== keys[1]) return null;
-  const scales = contents.map(scaleOf);
-  const scale = { low: Math.min(scales[0].low, scales[1].low), high: Math.max(scales[0].high, scales[1].high) };
+  const [one, other] = contents.map(({ scale }) => scale);
+  const scale = { low: Math.min(one.low, other.low), high: Math.max(one.high, other.high) };
   const isRight = ({ is_correct: verdict, total }) => verdict ?? total >= (scale.low + scale.high) / 2;
   const others = new Map(contents[1].groups.map((group) => [group.sample, group]));
   const counts = { "right on both": 0, "right on the left only": 0, "right on the right only": 0, "wrong on both": 0 };

@@ -1,29 +1,6 @@
 // Curves in small panels with one cursor. A panel draws columns of metrics.jsonl.
 "use strict";
 
-// Patterns of columns in the order of the page; what no pattern takes gets a panel of its own.
-const PANELS = [
-  ["Reward", /^reward\/mean$/],
-  ["Reward by term", /^reward\/term\//],
-  ["Validation", /^validation\//],
-  ["Verdicts that rethinking flipped", /\/(incorrect_to_correct|correct_to_incorrect)$/],
-  ["Informative groups", /^groups\/nonzero_advantage_frac$/],
-  ["Response length", /^rollout\/response_tokens_mean$/],
-  ["Entropy", /^policy\/entropy_nats$/],
-  ["KL divergence", /^policy\/(approx_kl|reference_kl_nats)$/],
-  ["Clipped tokens", /^policy\/clip_frac(_low|_high)?$/],
-  ["Importance ratio", /^policy\/importance_ratio_(min|max)$/],
-  ["Log-prob difference", /^rollout\/(stale_)?logprob_diff_mean$/],
-  ["Gradient norm", /^learner\/grad_norm$/],
-  ["Truncated", /^rollout\/truncated_frac$/],
-  ["Repeated", /^rollout\/duplicate(_answer)?_frac$/],
-  ["Reward by task", /^reward\/task\//],
-  ["Loss", /^learner\/(loss|sft_loss_nats)$/],
-  ["Learning rate", /^learner\/lr$/],
-  ["Seconds by activity", /^time\/.*_s$/],
-  ["Tokens per second", /^rollout\/tokens_per_s$/],
-  ["Gradient norm by component", /^learner\/grad_norm\//],
-];
 const FLIPS = { incorrect_to_correct: "wrong \u2192 right", correct_to_incorrect: "right \u2192 wrong" };
 const NUM_SHOWN = 12; // panels at first
 const LINE_COLOURS = 6;
@@ -33,16 +10,17 @@ const STEP_MARKS = [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 
 let charts = []; // those in view: {plot, body}
 let curvesResize = null;
 
-function listPanels(columns) {
-  const left = new Set(columns);
-  const panels = [];
-  const take = (title, taken) => {
-    taken.forEach((column) => left.delete(column));
-    if (taken.length) panels.push({ title, columns: taken, id: taken[0] });
-  };
-  for (const [title, pattern] of PANELS) take(title, [...left].filter((column) => pattern.test(column)).slice(0, 12));
-  for (const column of left) take(column, [column]);
-  return panels;
+// The panels of all runs, with the columns of each that have values.
+function mergePanels(runs) {
+  const panels = new Map();
+  for (const { metrics, columns } of runs) {
+    for (const { place, title, columns: names } of metrics.panels) {
+      const known = panels.get(title)?.columns || [];
+      const merged = [...new Set([...known, ...names.filter((name) => columns[name])])];
+      if (merged.length) panels.set(title, { place, title, columns: merged, id: merged[0] });
+    }
+  }
+  return [...panels.values()].sort((one, other) => one.place - other.place);
 }
 
 function choosePanels(panels) {
@@ -72,7 +50,7 @@ function smoothing(length) {
 
 // Returns the value of a colour of style.css, which a canvas cannot resolve itself.
 function colour(name) {
-  const probe = document.getElementById("probe");
+  const probe = byId("probe");
   probe.style.color = `var(--${name})`;
   return getComputedStyle(probe).color;
 }
@@ -104,7 +82,7 @@ function alignRuns(runs) {
 
 // Draws the curves of the active run, and of the others if wanted.
 async function showRunCurves() {
-  const host = document.getElementById("curve-panels");
+  const host = byId("curve-panels");
   const active = activeRun();
   const runs = state.overlay === "1" ? index.runs : [active];
   let aligned;
@@ -119,7 +97,7 @@ async function showRunCurves() {
   }
   if (!host.isConnected) return null;
   if (!aligned.steps.length) return show(host, empty("No step has been logged yet."));
-  const panels = listPanels([...new Set(aligned.runs.flatMap((run) => Object.keys(run.columns)))]);
+  const panels = mergePanels(aligned.runs);
   const grid = el("div.panels");
   const redraw = () => {
     clearCurves();
@@ -147,11 +125,8 @@ function resizeCurves() {
 }
 
 function curveControls(panels, length, stages, redraw) {
-  const slide = (event) => {
-    setState({ smooth: event.target.value });
-    redraw();
-  };
-  const weight = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, id: "f-smooth", oninput: slide });
+  const oninput = setter("smooth", redraw);
+  const weight = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, id: "f-smooth", oninput });
   weight.value = smoothing(length);
   // A stage begins at another step in a run that has other stages before it.
   const axes = [["", "the run"], ...stages.map((name) => [name, name])];

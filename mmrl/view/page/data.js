@@ -1,7 +1,8 @@
 // The documents of the page and its state. URLs are made from keys of documents and ids of pictures alone.
 "use strict";
 
-const page = JSON.parse(document.getElementById("data:page").textContent);
+const byId = (id) => document.getElementById(id);
+const page = JSON.parse(byId("data:page").textContent);
 const MOST_DOCUMENTS = 10; // of steps in memory
 const documents = new Map(); // key -> promise of the document, the latest used last
 const arrivals = new Map(); // key -> function that takes the document out of a script of the folder
@@ -16,7 +17,7 @@ function mmrlData(key, content) {
 function load(key, fresh = false) {
   let promise = fresh ? null : documents.get(key);
   const read = { single: loadElement, folder: loadScript, live: loadFromServer }[page.mode];
-  if (!promise) promise = read(key).then(countUnits);
+  if (!promise) promise = read(key);
   documents.delete(key);
   documents.set(key, promise);
   promise.catch(() => documents.delete(key));
@@ -25,31 +26,8 @@ function load(key, fresh = false) {
   return promise;
 }
 
-// Documents count characters; a string of JavaScript has two units for those beyond U+FFFF.
-function unitPlaces(text) {
-  if (!/[\ud800-\udbff]/.test(text)) return null;
-  const places = [0];
-  for (const character of text) places.push(places.at(-1) + character.length);
-  return places;
-}
-
-// Makes the ranges of a document's responses count units of their strings.
-function countUnits(content) {
-  const { groups = [], items = [] } = content;
-  const responses = [...groups.flatMap((group) => group.rollouts), ...items.flatMap((item) => item.responses)];
-  for (const response of responses) {
-    const places = unitPlaces(response.response);
-    if (!places) continue;
-    const { thinking, answer_chars: answer, span, segments = [] } = response;
-    for (const range of [thinking, answer, span, ...segments.map(({ chars }) => chars)]) {
-      range?.forEach((place, side) => (range[side] = places[place] ?? places.at(-1)));
-    }
-  }
-  return content;
-}
-
 async function loadElement(key) {
-  const holder = document.getElementById(`data:${key}`);
+  const holder = byId(`data:${key}`);
   if (!holder) throw new Error(`This page has no data named ${key}.`);
   return JSON.parse(holder.textContent);
 }
@@ -84,7 +62,7 @@ function mediaUrl(source) {
   if (!/^media\/[A-Za-z0-9_-]+\.jpg$/.test(source || "")) return null;
   if (page.mode === "folder") return source;
   if (page.mode === "live") return `${source}?token=${encodeURIComponent(page.token)}`;
-  const holder = document.getElementById(`data:${source.replace(/\.jpg$/, "")}`);
+  const holder = byId(`data:${source.replace(/\.jpg$/, "")}`);
   const url = holder ? JSON.parse(holder.textContent).url : "";
   return url.startsWith("data:image/") ? url : null;
 }

@@ -42,34 +42,31 @@ function button(name, label, action, properties) {
 }
 
 // Controls put what is typed or chosen into the part of the state called `name`, and then call `changed`.
-function textBox(name, label, changed, properties) {
-  const typed = wait(150, (event) => {
-    setState({ [name]: event.target.value });
+function setter(name, changed, read = ({ value }) => value) {
+  return ({ target }) => {
+    setState({ [name]: read(target) });
     changed();
-  });
-  const common = { type: "search", id: `f-${name}`, placeholder: label, "aria-label": label, oninput: typed };
+  };
+}
+
+function textBox(name, label, changed, properties) {
+  const oninput = wait(150, setter(name, changed));
+  const common = { type: "search", id: `f-${name}`, placeholder: label, "aria-label": label, oninput };
   const box = el("input", { ...common, ...properties });
   box.value = state[name];
   return box;
 }
 
 function checkBox(name, label, changed, properties) {
-  const onchange = (event) => {
-    setState({ [name]: event.target.checked ? "1" : "0" });
-    changed();
-  };
+  const onchange = setter(name, changed, ({ checked }) => (checked ? "1" : "0"));
   const box = el("input", { type: "checkbox", id: `f-${name}`, onchange });
   box.checked = state[name] === "1";
   return el("label.check", properties || {}, box, label);
 }
 
 function choice(name, label, options, changed) {
-  const onchange = (event) => {
-    setState({ [name]: event.target.value });
-    changed();
-  };
   const list = options.map(([value, text]) => el("option", { value }, text));
-  const select = el("select", { id: `f-${name}`, onchange }, list);
+  const select = el("select", { id: `f-${name}`, onchange: setter(name, changed) }, list);
   select.value = state[name];
   return el("label.choice", el("span", label), select);
 }

@@ -13,7 +13,7 @@ const SORTS = {
 const FILTERS = ["q", "id", "task", "min", "max", "adv", "inf", "finish", "flip", "status"];
 const ANY = ["", "any"];
 
-let browser = null; // of the step that is open: {run, step, content, scale, groups (shown), cards}
+let browser = null; // of the step that is open: {run, step, content, groups (shown), cards}
 
 function totals(group) {
   return group.rollouts.map((rollout) => rollout.total);
@@ -25,18 +25,6 @@ function most(group, value) {
 
 function isInformative(group) {
   return group.rollouts.some(({ advantage }) => advantage);
-}
-
-// Returns the range of rewards and the largest |advantage| of a step, for colours.
-function scaleOf({ groups }) {
-  // Most rewards lie between 0 and 1, and steps should look alike.
-  const scale = { low: 0, high: 1, advantage: 0 };
-  for (const { total, advantage } of groups.flatMap((group) => group.rollouts)) {
-    scale.low = Math.min(scale.low, total ?? 0);
-    scale.high = Math.max(scale.high, total ?? 0);
-    scale.advantage = Math.max(scale.advantage, Math.abs(advantage));
-  }
-  return scale;
 }
 
 function stepList(run) {
@@ -55,10 +43,10 @@ function stepList(run) {
 }
 
 function showStepList(run) {
-  const old = document.getElementById("steps");
+  const old = byId("steps");
   const { scrollLeft } = old;
   old.replaceWith(stepList(run));
-  document.getElementById("steps").scrollLeft = scrollLeft;
+  byId("steps").scrollLeft = scrollLeft;
 }
 
 // Opens a kept step in place, and with `scroll` brings it into view.
@@ -66,8 +54,8 @@ async function openStep(key, scroll = false) {
   setState({ step: key, group: "" }, true);
   showStepList(activeRun());
   charts.forEach(({ plot }) => plot.redraw(false));
-  await showStep(document.getElementById("browser"));
-  if (scroll) document.getElementById("rollouts").scrollIntoView();
+  await showStep(byId("browser"));
+  if (scroll) byId("rollouts").scrollIntoView();
 }
 
 async function showStep(host) {
@@ -81,9 +69,9 @@ async function showStep(host) {
     return show(host, problem(error));
   }
   if (state.step !== step.key || !host.isConnected) return null; // another one was opened meanwhile
-  browser = { run, step, content, scale: scaleOf(content), cards: new Map(), groups: [] };
+  browser = { run, step, content, cards: new Map(), groups: [] };
   const current = document.querySelector("#steps [aria-current]");
-  if (current) document.getElementById("steps").scrollTo({ left: current.offsetLeft - 300 });
+  if (current) byId("steps").scrollTo({ left: current.offsetLeft - 300 });
   show(
     host, stepHead(step, content), filterBar(content),
     el("p.count", { id: "count", role: "status" }), el("div.cards", { id: "cards" }),
@@ -106,22 +94,6 @@ function stepHead(step, { groups }) {
       [groups.length, "groups"], [all.length, "rollouts"], [number(mean(all)), "mean reward"],
       step.kind === "train" && [`${lively} of ${groups.length}`, "informative"],
     ]),
-    el("span.grow"), histogram(all.filter(isNumber), browser.scale),
-  );
-}
-
-function histogram(values, { low, high }) {
-  if (values.length < 8 || high <= low) return null;
-  const bins = new Array(20).fill(0);
-  for (const value of values) bins[Math.min(19, Math.floor((20 * (value - low)) / (high - low)))] += 1;
-  const bars = bins.map((bin, place) => {
-    const height = bin && Math.max(1.5, (30 * bin) / Math.max(...bins));
-    const style = { fill: rewardColour(place, 0, 19) };
-    return svg("rect", { x: place * 8, y: 31 - height, width: 7, height, rx: 1, style });
-  });
-  return el(
-    "figure.histogram", svg("svg", { viewBox: "0 0 160 31", "aria-hidden": "true" }, bars),
-    el("figcaption.ends", el("span", number(low)), el("span", "total reward"), el("span", number(high))),
   );
 }
 
@@ -130,12 +102,12 @@ function filterBar(content) {
   const rollouts = groups.flatMap((group) => group.rollouts);
   const values = (of, items) => [...new Set(items.map(of))].filter(Boolean).sort().map((value) => [value, value]);
   const pick = (name, label, options) => options.length > 1 && choice(name, label, [ANY, ...options], listGroups);
-  const statuses = values(rolloutStatus, rollouts);
+  const statuses = values(({ status }) => status, rollouts);
   const flips = [["up", "wrong \u2192 right"], ["down", "right \u2192 wrong"], ["same", "unchanged"]];
   const bound = { type: "number", step: "any" };
   const reset = button(".link", "Clear filters", () => {
     setState(Object.fromEntries(FILTERS.map((name) => [name, ""])));
-    showStep(document.getElementById("browser"));
+    showStep(byId("browser"));
   }, { id: "reset" });
   return el(
     "div",
@@ -147,25 +119,16 @@ function filterBar(content) {
       kind === "train" && pick("adv", "Advantage", [["+", "positive"], ["-", "negative"], ["0", "zero"]]),
       kind === "train" && pick("inf", "Informative", [["1", "yes"], ["0", "no"]]),
       pick("finish", "Finish", values(({ finish }) => finish, rollouts)),
-      rollouts.some(flipOf) && pick("flip", "Rethinking", flips),
+      rollouts.some(({ flip }) => flip) && pick("flip", "Rethinking", flips),
       pick("status", "Status", kind === "train" ? [["untrained", "not trained"], ...statuses] : statuses), reset),
   );
-}
-
-function hasStatus(rollout) {
-  if (state.status === "untrained") return !(learningOf(rollout, browser.step.kind) || [])[2];
-  return rolloutStatus(rollout) === state.status;
-}
-
-function rolloutStatus({ dropped, selection }) {
-  return dropped ? "dropped" : (selection || {}).status;
 }
 
 function displayControls(content) {
   const legend = el("div");
   const recolour = async () => {
     const failure = await readTokens(content);
-    show(legend, failure || tokenLegend(browser.scale));
+    show(legend, failure || tokenLegend(content.scale));
     redrawCards();
   };
   const names = Object.entries(TOKEN_COLOURS).map(([value, { name }]) => [value, name]);
@@ -191,19 +154,19 @@ async function readTokens(content) {
 
 function applyMarks() {
   document.body.classList.toggle("no-marks", state.marks !== "1");
-  const box = document.getElementById("f-marks");
+  const box = byId("f-marks");
   if (box) box.checked = state.marks === "1";
 }
 
 function passes(rollout, group, pattern) {
-  const { total, advantage, finish, terms, response } = rollout;
+  const { total, advantage, finish, flip, status, trained, terms, response } = rollout;
   const signs = { "+": advantage > 0, "-": advantage < 0, 0: advantage === 0 };
   if (state.min !== "" && !(total >= Number(state.min))) return false;
   if (state.max !== "" && !(total <= Number(state.max))) return false;
   if (state.adv && !signs[state.adv]) return false;
   if (state.finish && finish !== state.finish) return false;
-  if (state.flip && flipOf(rollout) !== state.flip) return false;
-  if (state.status && !hasStatus(rollout)) return false;
+  if (state.flip && flip !== state.flip) return false;
+  if (state.status && (state.status === "untrained" ? trained : status !== state.status)) return false;
   const texts = [response, group.question, group.prompt, ...Object.values(terms).map(({ reason }) => reason)];
   return state.q === "" || texts.some((text) => matches(pattern, text));
 }
@@ -225,15 +188,14 @@ function listGroups() {
   browser.groups = shown;
   cards.forEach(({ watch }) => watch.disconnect());
   cards.clear();
-  show(document.getElementById("cards"), shown.map(({ group, matched }) => cardElement(group, matched, pattern)));
-  const size = (sum, { length }) => sum + length;
-  const total = content.groups.map(({ rollouts }) => rollouts).reduce(size, 0);
+  show(byId("cards"), shown.map(({ group, matched }) => cardElement(group, matched, pattern)));
+  const total = content.groups.flatMap(totals).length;
   const kept = shown.reduce((sum, { matched }) => sum + matched.size, 0);
   const counts = `${shown.length} of ${count(content.groups.length, "group")}, ${kept} of ${count(total, "rollout")}`;
   const malformed = state.q && !pattern ? "The pattern is malformed. " : "";
   const filtered = FILTERS.some((name) => state[name] !== "");
-  document.getElementById("count").textContent = filtered ? malformed + counts : "";
-  document.getElementById("reset").hidden = !filtered;
+  byId("count").textContent = filtered ? malformed + counts : "";
+  byId("reset").hidden = !filtered;
 }
 
 // A card is empty while it is far from the window: coloured tokens would be a quarter of a million elements.
@@ -268,9 +230,9 @@ function redrawCards() {
 }
 
 function cardContent(group, matched, pattern) {
-  const { scale, step } = browser;
+  const { scale } = browser.content;
   const marks = collectMarks(group, scale);
-  const options = { kind: step.kind, scale, pattern, tokens: state.color !== "" };
+  const options = { scale, pattern, tokens: state.color !== "" };
   const said = group.rollouts.map((rollout) => responseElement(rollout, { ...options, matched: matched.has(rollout) }));
   return [cardHead(group), el("div.columns", seenElement(group, marks, pattern), el("div.said", said))];
 }
@@ -291,7 +253,7 @@ function seenElement(group, marks, pattern) {
 function cardHead(group) {
   const { samples } = browser.run;
   const values = totals(group);
-  const { low, high } = browser.scale;
+  const { low, high } = browser.content.scale;
   const { status, reason, carried_over: carried } = group.selection || {};
   const draws = (samples[group.sample] || []).length;
   const sighted = number(mean(values), 2);
@@ -316,7 +278,7 @@ function questionElement({ question, target, prompt }, pattern) {
   const open = matches(pattern, prompt) && !matches(pattern, question);
   return el(
     "div.question", el("p.asked", marked((question || "").replace(/<(image|video)>/g, "").trim())),
-    isNumber(target) || target ? el("p.target", el("span", "target"), cut(String(target), 600)) : null,
+    target && el("p.target", el("span", "target"), cut(target, 600)),
     prompt && el("details.prompt", { open }, el("summary", "Prompt as the model reads it"), el("pre", marked(prompt))),
   );
 }
@@ -332,7 +294,7 @@ function highlight(text, pattern) {
 }
 
 function focusGroup(number) {
-  const card = document.getElementById(`group-${number}`);
+  const card = byId(`group-${number}`);
   if (!card) return;
   document.querySelectorAll(".group.current").forEach((other) => other.classList.remove("current"));
   card.classList.add("current");
@@ -377,7 +339,7 @@ function watchHover(host) {
 }
 
 function showTip(token, card, owner) {
-  const tip = document.getElementById("tip");
+  const tip = byId("tip");
   tip.hidden = !token;
   if (!token) return;
   const { rollouts } = browser.content.groups.find((group) => String(group.group) === card.dataset.group);

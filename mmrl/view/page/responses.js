@@ -5,7 +5,6 @@ const MOST_CHARACTERS = 20_000; // of a text at first; what is beyond comes on d
 const LONG_TEXT = 900; // characters above which a response is clamped in height
 const LONG_THINKING = 400; // characters above which thinking is folded at first
 const AUTHORS = ["policy", "demonstration", "forced", "environment"];
-const TOOL_FAILURE = /The tool (did not answer|was stopped|failed|refuses|returned)|There is no tool |This is no call/;
 
 // What tokens can be coloured by. `share` maps a number to -1..1; its sign picks the colour, its size the strength.
 const TOKEN_COLOURS = {
@@ -32,52 +31,6 @@ function tokenLegend(scale) {
     "div.scale", { role: "img", "aria-label": `${kind.name}: ${ends.join(", ")}` },
     el("span.ramp", { style: { background } }), el("span.ends", ends.map((end) => el("span", end))),
   );
-}
-
-// Returns "up" (wrong to right), "down", "same", or null without a second look.
-function flipOf({ first_correct: first, is_correct: last }) {
-  if (typeof first !== "boolean" || typeof last !== "boolean") return null;
-  return first === last ? "same" : last ? "up" : "down";
-}
-
-function toolFailed({ segments, response }) {
-  const failed = ({ author, chars }) => author === "environment" && TOOL_FAILURE.test(response.slice(...chars));
-  return segments.some(failed);
-}
-
-// Says what became of a rollout in training: [words, why, whether it was trained]; null where there is no training.
-function learningOf(rollout, kind) {
-  const { status, reason, times } = rollout.selection || {};
-  const because = reason ? `: ${reason}` : "";
-  if (rollout.dropped) return ["dropped", "It could not be scored, and left its group."];
-  if (kind !== "train" || !status) return null;
-  if (status === "rejected") return [`rejected${because}`, "Dynamic sampling rejected its group."];
-  if (status === "no_room") return ["no room", "The step had enough groups."];
-  if (status === "replayed") return ["replayed", `Replayed ${count(times || 1, "time")}.`, true];
-  if (!rollout.trained) return [`not trained${because}`, "No token of it was trained."];
-  if (rollout.advantage === 0) return ["zero advantage", "It has no gradient."];
-  return ["trained", "Its tokens had a gradient.", true];
-}
-
-function responseBadges(rollout, learning) {
-  const { same_text_as: twin, same_answer_as: alike, age } = rollout;
-  const flips = {
-    up: () => badge("wrong \u2192 right", "good", "Rethinking corrected it."),
-    down: () => badge("right \u2192 wrong", "bad", "Rethinking spoiled it."),
-    same: () => badge(rollout.is_correct ? "stayed right" : "stayed wrong", "", "Rethinking changed no verdict."),
-  };
-  const flip = flipOf(rollout);
-  const inCardHead = ["rejected", "no_room"].includes((rollout.selection || {}).status);
-  return [
-    learning && learning[0] !== "trained" && !inCardHead && badge(learning[0], learning[2] ? "" : "quiet", learning[1]),
-    flip && flips[flip](),
-    rollout.finish === "length" && badge("truncated", "warn", "It was cut at max_new_tokens."),
-    toolFailed(rollout) && badge("tool failed", "bad", "See its reply."),
-    isNumber(twin) && badge(`duplicate of ${twin}`, "quiet"),
-    isNumber(alike) && !isNumber(twin) && badge(`same answer as ${alike}`, "quiet"),
-    age > 0 && badge(`${count(age, "step")} off-policy`, "warn", "Policy versions."),
-    Object.entries(rollout.dropped || {}).map(([term, why]) => badge(`${term}: ${why}`, "bad")),
-  ];
 }
 
 // The text of a response. `options`: pattern (of a search), tokens (coloured), scale, span (that was read).
@@ -107,7 +60,7 @@ function responseText(rollout, options) {
 
 // Returns an element for each segment. Its pieces lie between all offsets at which something changes.
 function textPieces(rollout, limit, options) {
-  const segments = coverText(rollout.segments, rollout.response.length);
+  const { segments } = rollout;
   const found = findMatches(rollout.response, options.pattern);
   const tokens = options.tokens && rollout.tokens ? tokenPlaces(rollout.tokens) : null;
   const ranges = [rollout.thinking, rollout.answer_chars, options.span, ...found, tokens && tokens.ends];
@@ -178,20 +131,6 @@ function tokenPlaces(tokens) {
   return { ends, at };
 }
 
-// Segments that cover the text from its beginning to its end; text without an author counts as the policy's.
-function coverText(segments, length) {
-  const covered = [];
-  let begin = 0;
-  for (const segment of segments) {
-    const [start, end] = segment.chars.map((place) => Math.max(begin, place));
-    if (start > begin) covered.push({ author: "policy", chars: [begin, start] });
-    covered.push({ ...segment, chars: [start, end] });
-    begin = end;
-  }
-  if (begin < length) covered.push({ author: "policy", chars: [begin, length] });
-  return covered;
-}
-
 function segmentElement({ author, crop }, crops) {
   const known = AUTHORS.includes(author) ? author : "policy";
   const label = known === "policy" ? "" : crop ? `${known}, crop ${crops}` : known;
@@ -236,10 +175,9 @@ function cut(text, most) {
   return text.length > most ? `${text.slice(0, most)}\u2026` : text;
 }
 
-// A response as a row of a card. `options`, beside those of its text: kind of the step, matched (by filters), side.
+// A response as a row of a card. `options`, beside those of its text: matched (by filters), side.
 function responseElement(rollout, options) {
-  const { total, advantage, response, terms } = rollout;
-  const learning = learningOf(rollout, options.kind);
+  const { total, advantage, response, terms, badges } = rollout;
   const row = el("section.response", { dataset: { rollout: `${options.side || ""}${rollout.rollout}` } });
   row.classList.toggle("unmatched", options.matched === false);
   const place = el("div");
@@ -257,15 +195,15 @@ function responseElement(rollout, options) {
     el(
       "div.score", el("span.sum", { title: "Total reward" }, dot, number(total)),
       isNumber(advantage) && el(`span.advantage.${sign}`, { title: "Advantage" }, signed(advantage)),
-      learning && learning[2] && el("span.learned", { title: learning[1] }, "trained"),
+      rollout.trained && el("span.learned", { title: "Its tokens had a gradient." }, "trained"),
     ),
     el(
       "div",
-      el("header", el("span.who", `Response ${rollout.rollout}`), responseBadges(rollout, learning), el("span.grow"),
+      el("header", el("span.who", `Response ${rollout.rollout}`), badges.map((one) => badge(...one)), el("span.grow"),
         isNumber(rollout.tokens_n) && el("span.who", count(rollout.tokens_n, "token"))),
       responseText(rollout, options),
       el("footer",
-        typeof rollout.answer === "string" && el("span.read-as", "answer ", el("b", cut(rollout.answer, 200))),
+        rollout.answer && el("span.read-as", "answer ", el("b", cut(rollout.answer, 200))),
         values.length > 0 && summary),
       place,
     ),

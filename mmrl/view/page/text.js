@@ -53,7 +53,7 @@ const MINUS = "\u2212";
 
 // Returns a number with at most `digits` significant ones; an en dash if there is none.
 function number(value, digits = 3) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "\u2013";
+  if (Number.isNaN(value ?? NaN)) return "\u2013";
   if (typeof value !== "number") return String(value);
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -80,12 +80,12 @@ function seconds(value) {
 }
 
 function mean(values) {
-  const known = values.filter((value) => typeof value === "number");
+  const known = values.filter(isNumber);
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 }
 
 function spread(values) {
-  const known = values.filter((value) => typeof value === "number");
+  const known = values.filter(isNumber);
   return known.length ? Math.max(...known) - Math.min(...known) : null;
 }
 

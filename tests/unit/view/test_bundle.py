@@ -132,6 +132,4 @@ def test_what_is_inlined_cannot_end_its_element_itself(name):
 
 def test_own_code_of_the_page_stays_small():
     assert {path.name for path in OWN} == {"index.html", "style.css", bundle.ICON, *bundle.SCRIPTS} - set(VENDORED)
-    lines = [line for path in OWN for line in path.read_text().splitlines(keepends=True)]
-    code = "".join(line for line in lines if not line.lstrip().startswith("//"))
-    assert len(code.encode()) <= 100 * 1024
+    assert sum(path.stat().st_size for path in OWN) <= 100_000  # bytes, with comments; the plotting library is beside

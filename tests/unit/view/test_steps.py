@@ -1,12 +1,15 @@
 """The document of a step: groups and rollouts with everything that the page draws."""
 
+import io
 import json
+import zlib
 
+import numpy as np
 import pytest
-from view_runs import image_medium, make_run, rollout_row, write_lines
+from view_runs import image_medium, make_run, rollout_row, write_lines, write_tokens
 
 from mmrl.view.media import PictureStore
-from mmrl.view.run_documents import RunDocuments
+from mmrl.view.run_documents import RunDocuments, count_units, make_scale
 
 
 def build(path, name="rl-000002"):
@@ -38,7 +41,8 @@ def test_a_rethought_response_has_its_authors_flip_and_last_answer(groups):
     texts = [rollout["response"][slice(*segment["chars"])] for segment in rollout["segments"]]
     assert [segment["author"] for segment in rollout["segments"]] == ["policy", "forced", "policy"]
     assert texts[1] == " Wait. "
-    assert (rollout["parent"], rollout["first_correct"], rollout["is_correct"]) == (0, False, True)
+    assert (rollout["flip"], rollout["is_correct"]) == ("up", True)
+    assert ("wrong → right", "good", "Rethinking corrected it.") in rollout["badges"]
     start, end = rollout["answer_chars"]
     assert rollout["response"][start:end] == "[10, 20, 60, 40]"
     assert start > len(texts[0])
@@ -53,13 +57,17 @@ def test_a_tools_crop_is_a_fraction_of_the_samples_picture(groups):
 
 def test_a_dropped_rollout_has_its_reasons_and_no_terms(groups):
     rollout = groups[0]["rollouts"][3]
-    assert rollout["dropped"] == {"iou": "timeouts: took more than 10 s"}
+    texts = [badge.text for badge in rollout["badges"]]
+    assert texts == ["dropped", "iou: timeouts: took more than 10 s", "duplicate of 0"]
+    assert (rollout["status"], rollout["trained"]) == ("dropped", False)
     assert (rollout["terms"], rollout["total"]) == ({}, None)
 
 
 def test_a_replayed_rollout_is_a_group_of_its_own(groups):
     assert groups[2]["selection"]["status"] == "replayed"
-    assert groups[2]["rollouts"][0] | {"trained": True, "age": 5} == groups[2]["rollouts"][0]
+    rollout = groups[2]["rollouts"][0]
+    assert (rollout["status"], rollout["trained"]) == ("replayed", True)
+    assert [badge.text for badge in rollout["badges"]] == ["replayed", "5 steps off-policy"]
 
 
 def test_held_out_rollouts_were_not_trained_on(tmp_path):
@@ -73,8 +81,8 @@ def test_equal_texts_and_answers_name_the_first_sibling(tmp_path):
     rows[2]["answer_text"] = rows[0]["answer_text"]
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
     rollouts = build(tmp_path, "rl-000001")["groups"][0]["rollouts"]
-    found = {rollout["rollout"]: (rollout["same_text_as"], rollout["same_answer_as"]) for rollout in rollouts}
-    assert found == {0: (None, None), 1: (0, 0), 2: (None, 0), 3: (0, 0)}
+    found = [[badge.text for badge in rollout["badges"]] for rollout in rollouts]
+    assert found == [[], ["duplicate of 0"], ["same answer as 0"], ["duplicate of 0"]]
 
 
 def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):
@@ -85,7 +93,75 @@ def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):
     documents = RunDocuments("r0", run, PictureStore(with_media=False), ()).list_documents()
     step = documents["r0/rl-000002"]()
     assert step["groups"][0]["rollouts"][0]["line"] == 1
-    assert documents[step["tokens"]]() == file.with_suffix(".npz").read_bytes()
+    document = documents[step["tokens"]]()
+    assert document["problem"] == ""
+    with np.load(file.with_suffix(".npz")) as archive:
+        for name, content in document["arrays"].items():
+            array = np.lib.format.read_array(io.BytesIO(zlib.decompress(content, wbits=-15)))
+            np.testing.assert_array_equal(array, archive[name], strict=True)
+        assert document["arrays"].keys() == set(archive.files)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offset": np.array([0, 4, 3], np.int64)},
+        {"offset": np.array([1, 4], np.int64)},
+        {"offset": np.array([], np.int64)},
+        {"offset": np.array([0, 4], np.int32)},
+        {"logprob": np.zeros(3, np.float32)},
+        {"logprob": np.zeros(4, np.float64)},
+        {"other": np.zeros(4)},
+    ],
+)
+def test_tokens_that_do_not_fit_together_are_refused(tmp_path, changes):
+    (tmp_path / "rollouts").mkdir()
+    write_lines(tmp_path / "rollouts/rl-000001.jsonl", [rollout_row()])
+    write_tokens(tmp_path / "rollouts/rl-000001.npz", [{"segments": [{"n": 4}]}], **changes)
+    document = build(tmp_path, "rl-000001.tokens")
+    assert document == {"arrays": {}, "problem": "cannot be read (its arrays do not fit together)"}
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"not an archive", None])
+def test_damaged_tokens_are_a_problem_of_their_document(tmp_path, content):
+    run = make_run(tmp_path / "small")
+    file = run / "rollouts/rl-000002.npz"
+    whole = file.read_bytes()
+    documents = RunDocuments("r0", run, PictureStore(with_media=False), ()).list_documents()
+    file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    document = documents["r0/rl-000002.tokens"]()
+    assert document["arrays"] == {}
+    assert document["problem"].startswith("cannot be read (")
+    file.unlink()
+    assert documents["r0/rl-000002.tokens"]() == {"arrays": {}, "problem": "the file is gone"}
+
+
+def test_segments_cover_a_text_of_which_parts_have_no_author(tmp_path):
+    segments = [{"author": "forced", "n": 1, "chars": [2, 4]}, {"author": "environment", "n": 1, "chars": [3, 99]}]
+    rows = [
+        rollout_row((), "abcdefgh", segments=segments[:1]),
+        rollout_row((), "abcdefgh", segments=segments, rollout=1),
+    ]
+    write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
+    (group,) = build(tmp_path, "rl-000001")["groups"]
+    found = [[(part["author"], part["chars"]) for part in each["segments"]] for each in group["rollouts"]]
+    assert found[0] == [("policy", [0, 2]), ("forced", [2, 4]), ("policy", [4, 8])]
+    assert found[1] == [("policy", [0, 2]), ("forced", [2, 4]), ("environment", [4, 8])]
+
+
+def test_ranges_count_units_of_utf16():
+    text = "\U0001f600<think>a\U0001f600</think>b"
+    thinking, beyond, nothing = [8, 10], [18, 99], None
+    count_units(text, [thinking, beyond, nothing])
+    units = text.encode("utf-16-le")
+    assert units[2 * thinking[0] : 2 * thinking[1]].decode("utf-16-le") == "a\U0001f600"
+    assert units[2 * beyond[0] : 2 * beyond[1]].decode("utf-16-le") == "b"
+
+
+def test_a_scale_holds_all_totals_and_the_largest_advantage():
+    rollouts = [{"total": total, "advantage": advantage} for total, advantage in ((-2, 0.5), (None, None), (0.5, -3))]
+    assert make_scale([{"rollouts": rollouts}]) == {"low": -2, "high": 1, "advantage": 3}
+    assert make_scale([]) == {"low": 0, "high": 1, "advantage": 0}
 
 
 def test_the_second_media_of_a_sample_takes_the_marks_that_refer_to_it(tmp_path):

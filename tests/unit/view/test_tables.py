@@ -5,7 +5,7 @@ from view_runs import make_run, write_benchmark
 
 from mmrl.config.secrets import MASK
 from mmrl.view.media import PictureStore
-from mmrl.view.run_documents import RunDocuments, build_metrics, list_settings
+from mmrl.view.run_documents import RunDocuments, build_metrics, list_panels, list_settings
 
 
 def test_lines_of_one_step_are_merged_and_the_last_timing_counts():
@@ -26,6 +26,17 @@ def test_steps_are_counted_on_over_the_stages():
 def test_values_that_are_no_numbers_are_left_out():
     lines = [{"stage": "rl", "step": 1, "a": None, "b": "x", "c": 1 / 3}, {"stage": 3, "step": 1}, {"step": None}]
     assert build_metrics(lines)["columns"] == {"a": [None], "c": [0.333333]}
+
+
+def test_every_column_has_one_panel_in_the_order_of_the_page():
+    columns = ["a/b", "learner/grad_norm", "learner/grad_norm/vision", "policy/clip_frac", "policy/clip_frac_low"]
+    panels = list_panels([*columns, "reward/mean", *(f"reward/term/{number:02d}" for number in range(13))])
+    found = [(panel["title"], len(panel["columns"])) for panel in panels]
+    expected = [("Reward", 1), ("Reward by term", 12), ("Clipped tokens", 2), ("Gradient norm", 1)]
+    # A panel has room for twelve lines.
+    assert found == [*expected, ("Gradient norm by component", 1), ("a/b", 1), ("reward/term/12", 1)]
+    places = [panel["place"] for panel in panels]
+    assert places == sorted(set(places))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +77,8 @@ def test_a_benchmark_of_a_run_has_the_span_that_was_read_and_the_rule(tmp_path):
     entry, document = open_benchmark(make_run(tmp_path / "small"))
     assert entry | {"name": "mathvista", "label": "rl 2", "items": 2, "accuracy": 0.5} == entry
     (response,) = document["items"][0]["responses"]
-    assert response["response"][slice(*response["span"])] == "B"
+    start, end = response["span"]  # in units of UTF-16, of which the face has two
+    assert response["response"].encode("utf-16-le")[2 * start : 2 * end].decode("utf-16-le") == "B"
     assert (response["rule"], response["strict"]) == ("parentheses", True)
     assert document["items"][0]["subsets"] == {"skill": ["math"]}
     (missing,) = document["items"][1]["responses"]

@@ -1,0 +1,89 @@
+"""What the page says of a rollout in a few words: what became of it in training, and what is unusual about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from mmrl.view.records import Row, as_mapping
+
+_TOOL_FAILURE: Final = re.compile(
+    r"The tool (did not answer|was stopped|failed|refuses|returned)|There is no tool |This is no call"
+)
+
+
+class Badge(NamedTuple):
+    """A few words beside a rollout."""
+
+    text: str
+    kind: str = ""  # for its colour: good, bad, warn or quiet
+    why: str = ""  # shown under the mouse
+
+
+_FLIPS: Final[dict[object, tuple[str | None, Badge | None]]] = {  # by both verdicts, before and after rethinking
+    (False, True): ("up", Badge("wrong \u2192 right", "good", "Rethinking corrected it.")),
+    (True, False): ("down", Badge("right \u2192 wrong", "bad", "Rethinking spoiled it.")),
+    (True, True): ("same", Badge("stayed right", "", "Rethinking changed no verdict.")),
+    (False, False): ("same", Badge("stayed wrong", "", "Rethinking changed no verdict.")),
+}
+_DROPPED: Final = Badge("dropped", "quiet", "It could not be scored, and left its group.")
+_NO_GRADIENT: Final = Badge("zero advantage", "quiet", "It has no gradient.")
+_TRUNCATED: Final = Badge("truncated", "warn", "It was cut at max_new_tokens.")
+_TOOL_FAILED: Final = Badge("tool failed", "bad", "See its reply.")
+
+
+def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) -> Row:
+    """Return status, flip (`up`, `down`, `same` or None), whether the rollout was trained, and badges.
+
+    `row` is its record and `segments` are those of the page. A rollout was trained if its tokens had a gradient.
+    """
+    selection, dropped = as_mapping(row.get("selection")), row.get("dropped") is not None
+    status, age = selection.get("status"), selection.get("staleness")
+    flip, flip_badge = _FLIPS.get((row.get("first_correct"), row.get("is_correct")), (None, None))
+    is_learned = in_training and not dropped
+    has_gradient = row.get("advantage") != 0
+    failed = any(_is_tool_failure(row["response"], segment) for segment in segments)
+    badges = [
+        dropped and _DROPPED,
+        is_learned and status == "replayed" and _replayed(selection),
+        is_learned and status == "trained" and not has_gradient and _NO_GRADIENT,
+        flip_badge,
+        row.get("finish") == "length" and _TRUNCATED,
+        failed and _TOOL_FAILED,
+        isinstance(age, int) and age > 0 and Badge(f"{_count(age, 'step')} off-policy", "warn", "Policy versions."),
+        *(Badge(f"{term}: {why}", "bad") for term, why in as_mapping(row.get("dropped")).items()),
+    ]
+    return {
+        "status": "dropped" if dropped else status,
+        "flip": flip,
+        "trained": is_learned and (status == "replayed" or (status == "trained" and has_gradient)),
+        "badges": [badge for badge in badges if badge],
+    }
+
+
+def mark_duplicates(rollouts: Sequence[Row]) -> None:
+    """Add a badge to each rollout with the text, or else the answer, of an earlier sibling."""
+    responses: dict[str, int] = {}
+    answers: dict[str, int] = {}
+    for rollout in rollouts:
+        number, answer = rollout["rollout"], rollout["answer"]
+        twin = responses.setdefault(rollout["response"], number)
+        alike = number if answer is None else answers.setdefault(answer, number)
+        if twin != number:
+            rollout["badges"].append(Badge(f"duplicate of {twin}", "quiet"))
+        elif alike != number:
+            rollout["badges"].append(Badge(f"same answer as {alike}", "quiet"))
+
+
+def _is_tool_failure(response: str, segment: Row) -> bool:
+    return segment["author"] == "environment" and bool(_TOOL_FAILURE.search(response, *segment["chars"]))
+
+
+def _replayed(selection: Mapping[str, object]) -> Badge:
+    times = selection.get("times")
+    return Badge("replayed", "", f"Replayed {_count(times if isinstance(times, int) else 1, 'time')}.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
