@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from mmrl.view.badges import describe_outcome, mark_duplicates
-from mmrl.view.records import read_token_arrays
+from mmrl.view.records import find_token_arrays
 from mmrl.view.run_documents import list_panels, make_scale
 
 Document = dict[str, Any]
@@ -32,7 +32,7 @@ LONG_LINE = "A" * 1_000_000
 class PageDocuments:
     """All that an export writes."""
 
-    documents: dict[str, Document]
+    documents: dict[str, Document | bytes]
     media: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -104,8 +104,8 @@ def tokens(response: str, seed: int = 0) -> dict[str, np.ndarray]:
     return columns
 
 
-def take_tokens(document: Document, folder: Path) -> Document:
-    """Take the columns out of the rollouts of a step, and return the document of the file that has them."""
+def take_tokens(document: Document, file: Path) -> bytes:
+    """Move the columns out of the rollouts of a step into a file; return what it holds."""
     rollouts = [rollout for group in document["groups"] for rollout in group["rollouts"]]
     found = []
     for line, rollout in enumerate(rollouts):
@@ -113,8 +113,9 @@ def take_tokens(document: Document, folder: Path) -> Document:
         found.append(rollout.pop("tokens") or tokens(""))
     columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     offset = np.cumsum([0, *(len(each["end"]) for each in found)], dtype="<i8")
-    np.savez_compressed(folder / "tokens.npz", offset=offset, **columns)
-    return {"arrays": read_token_arrays(folder / "tokens.npz"), "problem": ""}
+    np.savez_compressed(file, offset=offset, **columns)
+    document |= {"arrays": find_token_arrays(file), "problem": ""}
+    return file.read_bytes()
 
 
 def rollout(number: int, response: str, total: float | None, **more: Any) -> Document:
@@ -351,7 +352,7 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
     steps = []
     places: dict[str, list[int]] = {}
     for key, document in documents.items():
-        if not key.startswith(f"{run_id}/") or "groups" not in document:
+        if not key.startswith(f"{run_id}/") or isinstance(document, bytes) or "groups" not in document:
             continue
         for sample in {group["sample"] for group in document["groups"]}:
             places.setdefault(sample, []).append(len(steps))
@@ -379,7 +380,7 @@ def run_entry(run_id: str, name: str, documents: dict[str, Document], **more: An
 def make_documents(folder: Path) -> PageDocuments:
     """Two runs: the first has every kind of group, a benchmark and hostile text; the second is compared with it.
 
-    Files of tokens are written into `folder` for a moment.
+    Files of tokens are written into `folder`.
     """
     documents: dict[str, Document] = {
         "r0/metrics": metrics_document(0),
@@ -395,7 +396,7 @@ def make_documents(folder: Path) -> PageDocuments:
     for key, document in list(documents.items()):
         if "groups" in document:
             document["tokens"] = f"{key}.tokens"
-            documents[document["tokens"]] = take_tokens(document, folder)
+            documents[document["tokens"]] = take_tokens(document, folder / "tokens.npz")
     benchmarks = [
         {"key": "r0/bench-mathvista-0", "name": "mathvista", "label": "rl 120", "items": 3, "accuracy": 1 / 3}
     ]

@@ -44,11 +44,12 @@ def _run(arguments: argparse.Namespace) -> int:
     out, single = arguments.out, arguments.single
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"--out {out}: it exists and is not an empty folder; delete it or name another one")
-    pictures = PictureStore(with_media=not arguments.no_media)
+    is_live = out is None and single is None
+    pictures = PictureStore(with_media=not arguments.no_media, is_live=is_live)
     runs = []
     for number, path in enumerate(arguments.runs):
         runs.append(RunDocuments(f"r{number}", path, pictures, arguments.media_root))
-    if out is None and single is None:
+    if is_live:
         with PageServer(runs, pictures, arguments.port) as server:
             echo(f"Open {server.url}\nCtrl-C ends it.")
             sys.stdout.flush()

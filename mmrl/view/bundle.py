@@ -48,7 +48,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; frame-ancestors 'none'",
 }
 _TEXT: Final = "text/plain; charset=utf-8"
-Documents = Iterable[tuple[str, dict[str, Any]]]  # key and content; bytes in it become base64
+Documents = Iterable[tuple[str, dict[str, Any] | bytes]]  # key and content; bytes become base64
 Media = Iterable[tuple[str, bytes]]  # id and content of pictures, read after the documents, which make them
 
 
@@ -107,11 +107,9 @@ def page_file(name: str) -> tuple[str, bytes] | None:
 
 def to_json(document: object) -> str:
     """Return ASCII JSON that is safe inside HTML too: U+2028, lone surrogates and `<` are escaped; bytes are base64."""
-    return json.dumps(document, allow_nan=False, separators=(",", ":"), default=_encode).replace("<", "\\u003c")
-
-
-def _encode(content: bytes) -> str:
-    return b64encode(content).decode()
+    if isinstance(document, bytes):
+        return f'"{b64encode(document).decode()}"'
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def linked_page(settings: dict[str, str]) -> bytes:

@@ -110,9 +110,9 @@ class MediaOpener:
 class PictureStore:
     """Makes the pictures of all runs of a page, each once. One thread at a time may use it."""
 
-    def __init__(self, *, with_media: bool) -> None:
-        """Without media every picture is left out."""
-        self._with_media = with_media
+    def __init__(self, *, with_media: bool, is_live: bool = True) -> None:
+        """Without media every picture is left out. A live page shows its text before its pictures are decoded."""
+        self._with_media, self._is_live = with_media, is_live
         self._described: dict[Medium, Row] = {}
         self._unmade: dict[str, tuple[Medium, MediaOpener]] = {}  # by id, images that were described and not decoded
         self._made: dict[str, bytes] = {}  # by id, as JPEG
@@ -120,8 +120,8 @@ class PictureStore:
     def describe(self, record: object, opener: MediaOpener) -> Row:
         """Return the document's entry of a recorded medium; one that cannot be shown has a `problem` and no pictures.
 
-        A video is opened, as its frames are not known before. An image is decoded when `read` asks for it, so that a
-        live page shows its text at once.
+        For a live page an image is decoded when `read` asks for it. A video is opened here, as its frames are not known
+        before, and so is every image of an export, which then says what is wrong with it.
         """
         record = as_mapping(record)
         # The name alone: an export is shown to others, and folders are nobody's business.
@@ -135,15 +135,18 @@ class PictureStore:
         except BAD_VALUE:
             return entry | {"problem": "its record is damaged"}
         if medium not in self._described:
-            entry |= {"width": medium.size.width, "height": medium.size.height}
-            problem = opener.find_problem(medium.ref) if self._with_media else "left out (--no-media)"
-            self._described[medium] = entry | {"problem": problem}
-            if problem is None and isinstance(medium.ref, VideoRef):
+            entry |= {"width": medium.size.width, "height": medium.size.height, "problem": None}
+            self._described[medium] = entry
+            if not self._with_media:
+                entry["problem"] = "left out (--no-media)"
+            elif isinstance(medium.ref, VideoRef) or not self._is_live:
                 self._make(medium, opener)
-            elif problem is None:
-                picture_id = medium.picture_id(0)
-                self._unmade[picture_id] = (medium, opener)
-                self._described[medium]["frames"] = [_frame(picture_id, None)]
+            else:
+                entry["problem"] = opener.find_problem(medium.ref)
+                if entry["problem"] is None:
+                    picture_id = medium.picture_id(0)
+                    self._unmade[picture_id] = (medium, opener)
+                    entry["frames"] = [_frame(picture_id, None)]
         return self._described[medium]
 
     def read(self, picture_id: str) -> bytes | None:
@@ -175,7 +178,8 @@ class PictureStore:
                 self._made[picture_id] = encoded.getvalue()
                 entry["frames"].append(_frame(picture_id, second))
         except MediaError as error:
-            entry["problem"] = str(error).removeprefix(f"{medium.ref.path}: ").split("\n")[0][:200]
+            what = str(error).removeprefix(f"{medium.ref.path}: ").split("\n")[0][:200]
+            entry["problem"] = opener.find_problem(medium.ref) or what
             entry["frames"] = _NO_FRAMES
 
 

@@ -6,7 +6,6 @@ shows it.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -98,27 +97,27 @@ def parse_object(text: bytes) -> Row:
     return value
 
 
-def read_token_arrays(path: Path) -> dict[str, bytes]:
-    """Return the arrays of a file of tokens by name, each a .npy file that is still compressed, by raw deflate.
+def find_token_arrays(path: Path) -> dict[str, list[int]]:
+    """Return where each array of a file of tokens begins and ends: a .npy file, compressed by raw deflate.
 
     Raises:
         OSError: the file cannot be opened.
         ValueError: it is damaged, or its arrays do not fit together.
     """
-    content = path.read_bytes()
-    arrays: dict[str, bytes] = {}
+    places: dict[str, list[int]] = {}
     kinds: dict[str, _ArrayKind] = {}
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with path.open("rb") as content, zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 name = entry.filename.removesuffix(".npy")
                 with archive.open(entry) as file:
                     kinds[name] = _read_array_kind(file)
                 # The lengths of a name and of an extra field end an entry's header of 30 bytes, which they follow.
-                start = entry.header_offset + 30 + sum(struct.unpack_from("<HH", content, entry.header_offset + 26))
-                arrays[name] = content[start : start + entry.compress_size]
-        with np.load(io.BytesIO(content), allow_pickle=False) as opened:
-            offset = opened["offset"]
+                content.seek(entry.header_offset + 26)
+                start = entry.header_offset + 30 + sum(struct.unpack("<HH", content.read(4)))
+                places[name] = [start, start + entry.compress_size]
+        with np.load(path, allow_pickle=False) as arrays:
+            offset = arrays["offset"]
     except (zipfile.BadZipFile, zlib.error, struct.error, KeyError, EOFError, RuntimeError) as error:
         raise ValueError(f"no archive of arrays: {error}") from error
     total = int(offset[-1]) if offset.ndim == 1 and offset.size else 0
@@ -126,7 +125,7 @@ def read_token_arrays(path: Path) -> dict[str, bytes]:
     expected |= {name: ((total,), np.dtype(dtype)) for name, dtype in TOKEN_COLUMNS.items()}
     if kinds != expected or not offset.size or offset[0] != 0 or np.any(np.diff(offset) < 0):
         raise ValueError("its arrays do not fit together")
-    return arrays
+    return places
 
 
 def _read_array_kind(file: IO[bytes]) -> _ArrayKind:

@@ -20,7 +20,7 @@ from mmrl.log.rollout_records import BAD_VALUE, make_marks, parse_resize_map, re
 from mmrl.types import AnswerType, Author, CoordinateSystem, UserError
 from mmrl.view.badges import describe_outcome, mark_duplicates
 from mmrl.view.media import MediaOpener, PictureStore
-from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick, read_token_arrays
+from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, find_token_arrays, make_key, pick
 
 _RUN_FILES: Final = ("config.yaml", "metrics.jsonl", "manifest.json", "status.json", "rollouts")
 _EVAL_FILES: Final = ("predictions.jsonl", "verdicts.jsonl")
@@ -57,7 +57,7 @@ _PANELS: Final = {
     "Gradient norm by component": r"learner/grad_norm/.+",
 }
 _MOST_LINES: Final = 12  # of a panel
-Builders = dict[str, Callable[[], Row]]
+Builders = dict[str, Callable[[], Row | bytes]]
 """By key of a document, a function that builds it."""
 
 
@@ -121,7 +121,7 @@ class RunDocuments:
         for file, entry in self._list_step_files():
             builders[entry["key"]] = partial(self._build_step, file, entry)
             if entry["tokens"]:
-                builders[entry["tokens"]] = partial(self._build_tokens, file.with_suffix(".npz"))
+                builders[entry["tokens"]] = partial(self._files.read, file.with_suffix(".npz"), Path.read_bytes, b"")
         for key, (path, entry) in list_benchmarks(self._files, self._stages).items():
             builders[f"{self.id}/{key}"] = partial(build_benchmark, self._files, path, entry["name"])
         return builders
@@ -136,11 +136,13 @@ class RunDocuments:
             report_bad_row=lambda line, error: self._files.report(file, f"line {line + 1} is damaged: {error}"),
             in_training=entry["kind"] == "train",
         ).build_groups(self._read_rows(file))
-        return {**pick(entry, "stage", "step", "kind", "tokens"), "scale": make_scale(groups), "groups": groups}
-
-    def _build_tokens(self, file: Path) -> dict[str, Any]:
-        arrays: dict[str, bytes] = self._files.read(file, read_token_arrays, {})
-        return {"arrays": arrays, "problem": "" if arrays else self._files.problem(file) or "the file is gone"}
+        document = {**pick(entry, "stage", "step", "kind", "tokens"), "scale": make_scale(groups), "groups": groups}
+        if entry["tokens"]:
+            tokens = file.with_suffix(".npz")
+            arrays: dict[str, list[int]] = self._files.read(tokens, find_token_arrays, {})
+            document["arrays"] = arrays
+            document["problem"] = "" if arrays else self._files.problem(tokens) or "the file is gone"
+        return document
 
     def _read_rows(self, file: Path) -> list[NumberedRow]:
         """Read a file of rollouts, and keep what the index says of it, so that an export parses each file once."""
@@ -191,7 +193,7 @@ def build_index(runs: Sequence[RunDocuments], *, live: bool) -> dict[str, Any]:
     return {"schema": 1, "made": made, "live": live, "runs": [run.build_entry() for run in runs]}
 
 
-def build_all_documents(runs: Sequence[RunDocuments]) -> Iterator[tuple[str, Row]]:
+def build_all_documents(runs: Sequence[RunDocuments]) -> Iterator[tuple[str, Row | bytes]]:
     """Yield key and content of every document of an exported page, one at a time, the index last."""
     for run in runs:
         for key, build in run.list_documents().items():
@@ -380,7 +382,7 @@ def _cover_text(segments: Iterable[Row], length: int) -> Iterator[Row]:
 
 def count_units(text: str, ranges: Iterable[list[int] | None]) -> None:
     """Change ranges of a text from characters to units of UTF-16, as strings of JavaScript count them."""
-    if not _WIDE.search(text):
+    if text.isascii() or not _WIDE.search(text):
         return
     places = [0, *accumulate(1 + (character > "\uffff") for character in text)]
     for found in ranges:

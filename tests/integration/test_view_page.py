@@ -318,8 +318,7 @@ def test_tokens_are_coloured_and_show_their_numbers(opened):
 
 
 def test_tokens_that_cannot_be_read_are_a_notice(opened):
-    put = """documents.set(browser.content.tokens, Promise.resolve({ arrays: {}, problem: "cannot be read (cut)" }))"""
-    opened.page.evaluate(f"{{ {put}; }}")
+    opened.page.evaluate("browser.content.problem = 'cannot be read (cut)'")
     opened.page.keyboard.press("t")
     opened.page.wait_for_selector("#browser .notice")
     assert "tokens cannot be read: cannot be read (cut)" in opened.page.text_content("#browser .notice")

@@ -1,4 +1,4 @@
-// The numbers of a step's tokens: the NumPy arrays that the run wrote, compressed.
+// The numbers of a step's tokens, from the .npz file of NumPy arrays that the run wrote.
 "use strict";
 
 const TOKEN_ARRAYS = {
@@ -8,12 +8,14 @@ const TOKEN_ARRAYS = {
 };
 
 // Gives each rollout of a step its tokens: an array for each number, of which NaN is unknown.
-async function addTokens({ tokens, groups }) {
-  const { arrays, problem: failure } = await load(tokens);
+async function addTokens({ tokens, arrays, groups, problem: failure }) {
   if (failure) throw new Error(failure);
+  const text = atob(await load(tokens));
+  const bytes = new Uint8Array(text.length);
+  for (let place = 0; place < text.length; place += 1) bytes[place] = text.charCodeAt(place);
   const columns = [];
   for (const [name, Numbers] of Object.entries(TOKEN_ARRAYS)) {
-    columns.push([name, new Numbers(await readNumbers(arrays[name]))]);
+    columns.push([name, new Numbers(await inflate(bytes.subarray(...arrays[name])))]);
   }
   const offsets = [...columns[0][1]].map(Number);
   for (const rollout of groups.flatMap((group) => group.rollouts)) {
@@ -26,11 +28,8 @@ async function addTokens({ tokens, groups }) {
 }
 
 // Returns the numbers of a compressed .npy file, which follow a header.
-async function readNumbers(base64) {
-  const text = atob(base64);
-  const bytes = new Uint8Array(text.length);
-  for (let place = 0; place < text.length; place += 1) bytes[place] = text.charCodeAt(place);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+async function inflate(packed) {
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   const buffer = await new Response(stream).arrayBuffer();
   return buffer.slice(10 + new DataView(buffer).getUint16(8, true));
 }

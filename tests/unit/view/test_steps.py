@@ -93,13 +93,13 @@ def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):
     documents = RunDocuments("r0", run, PictureStore(with_media=False), ()).list_documents()
     step = documents["r0/rl-000002"]()
     assert step["groups"][0]["rollouts"][0]["line"] == 1
-    document = documents[step["tokens"]]()
-    assert document["problem"] == ""
+    content = documents[step["tokens"]]()
+    assert (content, step["problem"]) == (file.with_suffix(".npz").read_bytes(), "")
     with np.load(file.with_suffix(".npz")) as archive:
-        for name, content in document["arrays"].items():
-            array = np.lib.format.read_array(io.BytesIO(zlib.decompress(content, wbits=-15)))
+        for name, (start, end) in step["arrays"].items():
+            array = np.lib.format.read_array(io.BytesIO(zlib.decompress(content[start:end], wbits=-15)))
             np.testing.assert_array_equal(array, archive[name], strict=True)
-        assert document["arrays"].keys() == set(archive.files)
+        assert step["arrays"].keys() == set(archive.files)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_tokens_that_do_not_fit_together_are_refused(tmp_path, changes):
     (tmp_path / "rollouts").mkdir()
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", [rollout_row()])
     write_tokens(tmp_path / "rollouts/rl-000001.npz", [{"segments": [{"n": 4}]}], **changes)
-    document = build(tmp_path, "rl-000001.tokens")
-    assert document == {"arrays": {}, "problem": "cannot be read (its arrays do not fit together)"}
+    document = build(tmp_path, "rl-000001")
+    assert (document["arrays"], document["problem"]) == ({}, "cannot be read (its arrays do not fit together)")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"not an archive", None])
@@ -129,11 +129,11 @@ def test_damaged_tokens_are_a_problem_of_their_document(tmp_path, content):
     whole = file.read_bytes()
     documents = RunDocuments("r0", run, PictureStore(with_media=False), ()).list_documents()
     file.write_bytes(whole[: len(whole) // 2] if content is None else content)
-    document = documents["r0/rl-000002.tokens"]()
+    document = documents["r0/rl-000002"]()
     assert document["arrays"] == {}
     assert document["problem"].startswith("cannot be read (")
     file.unlink()
-    assert documents["r0/rl-000002.tokens"]() == {"arrays": {}, "problem": "the file is gone"}
+    assert documents["r0/rl-000002"]()["problem"] == "the file is gone"
 
 
 def test_segments_cover_a_text_of_which_parts_have_no_author(tmp_path):

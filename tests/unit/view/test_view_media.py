@@ -183,3 +183,15 @@ def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run
     assert medium["problem"] is None
     assert store.read(name) is None
     assert "damaged" in store.describe(damaged, opener)["problem"]
+    # An export is written once, so it decodes the image before it writes what is wrong with it.
+    assert "damaged" in PictureStore(with_media=True, is_live=False).describe(damaged, opener)["problem"]
+
+
+def test_an_export_tells_the_same_of_a_picture_as_a_live_page(run):
+    good = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    changed, gone = {**good, "sha256": "0" * 64}, {**good, "path": "data/absent.png"}
+    opener = MediaOpener(run, SETTINGS, Path(), ())
+    export = PictureStore(with_media=True, is_live=False)
+    for record in (good, changed, gone, {**good, "path": "../a.png"}):
+        assert export.describe(record, opener) == describe(run, record)[0]
+    assert len(list(export.items())) == 1
