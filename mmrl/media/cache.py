@@ -39,8 +39,8 @@ class MediaCache:
         """
         if media_policy.video_reader == "decord":
             load_decord()
-        self._media_policy = media_policy
-        self._limits = limits
+        self.media_policy = media_policy
+        self.limits = limits
         self._images: ByteCache[ImageRef, Image.Image] = ByteCache(max_bytes, keep_last=False)
         self._sizes: dict[ImageRef, Size] = {}
         self._frame_plans: dict[tuple[VideoRef, FrameSampling], FramePlan] = {}
@@ -71,13 +71,13 @@ class MediaCache:
             return cached
         if ref.crop is not None:
             # Through the cache, so that several crops of one image open it once.
-            image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
+            image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self.limits)
         elif ref.timestamp is not None:
             video = VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps)
-            with open_reader(video, self._media_policy, self._limits) as reader:
+            with open_reader(video, self.media_policy, self.limits) as reader:
                 image = corrupt_image(read_video_frame(ref, ref.timestamp, reader), ref)
         else:
-            image = corrupt_image(open_image(ref, self._media_policy.roots, self._limits), ref)
+            image = corrupt_image(open_image(ref, self.media_policy.roots, self.limits), ref)
         self._sizes[ref] = Size(*image.size)
         self._images.put(ref, image, 3 * image.width * image.height)
         return image
@@ -90,8 +90,8 @@ class MediaCache:
         """
         key = _frame_plan_key(ref, sampling)
         if key not in self._frame_plans:
-            with open_reader(ref, self._media_policy, self._limits) as reader:
-                self._frame_plans[key] = plan_frames(ref, sampling, reader, self._limits)
+            with open_reader(ref, self.media_policy, self.limits) as reader:
+                self._frame_plans[key] = plan_frames(ref, sampling, reader, self.limits)
         return self._frame_plans[key]
 
     def read_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
@@ -101,7 +101,7 @@ class MediaCache:
             MediaError: as `get_frame_plan`; a frame does not decode; or the frame plan differs from the one before, by
                 which the prompt was measured.
         """
-        video = self._decode(ref, sampling, self._media_policy)
+        video = self._decode(ref, sampling, self.media_policy)
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
         return corrupt_video(video, ref)
@@ -112,7 +112,7 @@ class MediaCache:
         A run calls this for each image before its first step.
         """
         if ref.crop is None and ref.timestamp is None:
-            return check_image(ref, self._media_policy.roots, self._limits)
+            return check_image(ref, self.media_policy.roots, self.limits)
         self.get_image(ref)
         return self._sizes[ref]
 
@@ -124,15 +124,15 @@ class MediaCache:
         Raises:
             MediaError: as `get_frame_plan`; a frame does not decode; or decord gives other frames than PyAV.
         """
-        video = self._decode(ref, sampling, self._media_policy)
-        if self._media_policy.video_reader == "decord":
-            by_pyav = self._decode(ref, sampling, replace(self._media_policy, video_reader="pyav"))
+        video = self._decode(ref, sampling, self.media_policy)
+        if self.media_policy.video_reader == "decord":
+            by_pyav = self._decode(ref, sampling, replace(self.media_policy, video_reader="pyav"))
             check_frames_agree(ref.path, video, by_pyav)
         return video
 
     def _decode(self, ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy) -> DecodedVideo:
-        with open_reader(ref, media_policy, self._limits) as reader:
-            return decode_frames(reader, plan_frames(ref, sampling, reader, self._limits))
+        with open_reader(ref, media_policy, self.limits) as reader:
+            return decode_frames(reader, plan_frames(ref, sampling, reader, self.limits))
 
 
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:

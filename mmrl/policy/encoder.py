@@ -100,7 +100,7 @@ class PromptEncoder:
         # Not the bundle itself, which may hold the model.
         hf_processor, family = bundle.processor, bundle.family
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
-        self._media_cache, self._add_instruction = media_cache, add_instruction
+        self.media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
         self.video_refusal = ""  # why videos cannot be used, and what to do; empty if they can
         self.image_format = family.image_format(hf_processor)
@@ -126,7 +126,7 @@ class PromptEncoder:
     def with_media_cache(self, media_cache: MediaCache) -> PromptEncoder:
         """Return an encoder like this one that opens media through another cache."""
         encoder = copy(self)
-        encoder._media_cache = media_cache
+        encoder.media_cache = media_cache
         return encoder
 
     def measure(self, sample: Sample) -> PromptLayout:
@@ -223,7 +223,7 @@ class PromptEncoder:
                 seconds_per_grid.append(layout.second_per_grid)
                 continue
             image_runs += layout.runs
-            image = self._media_cache.get_image(layout.ref)
+            image = self.media_cache.get_image(layout.ref)
             # From the image itself: if the file has changed since it was measured, grid and patches will disagree.
             resized = self._resized_image_size(Size(*image.size))
             images.append(image if resized == image.size else image.resize(resized))
@@ -241,7 +241,7 @@ class PromptEncoder:
     def _media_layout(self, ref: MediaRef) -> MediaLayout:
         patch_size = self.image_format.patch_size
         if isinstance(ref, ImageRef):
-            original = self._media_cache.image_size(ref)
+            original = self.media_cache.image_size(ref)
             resized = self._resized_image_size(original)
             # A crop's coordinates in the original count from the corner of the whole image.
             offset = (0, 0) if ref.crop is None else ref.crop[:2]
@@ -252,7 +252,7 @@ class PromptEncoder:
             raise UserError(self.video_refusal)
         if self.family.video_time is VideoTimeEncoding.NO_VIDEO:
             raise UserError(f"{ref.path}: the model ({self.family.model_type}) takes no videos; leave the sample out")
-        plan = self._media_cache.get_frame_plan(ref, self.frame_sampling)
+        plan = self.media_cache.get_frame_plan(ref, self.frame_sampling)
         frames_per_grid = self.image_format.frames_per_patch
         times = [index / plan.fps for index in plan.indices]
         middles = []
@@ -324,7 +324,7 @@ class PromptEncoder:
         videos = [ref for ref in media if isinstance(ref, VideoRef)]
         if not videos or self.family.video_time is VideoTimeEncoding.NO_VIDEO:
             return self._no_patches
-        clips = [self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW for ref in videos]
+        clips = [self.media_cache.read_video(ref, self.frame_sampling).frames_TCHW for ref in videos]
         # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
         options = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
         output = self.hf_processor.video_processor(clips, return_tensors="pt", **options)

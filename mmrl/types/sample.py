@@ -145,7 +145,7 @@ class MediaPolicy:
 
 
 class MediaOpener(Protocol):
-    """Opens the media of samples for rewards; implemented by `mmrl.media.pixel_reader.PixelReader`.
+    """Opens the media of samples for rewards and environments; implemented by `mmrl.media.pixel_reader.PixelReader`.
 
     Both methods raise a MediaError for a file that cannot be used, and resize to `size` if it is not None.
     """
@@ -169,7 +169,7 @@ _media_opener: ContextVar[MediaOpener | None] = ContextVar("media_opener", defau
 def use_media_opener(opener: MediaOpener | None) -> Iterator[None]:
     """Let `Sample.image`, `crop` and `video_frames` open media through `opener` within the block.
 
-    Whatever calls rewards does this: scorers, case tables, `mmrl reward`, and the processes that they start.
+    Whatever calls rewards or environments does this: scorers, case tables, `mmrl reward`, and processes of workers.
     """
     token = _media_opener.set(opener)
     try:
@@ -363,7 +363,7 @@ class Sample:
 def _get_media_opener() -> MediaOpener:
     opener = _media_opener.get()
     if opener is None:
-        raise UserError("nothing opens media here: call the reward in a block `with mmrl.use_media_opener(...)`")
+        raise UserError("nothing opens media here: look in a block `with mmrl.use_media_opener(...)`")
     return opener
 
 

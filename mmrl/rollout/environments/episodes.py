@@ -15,7 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from mmrl.types import Action, Environment, RewardErrorKind, RewardFailure, Sample, StepResult, Unscorable, UserError
+from mmrl.types import (
+    Action,
+    Environment,
+    MediaOpener,
+    RewardErrorKind,
+    RewardFailure,
+    Sample,
+    StepResult,
+    Unscorable,
+    UserError,
+    use_media_opener,
+)
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.observations import check_observation, check_step_result, observation_digest, state_name
 from mmrl.utils.plugins import load_plugin
@@ -92,6 +103,7 @@ class EpisodeWorkers:
 
     load_maker: Callable[[], MakeEnvironment]  # loads what makes an environment, in a process
     options: EnvironmentConfig
+    media_opener: MediaOpener | None = None  # through which environments see the media of samples; picklable
     _pools: list[WorkerPool[Any, Any]] = field(default_factory=list)
 
     def close(self) -> None:
@@ -163,7 +175,7 @@ class EpisodeWorkers:
         for _ in range(self.options.workers):
             # A pool for each process, because an episode stays where it began. An environment may start threads or
             # open connections as it is loaded, which a fork would lose.
-            load = partial(_load_episodes, self.load_maker)
+            load = partial(_load_episodes, self.load_maker, self.media_opener)
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
         # A corpus or package that is missing would otherwise fail in every episode, which `on_error: skip` only counts.
         trials = [pool.submit(None, self.options.timeout_s) for pool in self._pools]
@@ -200,11 +212,11 @@ def _read_outcome(future: Future[Any]) -> EpisodeReply | RewardFailure | WorkerE
 
 
 def _load_episodes(
-    load_maker: Callable[[], MakeEnvironment], report: ReportActivity
+    load_maker: Callable[[], MakeEnvironment], media_opener: MediaOpener | None, report: ReportActivity
 ) -> Callable[[EpisodeRequest | list[EpisodeKey] | None], EpisodeOutcome | None]:
     """Import the environment's file, so that no deadline of an action pays for it."""
     report("loading the environment")
-    return _Episodes(load_maker())
+    return _Episodes(load_maker(), media_opener)
 
 
 @dataclass(slots=True)
@@ -224,6 +236,7 @@ class _Episodes:
     """
 
     make: MakeEnvironment
+    media_opener: MediaOpener | None
     episodes: dict[EpisodeKey, _Episode] = field(default_factory=dict)
 
     def __call__(self, request: EpisodeRequest | list[EpisodeKey] | None) -> EpisodeOutcome | None:
@@ -239,7 +252,7 @@ class _Episodes:
                 self._close(key)
             return None
         # Whatever code of users raises is an outcome of the episode.
-        with ErrorCatcher() as caught:
+        with ErrorCatcher() as caught, use_media_opener(self.media_opener):
             return self._act(request)
         self._close(request.key)
         error = caught.error

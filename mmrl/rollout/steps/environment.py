@@ -17,6 +17,7 @@ from pathlib import Path
 from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import CALL_END, CALL_START, find_final_call
 from mmrl.config.schema import EnvironmentConfig
+from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.rollout.environments.episodes import (
@@ -351,7 +352,9 @@ def make_player(
     options: EnvironmentConfig, tool_runner: ToolRunner, processor: PromptProcessor, *, seed: int
 ) -> EpisodePlayer:
     """Return what plays the episodes of a step, with processes of its own. They start with the first action."""
-    workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options)
+    media_cache = processor.encoder.media_cache
+    media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
+    workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options, media_opener)
     tool_runner.close_workers.append(workers.close)
     return EpisodePlayer(
         options=options,

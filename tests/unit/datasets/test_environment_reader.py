@@ -100,9 +100,11 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     )  # fmt: skip
     from mmrl.rollout.environments.episodes import _load_episodes
 
-    reply = _load_episodes(workers.load_maker, lambda report: None)(request)
+    reply = _load_episodes(workers.load_maker, None, lambda report: None)(request)
     assert reply.action in maze.MOVES, reply
-    other = _load_episodes(workers.load_maker, lambda report: None)(request._replace(seed=sample.meta[SEED_KEY] + 1))
+    other = _load_episodes(workers.load_maker, None, lambda report: None)(
+        request._replace(seed=sample.meta[SEED_KEY] + 1)
+    )
     assert "reset showed something else" in other.reason
 
 

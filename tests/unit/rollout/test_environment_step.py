@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 from samplers import make_pipeline
 from tool_calls import responses
@@ -39,8 +41,11 @@ from PIL import Image
 from mmrl import Observation, StepResult, Unscorable, UserError
 
 def draw(shade):
+    return encode(Image.new("RGB", (56, 56), (shade % 256, 0, 0)))
+
+def encode(picture):
     content = io.BytesIO()
-    Image.new("RGB", (56, 56), (shade % 256, 0, 0)).save(content, "png")
+    picture.save(content, "png")
     return content.getvalue()
 
 class Counter:
@@ -48,7 +53,7 @@ class Counter:
         self.first, self.fault, self.count = first, fault, 0
 
     def reset(self, sample, seed):
-        self.seed = seed
+        self.sample, self.seed = sample, seed
         return Observation(text=self.first)
 
     def step(self, action):
@@ -96,10 +101,15 @@ def huge(env):
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
     picture = b"\\x89PNG\\r\\n\\x1a\\n" + chunks
     return StepResult(observation=Observation(media=(picture,)))
+def look(env):
+    mirrored = Image.fromarray(env.sample.image(0)[:, ::-1])
+    return StepResult(observation=Observation(media=(encode(mirrored),)))
 def outside(env):
     from mmrl import ImageRef
     return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
-FAULTS = [hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, huge, outside]
+FAULTS = [
+    hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, huge, look, outside,
+]
 FAULTS = {fault.__name__: fault for fault in FAULTS}
 
 def make(*, first: str = "", fault: str = "", expert: bool = False):
@@ -168,6 +178,13 @@ def test_each_turn_is_an_action_whose_result_is_shown(tiny, play):
     assert (metrics["episodes"], metrics["turns"], metrics["terminated"], metrics["truncated"]) == (2, 4, 1, 1)
     assert (metrics["reward"], metrics["media_shown"], metrics["info/count"]) == (2.0, 2, 4)
     assert loads(dumps(first), Rollout) == first
+
+
+def test_an_environment_may_look_at_its_sample_and_draw_on_it(play, tiny):
+    ((rollout,),) = play("go", args={"fault": "look"}).groups
+    (ref,) = tiny.samples[0].images
+    shown = Image.open(rollout.observations[1].ref.path)
+    np.testing.assert_array_equal(np.asarray(shown), np.asarray(Image.open(ref.path).convert("RGB"))[:, ::-1])
 
 
 def test_turns_do_not_depend_on_workers_or_on_what_else_is_played(play, tiny):
