@@ -11,7 +11,8 @@ from PIL import Image, ImageDraw
 
 from mmrl.view.badges import describe_outcome, mark_duplicates
 from mmrl.view.records import find_token_arrays
-from mmrl.view.run_documents import list_panels, make_scale
+from mmrl.view.run_documents import list_panels
+from mmrl.view.steps import make_scale
 
 Document = dict[str, Any]
 SIZE = (320, 240)

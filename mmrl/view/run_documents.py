@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -16,21 +15,16 @@ from typing import Any, Final
 from mmrl.config import flatten_settings
 from mmrl.config.secrets import mask_secret
 from mmrl.log.metric_registry import find_builtin_metric
-from mmrl.log.rollout_records import BAD_VALUE, make_marks, parse_resize_map, record_marks
-from mmrl.types import AnswerType, Author, CoordinateSystem, UserError
-from mmrl.view.badges import describe_outcome, mark_duplicates
+from mmrl.log.rollout_records import BAD_VALUE
+from mmrl.types import UserError
 from mmrl.view.media import MediaOpener, PictureStore
 from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, find_token_arrays, make_key, pick
+from mmrl.view.steps import StepBuilder, count_units, group_rows, make_scale
 
 _RUN_FILES: Final = ("config.yaml", "metrics.jsonl", "manifest.json", "status.json", "rollouts")
 _EVAL_FILES: Final = ("predictions.jsonl", "verdicts.jsonl")
-_TEXTS: Final = ("sample", "task", "question", "response")
-_OPTIONAL_TEXTS: Final = ("prompt", "answer_type", "thinking", "answer_text", "frame", "target_frame", "finish")
-_NUMBERS: Final = ("total", "advantage")
-_ROLLOUT_KEYS: Final = ("rollout", "response", "finish", "is_correct", *_NUMBERS)
 _VERDICT_KEYS: Final = ("strict", "official", "score", "outcome", "rule", "value", "judge_correct")
 _STEP_NAME: Final = re.compile(r"(.+)-(\d+)(-validation)?")
-_WIDE: Final = re.compile("[\U00010000-\U0010ffff]")  # characters that are two units of UTF-16
 _DEAD_AFTER_HEARTBEATS: Final = 3
 _ENDED: Final = ("finished", "stopped", "failed")
 # Panels of curves in the order of the page, with the columns of metrics that each takes.
@@ -249,164 +243,6 @@ def _list_facts(manifest: Row, settings: Mapping[str, Any], generation: Mapping[
         **pick(generation, "engine", "temperature", "max_new_tokens"),
     }
     return [[str(name), str(value)] for name, value in facts.items() if value not in (None, "")]
-
-
-def group_rows(rows: Sequence[NumberedRow]) -> list[list[NumberedRow]]:
-    """Return the rows of each group, in the order of the file."""
-    groups: dict[object, list[NumberedRow]] = {}
-    number = 0
-    for line, row in rows:
-        # Older versions wrote no number of the group: there, siblings follow one another from rollout 0.
-        number += row.get("rollout") == 0
-        groups.setdefault(str(row.get("group", number)), []).append((line, row))
-    return list(groups.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBuilder:
-    """Makes the groups of a file of rollouts."""
-
-    describe_medium: Callable[[object], Row]  # returns the entry of a recorded medium
-    report_bad_row: Callable[[int, Exception], None]  # called with the index and the problem of a damaged line
-    in_training: bool  # False for validation and test
-
-    def build_groups(self, rows: Sequence[NumberedRow]) -> list[Row]:
-        """Return the groups that the page shows."""
-        groups: list[Row] = []
-        for members in group_rows(rows):
-            group: Row = {}
-            rollouts: list[Row] = []
-            for line, row in members:
-                try:
-                    _check_types(row)
-                    group = group or self._build_group(row)
-                    rollouts.append(self._build_rollout(line, row))
-                except BAD_VALUE as error:
-                    self.report_bad_row(line, error)
-            mark_duplicates(rollouts)
-            if rollouts:
-                groups.append({"group": len(groups), **group, "rollouts": rollouts})
-        return groups
-
-    def _build_group(self, row: Row) -> Row:
-        """Return what the rollouts of a group share."""
-        return {
-            **pick(row, "sample", "task", "question", "prompt", "answer_type"),
-            "selection": as_mapping(row.get("selection")),
-            "probes": as_mapping(row.get("probes")),
-            "media": list(map(self.describe_medium, as_list(row.get("media")))),
-            "target": _format_value(row.get("target")),
-            "marks": record_marks(row, "target"),
-        }
-
-    def _build_rollout(self, line: int, row: Row) -> Row:
-        response, answer, thinking = row["response"], row.get("answer_text"), row.get("thinking")
-        segments = list(_cover_text(self._build_segments(row), len(response)))
-        outcome = describe_outcome(row, segments, in_training=self.in_training)
-        # The last place of the answer: a forced second look repeats the first answer, and replaces it.
-        thinking_chars = _make_range(response.find(thinking), thinking) if thinking else None
-        answer_chars = _make_range(response.rfind(answer), answer) if answer else None
-        count_units(response, [thinking_chars, answer_chars, *(segment["chars"] for segment in segments)])
-        terms = {}
-        for name, term in as_mapping(row.get("terms")).items():
-            terms[name] = {**term, "reason": _format_value(term.get("reason"))}
-        return {
-            **pick(row, *_ROLLOUT_KEYS),
-            **outcome,
-            "segments": segments,
-            "turns": list(_build_turns(row)),
-            "thinking": thinking_chars,
-            "answer": answer or _format_value(row.get("answer")),
-            "answer_chars": answer_chars,
-            "marks": record_marks(row, "answer"),
-            "tokens_n": row.get("tokens"),
-            "terms": terms,
-            "line": line,  # which its tokens have in the file of tokens
-        }
-
-    def _build_segments(self, row: Row) -> Iterator[Row]:
-        media, end = as_list(row.get("media")), 0
-        for segment in map(as_mapping, as_list(row.get("segments"))):
-            # Older versions wrote no places; all text is then in the first segment.
-            start, end = map(int, segment.get("chars") or (end, len(row["response"])))
-            shows, crop = as_mapping(segment.get("shows")), []
-            if media and shows.get("path") == as_mapping(media[0]).get("path"):
-                # In pixels of the file.
-                whole = parse_resize_map(media[0])
-                crop = make_marks(AnswerType.BOX, shows.get("crop"), CoordinateSystem.PX_ORIGINAL, 0, whole)
-            yield {
-                "author": segment.get("author"),
-                "chars": [start, end],
-                "shows": self.describe_medium(shows) if shows else None,
-                "crop": crop[0]["at"] if crop else None,
-            }
-
-
-def _build_turns(row: Row) -> Iterator[Row]:
-    """Yield the turns of an episode, with what each earned."""
-    earned, advantages = as_list(row.get("turn_rewards")), as_list(row.get("turn_advantages"))
-    for index, turn in enumerate(map(as_mapping, as_list(row.get("turns")))):
-        end = "terminated" if turn.get("terminated") else "truncated" if turn.get("truncated") else ""
-        yield {
-            "action": _format_value(turn.get("action")),
-            "state": _format_value(turn.get("state")),
-            "valid": turn.get("valid") is not False,
-            "end": end,
-            "earned": float(earned[index]) if index < len(earned) else float(turn.get("reward", 0.0)),
-            "advantage": float(advantages[index]) if index < len(advantages) else None,
-        }
-
-
-def _check_types(row: Row) -> None:
-    """Raise a TypeError if a value that the page shows as text, or counts with, is something else."""
-    for key in (*_TEXTS, *_OPTIONAL_TEXTS):
-        if not isinstance(row.get(key), str) and (key in _TEXTS or row.get(key) is not None):
-            raise TypeError(f"{key} is not text")
-    for key in _NUMBERS:
-        if not isinstance(row.get(key), int | float | None):
-            raise TypeError(f"{key} is not a number")
-
-
-def _cover_text(segments: Iterable[Row], length: int) -> Iterator[Row]:
-    """Yield segments from the beginning of a text to its end; what nobody wrote counts as the policy's."""
-    begin = 0
-    for segment in segments:
-        start, end = (min(max(begin, place), length) for place in segment["chars"])
-        if start > begin:
-            yield {"author": Author.POLICY, "chars": [begin, start]}
-        begin = max(start, end)
-        yield {**segment, "chars": [start, begin]}
-    if begin < length:
-        yield {"author": Author.POLICY, "chars": [begin, length]}
-
-
-def count_units(text: str, ranges: Iterable[list[int] | None]) -> None:
-    """Change ranges of a text from characters to units of UTF-16, as strings of JavaScript count them."""
-    if text.isascii() or not _WIDE.search(text):
-        return
-    places = [0, *accumulate(1 + (character > "\uffff") for character in text)]
-    for found in ranges:
-        if found:
-            found[:] = [places[min(max(0, place), len(text))] for place in found]
-
-
-def make_scale(groups: Sequence[Row]) -> dict[str, float]:
-    """Return the range of the total rewards of a step and the largest size of an advantage, for colours."""
-    rollouts = [rollout for group in groups for rollout in group["rollouts"]]
-    # Most rewards lie between 0 and 1, and steps should look alike.
-    totals = [0, 1, *(rollout["total"] for rollout in rollouts if rollout["total"] is not None)]
-    advantages = [0, *(abs(rollout["advantage"] or 0) for rollout in rollouts)]
-    return {"low": min(totals), "high": max(totals), "advantage": max(advantages)}
-
-
-def _format_value(value: object) -> str | None:
-    """Return an answer, target or reason as text for people."""
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _make_range(start: int, part: str) -> list[int] | None:
-    """Return where a part of a text begins and ends; None if it was not found, as a negative `start` says."""
-    return None if start < 0 else [start, start + len(part)]
 
 
 def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:

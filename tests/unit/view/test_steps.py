@@ -9,7 +9,8 @@ import pytest
 from view_runs import image_medium, make_run, rollout_row, write_lines, write_tokens
 
 from mmrl.view.media import PictureStore
-from mmrl.view.run_documents import RunDocuments, count_units, make_scale
+from mmrl.view.run_documents import RunDocuments
+from mmrl.view.steps import count_units, make_scale
 
 
 def build(path, name="rl-000002"):
