@@ -22,10 +22,9 @@ from mmrl.log.console import Console
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
-from mmrl.rollout.engines.custom import load_engine
 from mmrl.rollout.environments.frames import FRAMES_FOLDER
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
-from mmrl.rollout.load import load_tool
+from mmrl.rollout.load import load_engine, load_tool
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner

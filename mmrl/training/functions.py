@@ -27,7 +27,7 @@ from mmrl.config.schema import (
 from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
 from mmrl.rollout.available import check_family_engine
-from mmrl.rollout.load import load_steps
+from mmrl.rollout.load import load_engine, load_steps
 from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.group_rewards import BoundGroupReward, load_group_rewards
@@ -162,8 +162,6 @@ def load_configured_benchmark(options: BenchmarkConfig, base_dir: Path) -> Bench
 def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], RolloutEngine] | None:
     if not isinstance(config.rollout.engine, CustomEngineConfig):
         return None
-    from mmrl.rollout.engines.custom import load_engine
-
     return load_engine(config.rollout.engine, base_dir)
 
 

@@ -1,34 +1,12 @@
-"""The user's own rollout steps: `rollout_steps: [{kind: generate}, {fn: ./mine.py:make_step}]`."""
+"""The user's own rollout steps, as in `rollout_steps: [{kind: generate}, {fn: ./mine.py:make_step}]`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from mmrl.config.schema import CustomStepConfig
-from mmrl.rollout.steps.base import RolloutContext, RolloutStep, StepFactory
+from mmrl.rollout.steps.base import RolloutStep
 from mmrl.types import Author, Rollout, RolloutBatch, UserError
-from mmrl.utils.plugin_args import check_methods
-from mmrl.utils.plugins import load_plugin
-
-
-def load_step_factory(config: CustomStepConfig, base_dir: Path) -> StepFactory:
-    """Load the function that makes a step from a `RolloutContext`; its options are settled by `config.args`.
-
-    What it returns is checked to take what a step is called with.
-
-    Raises:
-        UserError: there is no such function, or an option is unknown, missing or of the wrong type.
-    """
-    make_step = load_plugin(config.fn, base_dir, config.args, role="rollout step", parameters=("context",))
-
-    def make_checked_step(context: RolloutContext) -> RolloutStep:
-        rollout_step: RolloutStep = make_step(context)
-        check_methods(rollout_step, RolloutStep, ("__call__",), owner=f"rollout step {config.fn!r}")
-        return rollout_step
-
-    return make_checked_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
