@@ -20,7 +20,16 @@ from mmrl.log.logger import MetricsLogger
 from mmrl.log.metric_registry import Metric, find_builtin_metric
 from mmrl.log.rollout_records import list_scored_records, list_step_records
 from mmrl.protocols import Learner
-from mmrl.types import EvalRewards, Group, RunInterrupted, SelectedExperiences, TrainingState, UserError
+from mmrl.types import (
+    Author,
+    EvalRewards,
+    Group,
+    Rollout,
+    RunInterrupted,
+    SelectedExperiences,
+    TrainingState,
+    UserError,
+)
 from mmrl.utils.activity import Activity
 from mmrl.utils.plugin_args import check_methods, locate_function
 
@@ -95,8 +104,13 @@ class UserCallback:
 
 
 def check_metric_name(owner: str, name: str, *, taken: Container[str]) -> None:
-    """Raise a UserError if mmrl itself writes a metric of this name, or if it is `taken`."""
+    """Raise a UserError if mmrl itself writes a metric of this name, or if it is `taken`.
+
+    What a rollout step writes begins with the name of the step, and is `taken` where there is such a step.
+    """
     builtin = find_builtin_metric(name)
+    if builtin and builtin.name.startswith("<step>/"):
+        builtin = None
     if builtin or name in taken:
         writer = f"mmrl writes {builtin.name!r}" if builtin else "another callback has it"
         raise UserError(f"{owner}: the metric {name!r} is taken, as {writer}; choose another name, like 'my/metric'")
@@ -144,6 +158,7 @@ class StepLogger:
     logger: MetricsLogger
     recorder: RolloutRecorder
     user_callbacks: Sequence[Callback] = ()  # add their metrics to those of the step
+    async_rollouts: bool = False
     only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
@@ -152,8 +167,9 @@ class StepLogger:
         if failed or not self.only_failed_rollouts:
             result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
         times = dict(result.seconds)
-        tokens = sum(rollout.num_tokens for group in result.selected.groups for rollout in group.all_rollouts)
-        if tokens and times.get("time/rollout_s"):
+        tokens = sum(_count_generated(rollout) for group in result.selected.groups for rollout in group.all_rollouts)
+        # Asynchronous rollouts are generated in the background, and the step's time is that of waiting for them.
+        if tokens and times.get("time/rollout_s") and not self.async_rollouts:
             times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]
         try:
             for callback in self.user_callbacks:
@@ -161,6 +177,11 @@ class StepLogger:
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
             self.logger.log(state, result.metrics, times)
+
+
+def _count_generated(rollout: Rollout) -> int:
+    """Return the number of tokens that the policy sampled."""
+    return sum(len(segment.token_ids) for segment in rollout.segments if segment.author is Author.POLICY)
 
 
 @dataclass(frozen=True, slots=True)

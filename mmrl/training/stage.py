@@ -136,7 +136,15 @@ def build_callbacks(
     # the user's callbacks itself: it logs what they return, and logs the step even if one of them raises.
     options, ranks = config.logging.rollouts, services.run.ranks
     recorder = RolloutRecorder(options=options, logger=logger, learner=learner, ranks=ranks, stage=stage.name)
-    callbacks.append(StepLogger(logger, recorder, services.user_callbacks, only_failed_rollouts=not is_rl))
+    callbacks.append(
+        StepLogger(
+            logger,
+            recorder,
+            services.user_callbacks,
+            async_rollouts=isinstance(stage, RlStage) and stage.async_rollouts,
+            only_failed_rollouts=not is_rl,
+        )
+    )
     if health is not None:
         callbacks.append(health)
     max_steps = stage.max_steps_without_signal if isinstance(stage, RlStage) else None

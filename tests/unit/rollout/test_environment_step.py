@@ -18,6 +18,7 @@ from tool_calls import responses
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, RethinkConfig
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
+from mmrl.log.metric_registry import find_builtin_metric
 from mmrl.rollout.load import load_tool
 from mmrl.rollout.steps.environment import ExpertDemonstrations
 from mmrl.rollout.tools.executor import ToolRunner
@@ -178,6 +179,7 @@ def test_each_turn_is_an_action_whose_result_is_shown(tiny, play):
     assert (metrics["episodes"], metrics["turns"], metrics["terminated"], metrics["truncated"]) == (2, 4, 1, 1)
     assert (metrics["reward"], metrics["media_shown"], metrics["info/count"]) == (2.0, 2, 4)
     assert loads(dumps(first), Rollout) == first
+    assert not [name for name in batch.metrics if find_builtin_metric(name) is None]
 
 
 def test_an_environment_may_look_at_its_sample_and_draw_on_it(play, tiny):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
-from rl_loop import LABEL, FakeRun, FakeScorer, numbered_sample, train_rl
+from rl_loop import LABEL, FakePipeline, FakeRun, FakeScorer, FakeSource, numbered_sample, train_rl
 from selection import centered, scored, select_all
 
 from mmrl.algo.group_metrics import compute_step_metrics
@@ -14,7 +14,19 @@ from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, Re
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.training import sft
-from mmrl.types import Dropped, FinishReason, RewardErrorKind, RewardFailure, Target, TrainingState, UserError
+from mmrl.training.callbacks import StepLogger
+from mmrl.types import (
+    Author,
+    Dropped,
+    FinishReason,
+    RewardErrorKind,
+    RewardFailure,
+    RolloutBatch,
+    Segment,
+    Target,
+    TrainingState,
+    UserError,
+)
 from mmrl.utils.activity import Activity
 
 
@@ -38,6 +50,47 @@ def test_rl_step_makes_its_calls_in_order():
     assert times.keys() == {f"time/{activity}_s" for activity in activities} | {"rollout/tokens_per_s"}
     num_tokens = sum(experience.rollout.num_tokens for experience in run.learner.learned[0])
     assert times["rollout/tokens_per_s"] * times["time/rollout_s"] == pytest.approx(num_tokens)
+
+
+def test_generated_tokens_are_those_of_the_policy_and_have_no_rate_in_the_background():
+    reply = Segment(token_ids=(7,) * 50, logprobs=(0.0,) * 50, author=Author.ENVIRONMENT)
+
+    class WithReplies(FakePipeline):
+        def run(self, prompts, *, step, unfinished=()):
+            batch = super().run(prompts, step=step)
+            groups = [[replace(each, segments=(*each.segments, reply)) for each in group] for group in batch.groups]
+            return replace(batch, groups=tuple(map(tuple, groups)))
+
+    class KeepsResult(FakeRun):
+        def on_step_end(self, state, result):
+            self.result = result
+
+    run = KeepsResult()
+    train_rl(run, TrainingState(), steps=1, rollout_pipeline=WithReplies(run.calls))
+    times = run.logger.times[0]
+    assert times["rollout/tokens_per_s"] * times["time/rollout_s"] == pytest.approx(2 * 2 * 2)
+    StepLogger(run.logger, run.logger, async_rollouts=True).on_step_end(TrainingState(), run.result)
+    assert "rollout/tokens_per_s" not in run.logger.times[-1]
+
+
+def test_a_round_may_consist_of_unfinished_groups_alone():
+    """Where one new prompt is begun and its sample cannot be used, say."""
+    run, state = FakeRun(), TrainingState()
+
+    class Nothing(FakeSource):
+        def take(self, start_position, count):
+            return []
+
+    class Unfinished(FakePipeline):
+        def run(self, prompts, *, step, unfinished=()):
+            return RolloutBatch(groups=(*super().run(prompts, step=step).groups, *unfinished))
+
+    state.unfinished = ((make_rollout(index=0), make_rollout(index=1)),)
+    train_rl(run, state, steps=1, source=Nothing(run.calls), rollout_pipeline=Unfinished(run.calls))
+    assert run.logger.metrics[0]["data/dropped"] == 1.0
+    assert len(run.learner.learned[0]) == 2
+    with pytest.raises(UserError, match="none of the 2 samples"):
+        train_rl(run, TrainingState(), steps=1, source=Nothing(run.calls))
 
 
 def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():

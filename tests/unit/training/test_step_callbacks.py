@@ -12,9 +12,9 @@ from mmrl.config.schema import ValidationConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.logger import NullLogger
-from mmrl.training.callbacks import PeriodicCheckpointer, Validation
+from mmrl.training.callbacks import PeriodicCheckpointer, Validation, check_metric_name
 from mmrl.training.held_out import HeldOutEvaluation
-from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable
+from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable, UserError
 
 
 def evaluate(tiny, scorer, *, batch_size):
@@ -130,3 +130,11 @@ def test_signal_that_arrives_during_a_save_ends_the_run_after_it(manager):
     callback = PeriodicCheckpointer(lambda state: None, manager, lambda: next(stops), every=1)
     with pytest.raises(RunInterrupted):
         callback.on_step_end(TrainingState(step=1), None)
+
+
+def test_a_metric_may_be_called_like_one_of_a_rollout_step_that_is_not_there():
+    check_metric_name("mine.py", "my/calls", taken={"zoom/calls": 1.0})
+    with pytest.raises(UserError, match="'zoom/calls' is taken"):
+        check_metric_name("mine.py", "zoom/calls", taken={"zoom/calls": 1.0})
+    with pytest.raises(UserError, match="'time/learn_s' is taken"):
+        check_metric_name("mine.py", "time/learn_s", taken={})
