@@ -137,7 +137,7 @@ class FakeRun:
             "rollout_pipeline": self.pipeline,
             "scorer": self.scorer,
             "learner": self.learner,
-            "unshard_policy": nullcontext,
+            "gather_for_sampling": nullcontext,
             "sleep_engine": record("sleep"),
             "async_rollouts": None,
             "selector": select_all(centered),

@@ -52,8 +52,10 @@ class Prefetcher:
     def take(self, start_position: int, count: int) -> list[Sample]:
         """Return the samples at `count` positions from `start_position` on, without unusable ones.
 
+        There may be none: another rank may have some, or unfinished rollouts be work enough.
+
         Raises:
-            UserError: none is usable, or one is not and may not be left out.
+            UserError: a sample is not usable and may not be left out.
         """
         taken: dict[str, Sample] = {}
         samples: list[Sample] = []
@@ -75,9 +77,6 @@ class Prefetcher:
                 taken[row.id] = row
             except UserError as error:
                 self._drop_or_raise(error)
-        # A rank that holds only a part of the step may find nothing usable in it: then the other ranks decide.
-        if not samples and len(scheduled) == count:
-            raise UserError(f"data.train: not one of the {count} samples from position {start_position} on can be used")
         # Kept before the next step is scheduled, which skips what the processor has already.
         self._processor.retain(samples, encoded)
         if self._workers is not None and self._can_prefetch:

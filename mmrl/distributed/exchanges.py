@@ -70,16 +70,18 @@ def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
     return replace(batch, groups=tuple(groups), probes=tuple(probes))
 
 
-def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
+def count_dropped_samples(
+    num_requested: int, num_usable: int, ranks: Ranks, *, may_be_all: bool = False
+) -> dict[str, float]:
     """Return the metric `data/dropped`: samples of a round that no rank could use.
 
     `num_requested` counts what all ranks together asked for, `num_usable` what this rank could use.
 
     Raises:
-        UserError: no rank has a usable sample.
+        UserError: no rank has a usable sample, unless `may_be_all`: unfinished rollouts are work enough for a round.
     """
     total = sum(ranks.all_gather(num_usable))
-    if not total:
+    if not total and not may_be_all:
         raise UserError(f"data.train: none of the {num_requested} samples of this round can be used on any rank")
     return {"data/dropped": float(num_requested - total)}
 

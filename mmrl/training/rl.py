@@ -43,7 +43,7 @@ class RlComponents:
     source: SampleSource
     processor: Processor
     rollout_pipeline: RolloutPipeline
-    unshard_policy: Callable[[], AbstractContextManager[None]]  # holds all of a policy that has to generate
+    gather_for_sampling: Callable[[], AbstractContextManager[None]]  # gathers sharded weights while they sample
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
@@ -115,15 +115,17 @@ def generate_and_score(
     ranks = components.ranks
     # Responses that an earlier step cut off midway are finished before new ones begin: they take the first places of
     # the round, and new prompts the rest. Each rank works on its own slice of the places.
-    num_prompts = settings.prompts_per_round - len(state.unfinished)
+    num_unfinished = len(state.unfinished)
+    num_prompts = settings.prompts_per_round - num_unfinished
     own_unfinished = state.unfinished[rank_slice(settings.prompts_per_round, ranks)]
     prompts = build_prompts(components, state, num_prompts, collected.timer)
     with collected.timer.time("rollout"):
-        with components.unshard_policy():  # collective under ZeRO-3, if the policy itself generates
+        with components.gather_for_sampling():  # collective under ZeRO-3, if the policy itself generates
             batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=own_unfinished)
         metrics = sum_metrics(batch.metrics, ranks)
         state.unfinished = gather_items(batch.unfinished, ranks)
-    collected.metrics.update(count_dropped_samples(num_prompts, len(prompts), ranks))
+    dropped = count_dropped_samples(num_prompts, len(prompts), ranks, may_be_all=num_unfinished > 0)
+    collected.metrics.update(dropped)
     score_batch(components, state, batch, collected)
     collected.metrics.update(metrics)
 

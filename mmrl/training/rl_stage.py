@@ -106,7 +106,7 @@ def build_components(
         source=source,
         processor=run.processor,
         rollout_pipeline=pipeline,
-        unshard_policy=samplers.gather_for_sampling,
+        gather_for_sampling=samplers.gather_for_sampling,
         async_rollouts=async_rollouts,
         scorer=run.scorer,
         add_group_rewards=partial(add_group_rewards, group_rewards=run.group_rewards),

@@ -182,7 +182,7 @@ class Run:
             ),
             processor=self,
             rollout_pipeline=pipeline,
-            unshard_policy=nullcontext,
+            gather_for_sampling=nullcontext,
             sleep_engine=lambda: None,
             async_rollouts=AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor()) if plan.is_async else None,
             scorer=self,

@@ -39,6 +39,7 @@ def test_dropped_samples_are_counted_and_a_round_without_any_is_refused():
     assert count_dropped_samples(4, 1, FakeRanks(0, 2, (2,))) == {"data/dropped": 1.0}
     with pytest.raises(UserError, match="data.train: none of the 4 samples"):
         count_dropped_samples(4, 0, FakeRanks(0, 2, (0,)))
+    assert count_dropped_samples(4, 0, FakeRanks(0, 2, (0,)), may_be_all=True) == {"data/dropped": 4.0}
 
 
 def test_metrics_are_summed_over_all_ranks():
