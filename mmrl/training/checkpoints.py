@@ -94,7 +94,8 @@ class RunCheckpoints:
         """Delete pictures that environments drew before the last checkpoint, and that nothing refers to since."""
         run_dir = self._run.run_dir
         frames = run_dir.data / FRAMES_FOLDER
-        if frames.is_dir():
+        # Rank 0 looks for all: what follows is collective, and a shared disk may show other ranks an older folder.
+        if self._run.ranks.on_rank0(frames.is_dir):
             # What the state keeps was there at the last checkpoint, which must be complete to be read.
             self.manager.wait()
             texts = [*run_dir.checkpoints.glob(f"*/{checkpoint.STATE_FILE}"), *run_dir.rollouts.glob("*.jsonl")]
