@@ -141,7 +141,8 @@ def aggregation_weights(
     tokens of REINFORCE. All three are equal where every response has `length` tokens.
 
     `num_tokens` and `num_responses` count what the policy sampled for the whole update, over all micro-batches and
-    ranks, so the gradient does not depend on how it is cut. `lengths_N` has the length that `fixed` divides by.
+    ranks, so the gradient does not depend on how the update is divided among them. `lengths_N` has the length that
+    `fixed` divides by.
     """
     ones_N = torch.ones(len(response_N), device=response_N.device)
     match aggregation:

@@ -51,8 +51,8 @@ class ExperienceSelector:
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Which log-probs are the denominator of a stale rollout's importance ratio: by default the recorded ones, whatever
-    # `loss.old_logprobs` says. None only with a rollout correction, which recomputes those of all rollouts. All
-    # settings that decide are listed by `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py.
+    # `loss.old_logprobs` says. With a rollout correction it is None: `loss.old_logprobs` decides, except for groups
+    # that were carried over. `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists all settings that decide.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     rollouts_may_be_stale: bool = False  # True with async or partial rollouts, whose staleness is logged
     tracked_terms: tuple[str, ...] = ()  # reward terms whose mean is recorded for each sample; none records nothing

@@ -60,7 +60,7 @@ class CheckpointManager:
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
-        # Set when the main thread waits for a write: it then turns the parts into a checkpoint itself.
+        # Tells the background thread not to wait for the parts of other ranks: the main thread commits them itself.
         self._settle_requested = Event()
 
     def __enter__(self) -> CheckpointManager:

@@ -42,7 +42,7 @@ class Metrics:
     """Named metrics of a part of a step, which know how to merge with those of other parts.
 
     A method adds to what its metric holds so far, so the order of calls is the order of floating point sums. Values may
-    be tensors, any float type: they wait for `read`, because each is one that the host would wait for.
+    be tensors of any float type. They are kept until `read`, which waits for the device once and copies them all.
     """
 
     _metrics: dict[str, _Metric] = field(default_factory=dict)

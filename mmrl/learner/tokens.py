@@ -22,7 +22,7 @@ from mmrl.utils.torch_transfer import send, send_numbers
 class TokenTable:
     """Trained tokens, a row each, with those of a response next to each other. Every column is a tensor [N].
 
-    The host asks for the kinds of tokens, so those columns are in its memory, and all others on the device.
+    Python branches on the boolean columns, so they stay in CPU memory. All other columns are on the device.
     """
 
     experiences: Sequence[Experience]

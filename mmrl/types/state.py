@@ -71,7 +71,7 @@ class SelectedExperiences:
     experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
     selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
     replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
-    has_signal: bool  # True if a rollout that is trained on for the first time has an advantage; replay does not count
+    has_signal: bool  # True if a rollout that was not replayed has a nonzero advantage
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
 
     @property

@@ -45,8 +45,7 @@ ResultT = TypeVar("ResultT")
 STOP_REQUESTED: Final = Event()
 """Set between a request to stop this process (Ctrl-C) and its end; calls that hang are then not waited for."""
 
-_SHUTDOWN_TIMEOUT_S = 2.0
-_STOP_PATIENCE_S = 2.0
+_SHUTDOWN_TIMEOUT_S, _STOP_PATIENCE_S = 2.0, 2.0
 _STOP_PATIENCE_CALLS = 3.0  # of the longest call so far: the time of a judge's reply depends on its length
 
 
@@ -104,11 +103,9 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             num_workers: calls that run at the same time.
             limits: limits of each worker. With `reads_output`, this process reads the output, and shows it escaped.
             shared_imports: run `load` in every worker instead, forked from a server that has imported these modules.
-                Replacing a worker takes longer, but `load` may start threads, and all pools that give the same modules
-                and limits share the server, whose imports they pay for once. None: `load` runs in a server of this
-                pool.
-            max_batch_size: calls that a worker is sent at once, which saves time when they take microseconds. Each
-                still has its own deadline.
+                Then `load` may start threads, and pools with the same modules and limits share one server. Replacing a
+                worker takes longer. None: `load` runs in a server of this pool.
+            max_batch_size: calls that a worker is sent at once, to save time; each still has its own deadline.
             fork_each_call: never give a process a second call.
             pickler: pickles results; a subclass may send objects as arrays.
             make_error: turns the WorkerError of a payload into the error that its future raises.
@@ -119,8 +116,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         else:
             server = _share_server(os.getpid(), shared_imports, limits)
             self._workers = _WorkerStarter(server, setup, limits)
-        self._queue = _TaskQueue(num_workers, max_batch_size)
-        self._make_error = make_error
+        self._queue, self._make_error = _TaskQueue(num_workers, max_batch_size), make_error
         self._threads: list[Thread] = []
         self._num_workers, self._fork_each_call = num_workers, fork_each_call
         # Finalize must not hold the pool itself, or the pool would never be collected.

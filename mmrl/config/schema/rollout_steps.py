@@ -41,7 +41,8 @@ class GenerateConfig(StrictModel):
     responses are completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
     """Prompts that are in flight, relative to `prompts_per_step`. The step ends once `prompts_per_step` groups are
-    complete; the others wait for the next step, also those that were completed beyond this number."""
+    complete; the unfinished ones wait for the next step. So do those that were completed beyond this number, unless
+    `dynamic_sampling.extra` drops them."""
     max_tokens_per_step: PositiveInt | None = None
     """After about this many generated tokens the step continues with the complete groups, at least one."""
 

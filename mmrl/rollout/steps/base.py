@@ -58,7 +58,7 @@ class RolloutContext:
     swap_samples: Sequence[Sample] = ()
     """Samples whose media a blind probe may show in place of a prompt's own."""
     ranks: Ranks = field(default_factory=SingleProcess)
-    """All processes of the run."""
+    """All processes of the run. In an evaluation this one alone: each rank answers its own samples, in its own time."""
     custom_steps: Mapping[str, StepFactory] = field(default_factory=dict)
     """Makes each of the user's own steps, by the name of the step."""
 

@@ -97,6 +97,15 @@ def mmrl_commands():
     return sorted(commands)
 
 
+def test_scripts_that_the_docs_call_exist_and_do_something():
+    scripts = set()
+    for page in PAGES:
+        scripts |= set(re.findall(r"python ((?:tools|examples|tests)/\S+\.py)", page.read_text()))
+    assert "tools/tiny_internvl.py" in scripts
+    for script in scripts:
+        assert 'if __name__ == "__main__":' in (ROOT / script).read_text(), script
+
+
 @pytest.mark.parametrize("command", mmrl_commands())
 def test_command_line_accepts_the_commands_of_the_docs(command):
     words = eval_command.insert_default_command(shlex.split(command)[1:])
