@@ -59,7 +59,7 @@ def replay_experiences(
     Own experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
     """
     options = settings.options
-    informative = [experience for experience in own_experiences if experience.signal]
+    informative = [experience for experience in own_experiences if experience.mean_abs_advantage]
     buffer = update_buffer(
         state.replay_buffer,
         informative,
@@ -144,8 +144,8 @@ def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.
 
     No A may be 0. Logarithms, because |A|^alpha can over- or underflow.
     """
-    signals = np.array([experience.signal for experience in experiences], dtype=np.float64)
-    return np.asarray(options.priority_exponent * np.log(signals))
+    advantages = np.array([experience.mean_abs_advantage for experience in experiences], dtype=np.float64)
+    return np.asarray(options.priority_exponent * np.log(advantages))
 
 
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:

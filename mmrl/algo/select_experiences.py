@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import isfinite
-from operator import attrgetter
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -107,7 +106,7 @@ class ExperienceSelector:
         metrics |= filtered.metrics
 
         # Before replay: old advantages would hide that a task is solved, and train on stale rollouts for ever.
-        has_signal = any(map(attrgetter("signal"), experiences))
+        has_signal = any(experience.mean_abs_advantage for experience in experiences)
         own: tuple[Experience, ...] = tuple(experiences)
         replayed: tuple[Experience, ...] = ()
         if self.replay is not None:

@@ -31,8 +31,8 @@ class Experience:
         return self.turn_advantages or (self.advantage,)
 
     @property
-    def signal(self) -> float:
-        """Mean absolute advantage over the turns: 0 if the policy loss learns nothing from the rollout."""
+    def mean_abs_advantage(self) -> float:
+        """Mean |advantage| over the turns: 0 if the policy loss learns nothing from the rollout."""
         return sum(map(abs, self.advantages)) / len(self.advantages)
 
 
