@@ -46,7 +46,7 @@ class RlComponents:
     gather_for_sampling: Callable[[], AbstractContextManager[None]]  # gathers sharded weights while they sample
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
-    add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
+    add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, at a step; collective
     selector: Selector  # decides how often to sample in a step, and which rollouts it trains on
     sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
     learner: Learner
