@@ -123,7 +123,8 @@ def find_token_arrays(path: Path) -> dict[str, list[int]]:
     total = int(offset[-1]) if offset.ndim == 1 and offset.size else 0
     expected: dict[str, _ArrayKind] = {"offset": (offset.shape, np.dtype(np.int64))}
     expected |= {name: ((total,), np.dtype(dtype)) for name, dtype in TOKEN_COLUMNS.items()}
-    if kinds != expected or not offset.size or offset[0] != 0 or np.any(np.diff(offset) < 0):
+    fits = kinds == expected and offset.ndim == 1 and offset.size
+    if not fits or offset[0] != 0 or np.any(np.diff(offset) < 0):
         raise ValueError("its arrays do not fit together")
     return places
 

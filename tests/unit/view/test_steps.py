@@ -109,6 +109,7 @@ def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):
         {"offset": np.array([0, 4, 3], np.int64)},
         {"offset": np.array([1, 4], np.int64)},
         {"offset": np.array([], np.int64)},
+        {"offset": np.array(4, np.int64)},
         {"offset": np.array([0, 4], np.int32)},
         {"logprob": np.zeros(3, np.float32)},
         {"logprob": np.zeros(4, np.float64)},
