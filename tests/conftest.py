@@ -36,7 +36,7 @@ from mmrl.config.schema import (
 from mmrl.plan.pretended_device import register_device
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES, get_family
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler
@@ -76,7 +76,7 @@ class TinyModel:
     The samples have one image, two images, text alone, a video, an image and a video; then single images.
     """
 
-    policy: Policy
+    policy: PolicyModel
     processor: PromptProcessor
     samples: tuple[Sample, ...]
     params: SamplingParams
@@ -161,7 +161,7 @@ def make_tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[st
             ),
         )
         tokenizer = train_tokenizer(words(), spec.language.vocab_size)
-        policy = Policy(make_model(spec, tokenizer, seed=1))
+        policy = PolicyModel(make_model(spec, tokenizer, seed=1))
         processor = make_prompt_processor(
             get_family(policy.model.config),
             make_processor(spec, tokenizer, (2304, 2304)),

@@ -13,7 +13,7 @@ from mmrl.config.schema import LossConfig, OptimizerConfig
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.protocols import Sampler
 from mmrl.types import Experience, Segment
 
@@ -67,7 +67,7 @@ def make_learner(
     optimizer: Optimizer | None = None,
     optimizer_config: OptimizerConfig | None = None,
     lr: float = 1e-3,
-    reference: Policy | None = None,
+    reference: PolicyModel | None = None,
     loss: LossConfig | None = None,
     **options: Any,
 ) -> PolicyLearner:
@@ -141,7 +141,7 @@ def cut_response(experience: Experience, num_tokens: int) -> Experience:
     return replace_segments(experience, shorter)
 
 
-def perturbed_copy(policy: Policy, factor: float = 1.05) -> Policy:
+def perturbed_copy(policy: PolicyModel, factor: float = 1.05) -> PolicyModel:
     """Return a frozen copy of a policy, with all weights multiplied."""
     copied = policy.frozen_copy()
     with torch.no_grad():
@@ -160,7 +160,7 @@ def step_gradient(
     return metrics, gradients_of(tiny.policy)
 
 
-def gradients_of(policy: Policy) -> dict[str, torch.Tensor]:
+def gradients_of(policy: PolicyModel) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from scoring import make_scorer
 
 from mmrl.config.schema import GenerateConfig
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.hf import HfEngine
@@ -23,7 +23,7 @@ from mmrl.types import FinishReason, Rollout
 
 
 def hf_sampler(
-    policy: Policy,
+    policy: PolicyModel,
     processor: PromptProcessor,
     *,
     seed_parts: tuple[str | int, ...] = ("test",),

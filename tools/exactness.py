@@ -23,7 +23,7 @@ from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, Mod
 from mmrl.learner.shared_prefix_check import compare_layouts
 from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
 from mmrl.policy.families import FAMILIES, Grid, PlaceholderRun, VideoTimeEncoding, get_family
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelBundle, load_pretrained
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import (
@@ -150,7 +150,7 @@ def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:
     """One model, prompt by prompt: what, activations, largest difference in nats, relative one of the gradient."""
-    policy, feeder = Policy(loaded.model), NoiseProcessor(loaded)
+    policy, feeder = PolicyModel(loaded.model), NoiseProcessor(loaded)
     for recompute in (False, True):
         if recompute:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -19,7 +19,7 @@ from mmrl.log.logger import read_records
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
 from mmrl.policy.build import build_model, find_untrained_components
 from mmrl.policy.lora import LoraAdapter, create_adapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelBundle, ModelExport, load_processor
 from mmrl.types import TrainingState, UserError
 
@@ -53,7 +53,7 @@ class RestoredModel(NamedTuple):
 
     model_bundle: ModelBundle  # the model with its processor
     adapter: LoraAdapter | None  # the adapter, if the run trains one; the model's own weights are then the base model's
-    policy: Policy  # the model as mmrl calls it
+    policy: PolicyModel  # the model as mmrl calls it
 
 
 class ModelCardFacts(NamedTuple):
@@ -108,7 +108,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
         processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
     model_bundle = build_model(config, load_processor(processor_config))
     adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed, model_bundle.family)
-    policy = Policy(
+    policy = PolicyModel(
         model_bundle.model,
         family=model_bundle.family,
         freeze=find_untrained_components(config),

@@ -17,7 +17,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_model, select_device
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.factory import prompt_limit
@@ -65,7 +65,7 @@ class LoadedModel:
     """A model that can generate."""
 
     processor: PromptProcessor  # builds prompts for it
-    policy: Policy  # its weights
+    policy: PolicyModel  # its weights
     adapter: LoraAdapter | None  # LoRA adapter on them, if any
     banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
 
@@ -104,7 +104,7 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
         policy.model.to(select_device(eval_config))
     else:
         loaded = build_model(eval_config, load_processor(eval_config.model))
-        policy = Policy(
+        policy = PolicyModel(
             loaded.model.to(select_device(eval_config)),
             family=loaded.family,
             logits_chunk=eval_config.model.logits_chunk_tokens,

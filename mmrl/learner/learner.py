@@ -39,7 +39,7 @@ from mmrl.policy.expert_routing import (
     sum_routing,
     summarize_routing,
 )
-from mmrl.policy.policy import Policy, TokenLogprobs
+from mmrl.policy.policy import PolicyModel, TokenLogprobs
 from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Experience, FinishReason, TokenValues
 from mmrl.utils.activity import Activity
@@ -76,11 +76,11 @@ class PolicyLearner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         processor: PromptProcessor,
         optimizer: Optimizer,
         config: LearnerConfig,
-        reference: Policy | None = None,
+        reference: PolicyModel | None = None,
         *,
         ranks: Ranks | None = None,
         media_owners: MediaOwners | None = None,

@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from mmrl.config.schema import Component, DeepspeedConfig, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.policy import ModelRunner, Policy
+from mmrl.policy.policy import ModelRunner, PolicyModel
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000  # elements gathered at a time during export: 200 MB of bfloat16 weights
@@ -41,7 +41,7 @@ class DeepspeedModel(ModelRunner):
 
     is_sharded = True
 
-    def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
+    def __init__(self, policy: PolicyModel, options: DeepspeedConfig, ranks: Ranks) -> None:
         """Hand the model of a policy to DeepSpeed. Collective."""
         super().__init__(policy.model)
         self.options, self.ranks = options, ranks
@@ -134,7 +134,7 @@ class DeepspeedModel(ModelRunner):
         self.optimizer.zero_grad()
         return pieces
 
-    def unwrap(self, policy: Policy) -> None:
+    def unwrap(self, policy: PolicyModel) -> None:
         """Take the model back from DeepSpeed, in full on rank 0 and with empty weights on the others."""
         parameters = dict(self.model.named_parameters())
         weights = self._gather_to_host(parameters, range(0 if self.ranks.rank else len(parameters)))

@@ -9,7 +9,7 @@ import torch
 from mmrl.algo.reward_history import has_plateaued
 from mmrl.config import schema
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 
 
 class ReferencePolicy:
@@ -17,10 +17,10 @@ class ReferencePolicy:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         options: schema.ReferenceConfig,
         *,
-        initial_copy: Policy | None = None,
+        initial_copy: PolicyModel | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """Copy the policy as it is now.

@@ -16,7 +16,7 @@ from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.learner.micro_batches import ExperienceGroups, add_dummy_media
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.expert_routing import with_routes_of_row
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Experience, UserError
 
@@ -54,7 +54,12 @@ def pick_check_groups(experiences: Sequence[Experience]) -> list[list[Experience
 
 
 def check_shared_prefix(
-    policy: Policy, groups: ExperienceGroups, processor: PromptProcessor, *, pad_id: int, ranks: Ranks | None = None
+    policy: PolicyModel,
+    groups: ExperienceGroups,
+    processor: PromptProcessor,
+    *,
+    pad_id: int,
+    ranks: Ranks | None = None,
 ) -> None:
     """Score two or more experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
 
@@ -98,7 +103,7 @@ def check_shared_prefix(
         )
 
 
-def compare_layouts(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:
+def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:
     """Compare log-probs, and the gradients of a scalar function of them, between two layouts of the same experiences.
 
     Both have the same trained tokens in the same order. Every rank must pass the same experiences.
@@ -118,7 +123,7 @@ def compare_layouts(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | N
     return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
 
 
-def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _logprobs_and_gradient(policy: PolicyModel, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the log-probs of a batch, float32 [N], and the gradient of their mean with varying weights."""
     computed = []
 

@@ -31,7 +31,7 @@ from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.shared_prefix_attention import attention_blocks
 from mmrl.types import UserError
 
@@ -226,12 +226,12 @@ def make_batch(model: ModelShapes, micro_batch: MicroBatch) -> Batch:
     )
 
 
-def make_policy(model: ModelShapes, options: ModelConfig, device: str = "meta") -> Policy:
+def make_policy(model: ModelShapes, options: ModelConfig, device: str = "meta") -> PolicyModel:
     """Return the policy as a stage trains it. The `meta` device has no memory."""
     module = model.build(options.dtype, device)
     create_adapter(module, options.lora, seed=0, family=model.family)
     enable_gradient_checkpointing(module, options.gradient_checkpointing, model.family)
-    return Policy(
+    return PolicyModel(
         module,
         family=model.family,
         freeze=options.freeze,
@@ -278,7 +278,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **optio
     return output
 
 
-def _watch_parts(policy: Policy, meter: Meter) -> None:
+def _watch_parts(policy: PolicyModel, meter: Meter) -> None:
     """Tell a meter which part of the model runs: by hooks in the forward pass, by gradients in the backward pass."""
 
     def enter(part: str, *_: object) -> None:

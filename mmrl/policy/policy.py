@@ -91,7 +91,7 @@ class ModelRunner:
         return list(torch.autograd.grad(loss(), parameters, materialize_grads=True))
 
 
-class Policy:
+class PolicyModel:
     """The model in training. Every forward goes through the model's own top-level call, so its hooks run."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Policy:
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
 
-    def frozen_copy(self) -> Policy:
+    def frozen_copy(self) -> PolicyModel:
         """Return a copy that never changes: a reference for the KL penalty. It shares the frozen weights.
 
         Of a sharded policy, each rank gets a whole copy that shares nothing.
@@ -235,15 +235,15 @@ class Policy:
         reference.model.requires_grad_(False)
         return reference
 
-    def without_adapter(self) -> Policy:
+    def without_adapter(self) -> PolicyModel:
         """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
         if self.runner.is_sharded:
             return self.frozen_copy().without_adapter()
         return self._like_this(without_adapter(self.model))
 
-    def _like_this(self, model: PreTrainedModel) -> Policy:
+    def _like_this(self, model: PreTrainedModel) -> PolicyModel:
         """Return the policy of a copy of the model, with the options of this one and its cache."""
-        return Policy(
+        return PolicyModel(
             model,
             family=self.family,
             logits_chunk=self._logits_chunk,

@@ -27,7 +27,7 @@ from mmrl.config.schema import (
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.console import Console
 from mmrl.policy.lora import LoraAdapter, without_adapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
@@ -51,7 +51,7 @@ class SamplerFactory:
     def __init__(
         self,
         config: Config | EvalConfig,
-        policy: Policy,
+        policy: PolicyModel,
         processor: PromptProcessor,
         *,
         adapter: LoraAdapter | None,
@@ -243,7 +243,7 @@ def compute_max_response_tokens(config: Config | EvalConfig, context_tokens: int
     return longest
 
 
-def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
+def compute_max_model_len(config: Config | EvalConfig, policy: PolicyModel) -> int:
     """Return the most tokens that a prompt and its response may have together: no more than the engine takes."""
     rollout = config.rollout
     # A smaller limit than the model's own saves the engine memory for keys and values.
@@ -255,7 +255,7 @@ def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
     return min(wanted, _context_tokens(policy))
 
 
-def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]:
+def prompt_limit(config: Config | EvalConfig, policy: PolicyModel) -> tuple[int, str]:
     """Return the tokens of the longest prompt that is allowed, and what limits it, in words.
 
     Raises:
@@ -279,7 +279,7 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     return min(limit, engine_limit)
 
 
-def _context_tokens(policy: Policy) -> int:
+def _context_tokens(policy: PolicyModel) -> int:
     return int(policy.model.config.get_text_config().max_position_embeddings)
 
 

@@ -16,7 +16,7 @@ from mmrl.config.schema import LogprobCheckConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.batch import collate
 from mmrl.policy.expert_routing import check_routes
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.types import Experience, Prompt, Rollout, Sample, SamplingParams, UserError
@@ -30,7 +30,7 @@ class LogprobCheck:
     """Measures the mean absolute difference of a token's log-probability between a sampler and the policy, in nats."""
 
     sampler: Sampler
-    policy: Policy
+    policy: PolicyModel
     processor: PromptProcessor
     _: KW_ONLY
     samples: Sequence[Sample]  # the first of each modality are used, `options.prompts_per_modality` of them

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 from mmrl.utils.torch_digests import sample_bytes
 
@@ -47,7 +47,7 @@ class WeightStream(ABC):
 class PolicyWeightStream(WeightStream):
     """The weights that training changes. An adapter is added into the matrices that it adapts."""
 
-    policy: Policy
+    policy: PolicyModel
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""

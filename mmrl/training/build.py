@@ -42,7 +42,7 @@ from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter, create_adapter
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor, read_context_tokens
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import CONTEXT_TOKENS
@@ -109,7 +109,7 @@ class TrainedModel:
 
     bundle: ModelBundle
     adapter: LoraAdapter | None
-    policy: Policy
+    policy: PolicyModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class RunComponents(RunSetup):
     stage_data: StageData
     model_bundle: ModelBundle
     adapter: LoraAdapter | None
-    policy: Policy
+    policy: PolicyModel
     processor: PromptProcessor
     banned_token_ids: tuple[int, ...]  # tokens that no response may contain
     samplers: SamplerFactory
@@ -305,7 +305,7 @@ def build_trained_model(config: Config, processor_bundle: ProcessorBundle) -> Tr
     model = bundle.model
     if not is_zero3(config):  # under ZeRO-3 the whole model may not fit on any device
         model = model.to(select_device(config))
-    policy = Policy(
+    policy = PolicyModel(
         model,
         family=bundle.family,
         freeze=find_untrained_components(config),
@@ -346,7 +346,7 @@ def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcesso
 
 
 def check_model_supports_steps(
-    config: Config, policy: Policy, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
+    config: Config, policy: PolicyModel, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
 ) -> None:
     """Refuse rollout steps that cannot run, before anything is trained."""
     for owner in configs_with_rollout_steps(config):

@@ -13,7 +13,7 @@ from mmrl.config import diff_configs, dump_yaml, read_flat_settings
 from mmrl.config.schema import RlStage
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.run_dir import check_same_run
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.environments.frames import FRAMES_FOLDER, delete_unused_frames
 from mmrl.training.build import RunComponents, is_zero3
 from mmrl.types import TrainingState
@@ -103,7 +103,7 @@ class RunCheckpoints:
             self._run.ranks.on_rank0(delete)
         self._last_save = time()
 
-    def weights_of(self, policy: Policy) -> checkpoint.CheckpointWeights:
+    def weights_of(self, policy: PolicyModel) -> checkpoint.CheckpointWeights:
         """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""
         return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
 

@@ -14,7 +14,7 @@ from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.log.logger import MetricsLogger
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.protocols import Learner, SampleSource
 from mmrl.training.build import RunComponents
 from mmrl.training.callbacks import (
@@ -80,7 +80,7 @@ def build_learner(
     stage: SftStage | RlStage,
     run: RunComponents,
     optimizer: Optimizer,
-    reference: Policy | None,
+    reference: PolicyModel | None,
     media_owners: MediaOwners,
 ) -> Learner:
     """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""

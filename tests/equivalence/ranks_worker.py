@@ -25,7 +25,7 @@ from mmrl.learner.shared_prefix_check import compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.lora import create_adapter, has_adapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.rollout.weight_sync import PolicyWeightStream, ShardedWeightStream, WeightStream
@@ -69,7 +69,7 @@ class Trial:
 class Fed:
     """An engine that keeps a copy of the weights it is given, or breaks a pass off, and notes how many were whole."""
 
-    policy: Policy
+    policy: PolicyModel
     breaks_off: bool = False
     held: dict[str, torch.Tensor] = field(default_factory=dict)
     most_whole: int = 0
@@ -90,7 +90,7 @@ class Fed:
 class TrialSet:
     """A policy with its processor, and trials by name."""
 
-    policy: Policy
+    policy: PolicyModel
     processor: PromptProcessor
     eos_id: int
     trials: dict[str, Trial]
@@ -135,7 +135,7 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
 
 
 def make_learner(
-    trial_set: TrialSet, trial: Trial, policy: Policy, optimizer: Any, reference: Policy | None, ranks: Ranks
+    trial_set: TrialSet, trial: Trial, policy: PolicyModel, optimizer: Any, reference: PolicyModel | None, ranks: Ranks
 ) -> PolicyLearner:
     loss = LossConfig(kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs, routing_replay=trial.routing_replay)
     plan = LearnerConfig(
@@ -153,13 +153,13 @@ def make_learner(
     return PolicyLearner(policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, media_owners=owners)
 
 
-def for_engines(policy: Policy, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def for_engines(policy: PolicyModel, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as engines take them: the experts of a layer one by one, if they are not sharded."""
     for name, tensor in weights.items():
         yield from policy.family.iter_engine_weights(name, tensor)
 
 
-def everything(policy: Policy, optimizer, ranks: Ranks):
+def everything(policy: PolicyModel, optimizer, ranks: Ranks):
     """Weights and the optimizer's tables, from the parts of all ranks."""
     weights, tables = {}, {}
     for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), optimizer.state())):
@@ -186,7 +186,7 @@ def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, to
     """A fresh copy of the policy with its optimizer."""
     policy = copy.deepcopy(trial_set.policy)
     if create_adapter(policy.model, trial.lora, seed=0) or trial.float32_output_layer:
-        policy = Policy(policy.model, float32_output_layer=trial.float32_output_layer)
+        policy = PolicyModel(policy.model, float32_output_layer=trial.float32_output_layer)
     policy.model.to(trial.dtype)
     enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
     install_shared_prefix_attention(policy.model)  # this process has not heard of it

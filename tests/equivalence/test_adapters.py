@@ -19,7 +19,7 @@ from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import FAMILIES, get_family
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 
 EVERYWHERE = ("language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp")
@@ -48,7 +48,7 @@ def adapted(tiny, lora, *, learned=True):
         with torch.no_grad():
             for parameter in (p for p in tiny.policy.model.parameters() if p.requires_grad):
                 parameter.add_(0.1 * parameter.std() + 0.02 * torch.randn(parameter.shape, generator=generator))
-    return replace(tiny, policy=Policy(tiny.policy.model)), adapter
+    return replace(tiny, policy=PolicyModel(tiny.policy.model)), adapter
 
 
 def layers(model):
@@ -87,7 +87,7 @@ def densified(tiny, lora):
     with torch.no_grad():
         for name, layer in own.items():
             plain.get_parameter(adapted_name(name, layer)).copy_(dense_weight(layer, lora))
-    return replace(tiny, policy=Policy(plain)), own
+    return replace(tiny, policy=PolicyModel(plain)), own
 
 
 def scores(policy, tiny, experiences):
@@ -171,7 +171,7 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(make_
     tiny = make_tiny()
     if lora:
         tiny, _ = adapted(tiny, lora)
-    tiny = replace(tiny, policy=Policy(tiny.policy.model, freeze=freeze))
+    tiny = replace(tiny, policy=PolicyModel(tiny.policy.model, freeze=freeze))
     experiences = make_off_policy_experiences(tiny, group_size=2)
     reference, before = tiny.policy.frozen_copy(), scores(tiny.policy, tiny, experiences)
     given = {name: id(parameter) for name, parameter in tiny.policy.frozen.items()}
@@ -193,7 +193,7 @@ def test_merged_weights_and_a_loaded_adapter_give_the_same_log_probs(make_tiny, 
     expected = scores(tiny.policy, tiny, experiences)
     adapter.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(make_tiny(family).policy.model, str(tmp_path))
-    loaded = Policy(again.get_base_model())
+    loaded = PolicyModel(again.get_base_model())
     torch.testing.assert_close(scores(loaded, tiny, experiences), expected, rtol=0, atol=LOGPROBS)
     adapter.merge()
     assert not layers(tiny.policy.model)

@@ -18,7 +18,7 @@ from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import Author, Experience, FinishReason, SamplingParams
 
 
@@ -76,7 +76,7 @@ def test_float32_output_layer_brings_a_bfloat16_sampler_closer_to_the_learner(ma
         head += torch.randn(1, head.shape[1], generator=torch.Generator().manual_seed(0)).to(head)
     means = []
     for float32 in (False, True):
-        changed = replace(tiny, policy=Policy(model, float32_output_layer=float32))
+        changed = replace(tiny, policy=PolicyModel(model, float32_output_layer=float32))
         rollouts = flat(generate(changed, 4, len(tiny.samples), max_new_tokens=24, temperature=0.7))
         means.append(float(logprob_diffs(changed, rollouts).mean()))
     # Measured: 0.04 to 0.05 and 0.0004 to 0.0005.
@@ -90,17 +90,17 @@ def test_float32_output_layer_leaves_weights_and_their_type_alone(make_tiny, tie
     if not tied:
         head = model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
-    policy = Policy(model, float32_output_layer=True)
+    policy = PolicyModel(model, float32_output_layer=True)
     policies = [policy, policy.frozen_copy()]
     LoraAdapter(model, LoraConfig(rank=4), seed=0)
-    policies.append(Policy(model, float32_output_layer=True).without_adapter())
+    policies.append(PolicyModel(model, float32_output_layer=True).without_adapter())
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in flat(generate(tiny, 3))]
     batch = collate([experiences], tiny.processor, pad_id=tiny.eos_id)
     expected, *others = (each.compute_logprobs(batch) for each in policies)
     for scores in others:
         assert torch.equal(scores.logprobs_N, expected.logprobs_N)
         assert torch.equal(scores.entropies_N, expected.entropies_N)
-    assert not torch.equal(Policy(model).compute_logprobs(batch).logprobs_N, expected.logprobs_N)
+    assert not torch.equal(PolicyModel(model).compute_logprobs(batch).logprobs_N, expected.logprobs_N)
     copied = policies[1].model
     assert copied.state_dict().keys() == make_tiny().policy.model.state_dict().keys()
     assert {weight.dtype for weight in copied.state_dict().values()} == {torch.bfloat16}

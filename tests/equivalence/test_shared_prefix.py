@@ -14,7 +14,7 @@ from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, chec
 from mmrl.policy import gated_delta_net, shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
@@ -149,7 +149,7 @@ def test_a_nan_exceeds_every_bound():
 def test_a_frozen_tower_runs_once_for_each_medium(make_tiny, family):
     """In all passes of policy and reference, with the gradients of a tower that is not cached."""
     tiny = make_tiny(family)
-    uncached, cached = tiny.policy, Policy(tiny.policy.model, freeze=("vision", "projector"))
+    uncached, cached = tiny.policy, PolicyModel(tiny.policy.model, freeze=("vision", "projector"))
     batches = [tiny.collate(make_group(tiny, sample)) for sample in tiny.samples[:5]]
     calls = []
     uncached.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))

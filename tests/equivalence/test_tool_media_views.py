@@ -12,7 +12,7 @@ from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
 from mmrl.policy.families import FAMILIES, PlaceholderRun
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, Segment, UserError
 
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
@@ -128,7 +128,7 @@ def test_a_frozen_tower_encodes_each_view_once(make_tiny, clip):
     tiny = make_tiny()
     made = make_experiences(tiny, clip)
     packed, plain = layouts(tiny, made)
-    frozen = Policy(tiny.policy.model, freeze=("vision", "projector"))
+    frozen = PolicyModel(tiny.policy.model, freeze=("vision", "projector"))
     calls = []
     with torch.no_grad():
         free = tiny.policy.compute_logprobs(packed).logprobs_N

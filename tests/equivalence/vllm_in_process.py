@@ -18,7 +18,7 @@ from mmrl.config.schema import LogprobCheckConfig, LoraConfig
 from mmrl.policy.batch import PromptTensors
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.tiny_models import make_model
 from mmrl.rollout.engine_sampler import EngineSampler
@@ -87,7 +87,7 @@ def in_process(questions: Questions) -> Facts:
         facts |= _lost_weights(scene, engine)
         language = questions.spec.language.model_copy(update={"hidden_size": 96, "num_heads": 3, "num_kv_heads": 3})
         other = make_model(questions.spec.model_copy(update={"language": language}), scene.processor.tokenizer, seed=1)
-        facts["another model"] = refusal(lambda: engine.load_weights(PolicyWeightStream(Policy(other))))
+        facts["another model"] = refusal(lambda: engine.load_weights(PolicyWeightStream(PolicyModel(other))))
         facts["gaps after refusal"] = scene.gaps(scene.draw(sampler))
         with _failing(engine):
             again = scene.draw(sampler)
@@ -124,7 +124,7 @@ def float32_layer(questions: Questions) -> Facts:
     export_hf_folder(questions.folder / "model", model, questions.processor.hf_processor)
     facts: Facts = {}
     for name, float32 in (("bfloat16", False), ("float32", True)):
-        scene.policy = Policy(model, float32_output_layer=float32)
+        scene.policy = PolicyModel(model, float32_output_layer=float32)
         scene.arguments = scene.build_arguments("bfloat16", float32_output_layer=float32)
         with closing(start_engine(scene)) as engine:
             sampler = scene.sampler(engine)
@@ -193,7 +193,7 @@ def _merged(scene: Scene, engine: VllmEngine) -> Facts:
     family = scene.policy.family
     targets = (*family.default_lora_targets, *family.lora_parameters, "vision.mlp")
     LoraAdapter(scene.policy.model, LoraConfig(rank=4, targets=targets), seed=2)
-    scene.policy = Policy(scene.policy.model)
+    scene.policy = PolicyModel(scene.policy.model)
     scene.learn()
     sampler = scene.sampler(engine)
     without = scene.gaps(scene.draw(sampler))

@@ -35,7 +35,7 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model
@@ -156,7 +156,7 @@ class Scene:
         export_hf_folder(questions.folder / "model", ModelExport(model, family), questions.processor.hf_processor)
         self.adapter = LoraAdapter(model, lora, seed=2) if lora else None
         self.cuda = torch.cuda.is_available()
-        self.policy = Policy(model.to("cuda") if self.cuda else model)
+        self.policy = PolicyModel(model.to("cuda") if self.cuda else model)
         self.processor, self.params, self.folder = questions.processor, questions.params, questions.folder
         self.samples = questions.samples
         self.prompts = {name: self.processor.build(sample) for name, sample in questions.samples.items()}

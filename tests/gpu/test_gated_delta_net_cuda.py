@@ -10,7 +10,7 @@ import torch
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig
 from mmrl.policy import gated_delta_kernels
 from mmrl.policy.batch import PrefixGroup
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 
 pytestmark = [
@@ -31,7 +31,7 @@ def model():
     language = LanguageFromScratchConfig(hidden_size=128, num_layers=4, linear_head_dim=128, vocab_size=330)
     tokenizer = train_tokenizer(["How many red circles?"] * 3, 330)
     spec = FromScratchConfig(family="qwen3_5", language=language)
-    return Policy(make_model(spec, tokenizer, seed=1)).model.to("cuda")
+    return PolicyModel(make_model(spec, tokenizer, seed=1)).model.to("cuda")
 
 
 def logprobs_and_gradient(model):

@@ -9,7 +9,7 @@ import torch
 
 from mmrl.config.schema import FromScratchConfig, VisionFromScratchConfig
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 
 pytestmark = [
@@ -30,7 +30,7 @@ def towers(request, monkeypatch):
     tower = model.model.visual
     if request.param == "qwen2_5_vl":
         tower.fullatt_block_indexes, tower.window_size = [1], 8 * tower.patch_size
-    return copy.deepcopy(tower), Policy(model).model.model.visual
+    return copy.deepcopy(tower), PolicyModel(model).model.model.visual
 
 
 def run(tower, dtype, grids):

@@ -14,7 +14,7 @@ import torch
 from mmrl.learner.shared_prefix_check import ForwardDifference
 from mmrl.plan.pretended_device import PretendedDevice, pretend_device
 from mmrl.policy.batch import Batch
-from mmrl.policy.policy import Policy, TokenLogprobs
+from mmrl.policy.policy import PolicyModel, TokenLogprobs
 from mmrl.types import UserError
 
 
@@ -52,8 +52,8 @@ def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
 def unscored(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the forward pass by zeros: for tests of what comes after it."""
 
-    def compute_logprobs(policy: Policy, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
+    def compute_logprobs(policy: PolicyModel, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
         scores_2N = torch.zeros(2, len(batch.target_ids_N), device=device.device, requires_grad=True)
         return TokenLogprobs(*scores_2N)
 
-    monkeypatch.setattr(Policy, "compute_logprobs", compute_logprobs)
+    monkeypatch.setattr(PolicyModel, "compute_logprobs", compute_logprobs)

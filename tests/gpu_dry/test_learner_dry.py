@@ -15,7 +15,7 @@ from mmrl.config.schema import KlConfig, LoraConfig, LossCoefficientConfig
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import Experience, UserError
 
 # The waits of an update, whatever its micro-batches: the norms of all components together, and all metrics together.
@@ -106,7 +106,7 @@ def test_a_step_waits_twice(make_tiny, variant, device, waits):
     device.place(model, torch.bfloat16)
     freeze = ("vision", "projector") if variant == "frozen tower" else ()
     tiny = replace(
-        tiny, policy=Policy(model, freeze=freeze, float32_output_layer=variant == "float32 output", logits_chunk=8)
+        tiny, policy=PolicyModel(model, freeze=freeze, float32_output_layer=variant == "float32 output", logits_chunk=8)
     )
     if variant == "KL and entropy":
         reference = tiny.policy.frozen_copy()

@@ -19,7 +19,7 @@ from samplers import hf_sampler
 import mmrl
 from mmrl.policy.batch import collate_prompts
 from mmrl.policy.gated_delta_net import plan_fork
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.prefix_cache import RowCache
 from mmrl.policy.shared_prefix_attention import build_block_mask
 from mmrl.rollout.responses import StopStringMatcher
@@ -136,7 +136,7 @@ def test_a_tensor_of_an_update_that_is_not_sent_is_found(make_tiny, device, wait
     experiences = make_off_policy_experiences(tiny, group_size=1, demonstrations=True)[::5]
     device.place(tiny.policy.model, torch.bfloat16)
     # A component without weights has the norm 0, which is not on the device.
-    tiny = replace(tiny, policy=Policy(tiny.policy.model, freeze=("projector",)))
+    tiny = replace(tiny, policy=PolicyModel(tiny.policy.model, freeze=("projector",)))
     # A column that an objective does not read may stay on the host: `sequence_N` is for ratios of whole sequences.
     objective = {"importance_ratio_level": "sequence", "aggregation": "fixed", "fixed_length": 8}
     learner = make_learner(tiny, shared_prefix=False, **objective)

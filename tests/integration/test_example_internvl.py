@@ -20,7 +20,7 @@ from mmrl.config.schema import ModelConfig, VideoConfig
 from mmrl.log.console import Console
 from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import load_family
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.rollout.factory import SamplerFactory
 from mmrl.types import UserError
@@ -96,7 +96,7 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
     batch = collate_prompts([prompt], processor, pad_id=0)
     arguments = bundle.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media)
     assert torch.equal(arguments["pixel_values"], theirs["pixel_values"])
-    _, logits = Policy(bundle.model, family=bundle.family).prefill(batch)
+    _, logits = PolicyModel(bundle.model, family=bundle.family).prefill(batch)
     torch.testing.assert_close(logits[0], expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=r"sample s: .*clip.mp4: the model \(internvl\) takes no videos"):
         processor.build(replace(sample, parts=("What moves?", clip)))

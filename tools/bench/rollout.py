@@ -46,7 +46,7 @@ from mmrl.policy.batch import collate, collate_prompts, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -85,7 +85,7 @@ SIZES = {"small": MODEL, "wide": WIDE, "3b": MODEL_3B}
 class GenerationComparison:
     """Holds a model, prompts, and the numbers of rollouts and tokens to generate."""
 
-    policy: Policy
+    policy: PolicyModel
     plain_model: PreTrainedModel
     """The same model, as transformers runs it."""
     processor: PromptProcessor
@@ -180,7 +180,7 @@ def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationCompar
     video = ModelConfig(from_scratch=spec).video
     encoder = PromptEncoder(bundle, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096)
     plain_model, model = (make_sized_model(spec, tokenizer) for _ in range(2))
-    policy = Policy(model)
+    policy = PolicyModel(model)
     asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
     banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))

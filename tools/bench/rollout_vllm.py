@@ -37,7 +37,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -90,7 +90,7 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"video": VideoConfig(), "add_instruction": False, "max_prompt_tokens": 500}
     bundle = ProcessorBundle(family=get_family(model.config), processor=hf)
     processor = PromptProcessor(PromptEncoder(bundle, response_format, store, **options))
-    policy = Policy(model)
+    policy = PolicyModel(model)
     export_hf_folder(folder / "model", model, hf)
     arguments = build_engine_args(
         VllmConfig(),
@@ -206,7 +206,11 @@ def measure_weight_sync(engine: VllmEngine, weights: PolicyWeightStream) -> dict
 
 @torch.no_grad()
 def measure_logprob_diff(
-    sampler: EngineSampler, policy: Policy, processor: PromptProcessor, prompts: list, sampling_params: SamplingParams
+    sampler: EngineSampler,
+    policy: PolicyModel,
+    processor: PromptProcessor,
+    prompts: list,
+    sampling_params: SamplingParams,
 ) -> dict:
     """Return the difference in nats a token: engine from learner, and between two runs of the engine.
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.config.schema import FromScratchConfig, VisionFromScratchConfig
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 
 CELLS = {
@@ -62,7 +62,7 @@ def make_towers(family: str) -> dict[str, Any]:
     if family == "qwen2_5_vl":
         tower.fullatt_block_indexes = [len(tower.blocks) - 1]
     by_transformers = copy.deepcopy(tower)
-    Policy(model)
+    PolicyModel(model)
     return {"transformers": by_transformers.train(), "mmrl": tower.train()}
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mmrl.distributed.ranks import Ranks
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import WeightStream
@@ -89,7 +89,7 @@ class RolloutEngine(Protocol):
 class EngineContext:
     """Everything that an engine is made from. Engines are made once for a run, on every rank."""
 
-    policy: Policy
+    policy: PolicyModel
     """The learner's policy, with the weights that the run begins with; a resumed run loads others later."""
     processor: PromptProcessor
     """Returns the token ids and encoded media of prompts and responses."""

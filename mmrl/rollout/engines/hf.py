@@ -18,7 +18,7 @@ import torch
 from mmrl.policy.batch import collate_prompts, collate_responses
 from mmrl.policy.expert_routing import encode_routes, get_routes
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher
@@ -55,7 +55,7 @@ class HfEngine(RolloutEngine):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         processor: PromptProcessor,
         *,
         max_batch_tokens: int = _MAX_BATCH_TOKENS,

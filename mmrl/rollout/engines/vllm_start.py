@@ -13,7 +13,7 @@ from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import LoraConfig, VllmConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.policy.families import ModelFamily
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine
 from mmrl.types import UserError
 
@@ -76,7 +76,7 @@ def start_servers(
     )
 
 
-def _takes_adapter_files(config: Config | EvalConfig, policy: Policy) -> bool:
+def _takes_adapter_files(config: Config | EvalConfig, policy: PolicyModel) -> bool:
     """Return True if vLLM gets the adapter's files, False if it gets weights with the adapter merged into them.
 
     vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the learner's

@@ -24,7 +24,7 @@ from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
 from mmrl.types import FinishReason, SelectedExperiences, TrainingState
@@ -246,7 +246,7 @@ def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(mak
     if adapter is not None:
         for tiny in (ours, slow):
             create_adapter(tiny.policy.model, adapter, seed=0)
-        ours, slow = (replace(tiny, policy=Policy(tiny.policy.model)) for tiny in (ours, slow))
+        ours, slow = (replace(tiny, policy=PolicyModel(tiny.policy.model)) for tiny in (ours, slow))
     experiences = shift_all(make_experiences(slow), -0.5)
     lr, max_weight = 0.3 if adapter else 0.05, 1.5 if "rollout_correction" in options else None
     ratios, losses = train_slowly(slow, experiences, lr=lr, epochs=options.get("epochs", 1), max_weight=max_weight)
@@ -276,13 +276,13 @@ def test_only_mini_batches_after_the_first_are_scored_in_advance_and_only_if_nee
         replace(e, staleness=2, old_logprobs_source=replayed_source) for e in experiences[6:]
     ]
     ratios = torch.cat(train_slowly(slow, experiences, lr=0.05)[0])
-    passes, compute = [], Policy.compute_logprobs
+    passes, compute = [], PolicyModel.compute_logprobs
 
     def compute_and_count(policy, *args):
         passes.append(torch.is_grad_enabled())
         return compute(policy, *args)
 
-    monkeypatch.setattr(Policy, "compute_logprobs", compute_and_count)
+    monkeypatch.setattr(PolicyModel, "compute_logprobs", compute_and_count)
     metrics = make_learner(ours, lr=0.05, optimizer=Sgd(ours), mini_batches=3).step(experiences, step=0)
     assert metrics[RATIO_MAX] == pytest.approx(float(ratios.max()), rel=1e-4)
     assert metrics[RATIO_MIN] == pytest.approx(float(ratios.min()), rel=1e-4)

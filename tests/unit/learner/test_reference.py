@@ -7,7 +7,7 @@ from mmrl.config.schema import OptimizerConfig
 from mmrl.config.schema import ReferenceConfig as Options
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.learner.reference import ReferencePolicy
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 
 
 def add_to_weights(tiny, by):
@@ -64,7 +64,7 @@ def test_an_average_of_bfloat16_weights_keeps_small_changes(make_tiny):
 
 
 def test_frozen_weights_are_shared_with_the_reference(make_tiny):
-    policy = Policy(make_tiny().policy.model, freeze=("vision", "projector"))
+    policy = PolicyModel(make_tiny().policy.model, freeze=("vision", "projector"))
     reference = ReferencePolicy(policy, Options(update="ema"))
     language = [name for name, _ in policy.model.named_parameters() if "visual" not in name]
     assert len(reference.state()["reference"]) == len(language)

@@ -7,7 +7,7 @@ from mmrl.config.schema import LoraConfig
 from mmrl.policy.build import enable_gradient_checkpointing, summarize_components
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,7 +28,7 @@ def test_the_census_counts_every_parameter_once(make_tiny, family, lora):
 def test_the_census_tells_frozen_parts_and_types(make_tiny):
     model = make_tiny().policy.model
     model.model.visual.to(torch.bfloat16)
-    vision, projector, language = summarize_components(Policy(model, freeze=("vision",)).model)
+    vision, projector, language = summarize_components(PolicyModel(model, freeze=("vision",)).model)
     assert (vision.num_trained, vision.dtypes) == (0, ("bfloat16",))
     assert projector.num_trained == projector.num_parameters
     assert language.dtypes == ("float32",)

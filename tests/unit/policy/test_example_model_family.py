@@ -11,7 +11,7 @@ from processors import make_prompt_processor
 from mmrl.config.schema import LoraConfig, ModelConfig
 from mmrl.policy.families import FAMILIES, load_family
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.types import CoordinateSystem, Size, UserError
 
@@ -33,7 +33,7 @@ def load(folder, **family):
 
 def test_rollouts_of_its_model_are_sampled_and_learned_from(make_tiny, folder):
     bundle = load(folder)
-    policy = Policy(bundle.model, family=bundle.family, freeze=("vision", "projector"))
+    policy = PolicyModel(bundle.model, family=bundle.family, freeze=("vision", "projector"))
     processor = make_prompt_processor(bundle.family, bundle.processor)
     tiny = replace(make_tiny(), policy=policy, processor=processor)
     prompt = processor.build(tiny.samples[0])

@@ -10,7 +10,7 @@ import torch
 from learning import make_experiences, make_learner
 
 from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, sum_routing, summarize_routing
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
@@ -112,7 +112,7 @@ def test_the_margin_lies_between_the_last_expert_that_is_picked_and_the_first_th
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_frozen_router_stays_and_the_experts_learn(make_tiny, family):
-    policy = Policy(make_tiny(family).policy.model, freeze_router=True)
+    policy = PolicyModel(make_tiny(family).policy.model, freeze_router=True)
     trained = policy.trained
     assert not [name for name in trained if name.endswith((".gate.weight", "shared_expert_gate.weight"))]
     assert [name for name in trained if name.endswith("experts.gate_up_proj")]
@@ -120,7 +120,7 @@ def test_a_frozen_router_stays_and_the_experts_learn(make_tiny, family):
 
 def test_a_model_without_experts_has_no_router_to_freeze(make_tiny):
     with pytest.raises(UserError, match="model.freeze_router: this qwen2_5_vl has no experts; leave it out"):
-        Policy(make_tiny().policy.model, freeze_router=True)
+        PolicyModel(make_tiny().policy.model, freeze_router=True)
 
 
 @pytest.mark.parametrize(("epochs", "mini_batches"), [(2, 1), (1, 3), (2, 2)])
@@ -131,7 +131,7 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(
     tiny = make_tiny("qwen3_vl_moe")
     experiences, start = make_experiences(tiny), tiny.policy.frozen_copy()
     as_at_the_start = []
-    score = Policy.compute_logprobs
+    score = PolicyModel.compute_logprobs
 
     def watched(policy, batch, routes_XTK=None):
         scores = score(policy, batch, routes_XTK)
@@ -141,7 +141,7 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(
             as_at_the_start.append(torch.equal(get_routes(policy.routers), get_routes(start.routers)))
         return scores
 
-    monkeypatch.setattr(Policy, "compute_logprobs", watched)
+    monkeypatch.setattr(PolicyModel, "compute_logprobs", watched)
     options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
     metrics = make_learner(tiny, routing_replay=routing_replay, **options).step(experiences, step=0)
     assert len(as_at_the_start) >= epochs * mini_batches

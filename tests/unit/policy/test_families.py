@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 
 from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, load_family
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.utils.model_files import UNSUPPORTED
 
@@ -91,7 +91,7 @@ def test_a_family_from_a_plug_in_computes_what_the_built_in_one_does(make_tiny, 
         assert (bundle.family.source is None) == (fn is None)
         own = replace(
             tiny,
-            policy=Policy(bundle.model, family=bundle.family),
+            policy=PolicyModel(bundle.model, family=bundle.family),
             processor=make_prompt_processor(bundle.family, bundle.processor),
         )
         experiences = own.experiences(tiny.samples[:3], 2)

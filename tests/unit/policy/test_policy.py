@@ -13,7 +13,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import sample_tokens
-from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ModelExport, load_pretrained
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import SamplingParams, UserError
@@ -246,7 +246,7 @@ def test_each_component_has_parameters_and_vision_and_projector_are_in_the_tower
 @pytest.mark.parametrize("freeze", [(), ("vision",), ("projector",), ("language",), ("vision", "projector")])
 def test_exactly_the_frozen_components_have_no_gradient(make_tiny, family, freeze):
     tiny = make_tiny(family)
-    policy = Policy(tiny.policy.model, freeze=freeze)
+    policy = PolicyModel(tiny.policy.model, freeze=freeze)
     batch = tiny.collate(tiny.experiences(tiny.samples[:1]))
     policy.compute_logprobs(batch).logprobs_N.sum().backward()
     trained, frozen = set(), []
@@ -266,7 +266,7 @@ def test_exactly_the_frozen_components_have_no_gradient(make_tiny, family, freez
 
 def test_components_frozen_within_a_block_are_trained_and_encoded_anew_after_it(make_tiny):
     tiny = make_tiny("qwen2_5_vl")
-    policy, tower = Policy(tiny.policy.model), ("vision", "projector")
+    policy, tower = PolicyModel(tiny.policy.model), ("vision", "projector")
     names = list(policy.trained)
     batch = tiny.collate(tiny.experiences(tiny.samples[:1]))
 
@@ -292,7 +292,7 @@ def test_components_frozen_within_a_block_are_trained_and_encoded_anew_after_it(
 
 @pytest.mark.parametrize(("attention", "shares"), [("sdpa", True), ("eager", False)])
 def test_prefixes_are_shared_unless_attention_is_eager(tokenizer, attention, shares):
-    policy = Policy(make_model(make_spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))
+    policy = PolicyModel(make_model(make_spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))
     assert policy.supports_shared_prefix == policy.frozen_copy().supports_shared_prefix == shares
 
 

@@ -12,7 +12,7 @@ from samplers import hf_sampler
 from transformers import DynamicCache
 
 from mmrl.policy import prefix_cache
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.prefix_cache import RowCache
 
 HEADS, KEY_HEADS, WIDTH, SCALE = 6, 2, 12, 0.3
@@ -106,7 +106,7 @@ def test_an_attention_that_cannot_share_prompts_samples_the_same(make_tiny, fami
     params = replace(tiny.params, temperature=3.0, max_new_tokens=12, stop=("e",))  # many rows end early
     groups = tiny.sampler().generate(prompts, 8, params, step=0)
     tiny.policy.model.get_decoder().config._attn_implementation = attention
-    policy = Policy(tiny.policy.model)
+    policy = PolicyModel(tiny.policy.model)
     policy.supports_shared_prefix = False
     copied = hf_sampler(policy, tiny.processor).generate(prompts, 8, params, step=0)
     lengths = set()

@@ -14,7 +14,7 @@ from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, Vis
 from mmrl.policy import vision_attention
 from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 from mmrl.policy.vision_attention import PatchWindows
 
@@ -56,7 +56,7 @@ def two_towers(tokenizer, family, attention="sdpa"):
     by_transformers = copy.deepcopy(model.model.visual)
     projection = by_transformers.patch_embed.proj
     projection.forward = vision_attention._project_patches.__get__(projection)
-    return by_transformers, Policy(model).model.model.visual
+    return by_transformers, PolicyModel(model).model.model.visual
 
 
 def run(tower, grids):
@@ -106,7 +106,7 @@ def test_outputs_and_gradients_are_those_of_transformers(tokenizer, family, reco
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patches_are_projected_as_by_the_convolution(tokenizer, family, monkeypatch):
-    projection = Policy(make_tiny_model(tokenizer, family)).model.model.visual.patch_embed.proj.double()
+    projection = PolicyModel(make_tiny_model(tokenizer, family)).model.model.visual.patch_embed.proj.double()
     patches = torch.randn(7, *projection.weight.shape[1:], dtype=torch.float64, requires_grad=True)
     inputs = [patches, *projection.parameters()]
     expected = torch.nn.Conv3d.forward(projection, patches)
@@ -223,7 +223,7 @@ def test_a_frozen_tower_runs_once_for_each_image(make_tiny, calls):
     tiny = make_tiny()
     batch = tiny.collate(tiny.experiences(tiny.samples[:2]))
     expected = tiny.policy.compute_logprobs(batch).logprobs_N
-    frozen = Policy(tiny.policy.model, freeze=("vision", "projector"))
+    frozen = PolicyModel(tiny.policy.model, freeze=("vision", "projector"))
     calls.clear()
     for _ in range(2):
         found = frozen.compute_logprobs(batch).logprobs_N

@@ -26,7 +26,7 @@ from mmrl.policy.expert_routing import (
     place_routes,
     router_layers,
 )
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.build import check_model_supports_steps
@@ -159,7 +159,7 @@ def test_logprobs_along_the_engines_routes_equal_an_oracle(sampled, shared_prefi
 def test_all_updates_replay_the_engines_routes(sampled, monkeypatch, epochs, mini_batches):
     tiny, experiences = sampled()
     follows, start = [], tiny.policy.frozen_copy()
-    compute_logprobs = Policy.compute_logprobs
+    compute_logprobs = PolicyModel.compute_logprobs
 
     def watched(policy, batch, routes_XTK=None):
         scores = compute_logprobs(policy, batch, routes_XTK)
@@ -173,7 +173,7 @@ def test_all_updates_replay_the_engines_routes(sampled, monkeypatch, epochs, min
             follows.append(torch.equal(taken, get_routes(start.routers)))
         return scores
 
-    monkeypatch.setattr(Policy, "compute_logprobs", watched)
+    monkeypatch.setattr(PolicyModel, "compute_logprobs", watched)
     learner = replay_learner(tiny, lr=0.05, epochs=epochs, mini_batches=mini_batches, shared_prefix=False)
     metrics = learner.step(experiences, step=0)
     assert len(follows) >= 2 * epochs * mini_batches and all(follows)

@@ -16,7 +16,7 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines import vllm_start
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
@@ -156,7 +156,7 @@ def test_engine_that_returns_too_few_continuations_is_refused(make_tiny):
 
 
 def test_tied_matrix_is_sent_under_both_names_and_frozen_components_are_not(make_tiny):
-    policy = Policy(make_tiny().policy.model, freeze=("vision",))
+    policy = PolicyModel(make_tiny().policy.model, freeze=("vision",))
     sent = dict(PolicyWeightStream(policy))
     assert sent["lm_head.weight"] is sent["model.language_model.embed_tokens.weight"]
     assert {name.split(".")[1] for name in sent} == {"language_model", "visual", "weight"}
@@ -169,7 +169,7 @@ def test_adapter_is_sent_merged_and_the_model_keeps_its_weights(make_tiny, dora)
     model = make_tiny().policy.model
     base = {name: tensor.clone() for name, tensor in model.named_parameters()}
     adapter = LoraAdapter(model, LoraConfig(rank=4, use_dora=dora), seed=1)
-    policy = Policy(model)
+    policy = PolicyModel(model)
     with torch.no_grad():
         for parameter in policy.trained.values():
             parameter.add_(0.1)

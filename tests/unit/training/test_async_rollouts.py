@@ -19,7 +19,7 @@ from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.rl import RlSettings, StepBatch, collect_groups, finish_next_round
@@ -37,7 +37,7 @@ def segments_of(groups):
 def with_adapter(tiny):
     """The tiny model with a new adapter that has dropout, which acts in learning but not in sampling."""
     LoraAdapter(tiny.policy.model, LoraConfig(targets=("language.attention", "vision.mlp"), dropout=0.5), seed=7)
-    return replace(tiny, policy=Policy(tiny.policy.model))
+    return replace(tiny, policy=PolicyModel(tiny.policy.model))
 
 
 @pytest.mark.parametrize("change_model", [lambda tiny: tiny, with_adapter], ids=["full", "adapter"])
