@@ -160,6 +160,17 @@ def test_the_check_sees_the_code():
     assert {"mmrl/training/rl.py", "rewards/mmrl_rewards/box.py"} < set(FILES)
 
 
+def test_a_file_has_at_most_500_lines_and_a_class_name_one_file():
+    sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in FILES if not path.startswith("tools/")}
+    assert not {path for path, source in sources.items() if source.count("\n") > 500}
+    files: dict[str, list[str]] = {}
+    for path, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files.setdefault(node.name, []).append(path)
+    assert not {name: paths for name, paths in files.items() if len(paths) > 1}
+
+
 def test_nothing_shadows_hugging_face_datasets():
     assert not (ROOT / "datasets" / "__init__.py").exists()
     assert not (ROOT / "rewards" / "__init__.py").exists()

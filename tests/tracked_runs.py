@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmrl.config import dump_yaml, load_config
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers.backends import TRACKERS, Picture, Row, RunFacts
+from mmrl.trackers.backends import TRACKERS, Picture, RunFacts, StepRow
 from mmrl.trackers.process import Follower
 from mmrl.utils.digests import file_digest
 
@@ -34,7 +34,7 @@ class FakeTracker:
     def begin(self, step: int, sent: set[tuple[int, str]]) -> set[tuple[int, str]]:
         return sent | {key for key in read_fake(self.path) if key[0] >= step}
 
-    def log(self, rows: list[Row]) -> None:
+    def log(self, rows: list[StepRow]) -> None:
         with self.path.open("a") as file:
             for row in rows:
                 file.write(json.dumps([row.step, row.values]) + "\n")

@@ -17,7 +17,7 @@ from mmrl.config import Config
 from mmrl.config.schema import RlStage
 from mmrl.plan.measure import Measurement, make_policy, measure, visible_pairs
 from mmrl.plan.shapes import ModelShapes, read_shapes
-from mmrl.plan.workload import MicroBatch, Workload
+from mmrl.plan.workload import MicroBatchSizes, Workload
 from mmrl.policy.build import ComponentSummary, summarize_components
 from mmrl.types import UserError
 
@@ -29,7 +29,7 @@ DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reach
 HF_LAYER_S = 1.4e-3
 PHASES = ("generating", "learning", "updating")
 _ENGINE_TOKENS = 2**18  # most tokens of a batch of the hf engine
-_measured: dict[tuple[str, MicroBatch], Measurement] = {}
+_measured: dict[tuple[str, MicroBatchSizes], Measurement] = {}
 
 
 class Gpu(NamedTuple):
@@ -75,7 +75,7 @@ class Plan:
     num_gpus: int  # all GPUs, those of rollout servers included
     efficiency: float  # share of a GPU's peak that learning reaches
     workload: Workload
-    micro_batch: MicroBatch  # the fullest micro-batch
+    micro_batch: MicroBatchSizes  # the fullest micro-batch
     components: tuple[ComponentSummary, ...]  # parameters by component
     trained_width: int  # bytes of a trained number: an adapter is float32
     gathered: int  # numbers that are whole at a time under ZeRO-3: two blocks, embeddings and output matrix

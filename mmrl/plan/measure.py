@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from mmrl.config.schema import ModelConfig
 from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes
-from mmrl.plan.workload import MicroBatch
+from mmrl.plan.workload import MicroBatchSizes
 from mmrl.policy import shared_prefix_attention, vision_attention
 from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup
 from mmrl.policy.build import enable_gradient_checkpointing
@@ -131,7 +131,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.vision_attention.append(flops)
 
 
-def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -> Measurement:
+def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes) -> Measurement:
     """Return work and memory of a micro-batch of a model with these shapes.
 
     Raises:
@@ -141,7 +141,11 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
     if model.num_recurrent_layers:
         # The first forward of a process with such layers keeps its tensors alive, so it runs on few tokens.
-        _run(model.trim(4, 1), options, MicroBatch(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,)))
+        _run(
+            model.trim(4, 1),
+            options,
+            MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,)),
+        )
     small, large = (
         _run(
             model.trim(*(min(blocks[part], depths[part][run]) for part in ("language", "vision"))), options, micro_batch
@@ -184,7 +188,7 @@ def visible_pairs(prompt: int, responses: Sequence[int]) -> int:
     return pairs
 
 
-def make_batch(model: ModelShapes, micro_batch: MicroBatch) -> Batch:
+def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
     """Return a packed batch of these sizes, on the CPU: every token the same word, every patch grey."""
     vision, image_id = model.vision, model.config.image_token_id
     prompt: list[int] = []
@@ -241,7 +245,7 @@ def make_policy(model: ModelShapes, options: ModelConfig, device: str = "meta") 
     )
 
 
-def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatch) -> Meter:
+def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes) -> Meter:
     """Score a batch, and compute the gradient of its log-probs, on the pretended device."""
     batch, size = make_batch(model, micro_batch), micro_batch
     pairs = size.num_groups * visible_pairs(size.prompt_tokens, size.responses)

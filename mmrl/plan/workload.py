@@ -25,7 +25,7 @@ _CHAT_TOKENS = 64  # chat template and instruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
+class MicroBatchSizes:
     """Sizes of a micro-batch in which all groups are alike."""
 
     num_groups: int  # groups, each of one prompt
@@ -50,12 +50,12 @@ class Workload:
     mean_response: int  # tokens that time is planned for
     notes: tuple[str, ...]  # what was measured and what was assumed
 
-    def micro_batch(self, stage: RlStage) -> MicroBatch:
+    def micro_batch(self, stage: RlStage) -> MicroBatchSizes:
         """Return the fullest micro-batch of a stage. A group that does not fit is split, and its prompt repeated."""
         room = stage.micro_batch_tokens - self.prompt_tokens
         size = min(stage.group_size, max(1, room // self.longest_response))
         groups = stage.micro_batch_tokens // (self.prompt_tokens + stage.group_size * self.longest_response)
-        return MicroBatch(
+        return MicroBatchSizes(
             num_groups=max(1, min(groups, stage.micro_batch_groups, stage.prompts_per_step)),
             prompt_tokens=self.prompt_tokens,
             grids=self.grids,

@@ -37,7 +37,7 @@ class RunFacts:
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
+class StepRow:
     """Finite metrics and times of one step."""
 
     step: int  # global step: the training steps of all stages up to this one
@@ -59,7 +59,7 @@ class Tracker(Protocol):
         """Return what the tracker has from global step `step` on, where the mark is; the mark knows of `sent`."""
         return sent  # of a tracker that cannot be asked
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepRow]) -> None:
         """Add rows, whose steps rise."""
 
     def log_pictures(self, step: int, pictures: Sequence[Picture]) -> None:
@@ -94,7 +94,7 @@ class _Tensorboard:
             self._write_text("run/config", 0, json.dumps(dict(self._config), indent=1))
         return set()
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
             scalars = [{"tag": name, "simple_value": value} for name, value in row.values.items()]
             self._write(step=row.step, summary={"value": scalars})
@@ -140,7 +140,7 @@ class _Wandb(Tracker):
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
             self._run.log({"global_step": row.step, **row.values})
         # Its process writes to the file in the background, and offers no way to wait for that.
@@ -172,7 +172,7 @@ class _Trackio:
     def begin(self, step: int, sent: Points) -> Points:
         return sent | {(row["step"], name) for row in self._rows() if row["step"] >= step for name in row}
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepRow]) -> None:
         # A thread of Trackio's writes to the database, and a failure of it is only a warning.
         num_rows, until = len(self._rows()) + len(rows), time.monotonic() + _TRACKIO_WAIT_S
         for row in rows:
@@ -225,7 +225,7 @@ class _Mlflow:
             points.update((metric.step, name) for metric in history if metric.step >= step)
         return points
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepRow]) -> None:
         now, metric = int(time.time() * 1000), self._entities.Metric
         for row in rows:
             metrics = [metric(_allowed(name), value, now, row.step) for name, value in row.values.items()]

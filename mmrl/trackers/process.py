@@ -38,7 +38,7 @@ from mmrl.log.logger import RunState, read_records, report_end
 from mmrl.log.rollout_records import parse_medium, record_marks
 from mmrl.log.run_dir import RunDir
 from mmrl.media.image import open_shown_image
-from mmrl.trackers.backends import TRACKERS, Picture, Points, Row, RunFacts, Tracker
+from mmrl.trackers.backends import TRACKERS, Picture, Points, RunFacts, StepRow, Tracker
 from mmrl.types import ImageRef, MediaError
 from mmrl.utils.files import write_atomically
 from mmrl.utils.processes import die_with_parent, kill_processes
@@ -139,12 +139,12 @@ class RunReader:
         self._first_steps: dict[str, int] = {}  # global step at which each stage began, in the order of the stages
         self._last_step = 0  # global step of the last line of metrics.jsonl
 
-    def read_new(self) -> list[Row]:
+    def read_new(self) -> list[StepRow]:
         """Return what was appended since the last call, a row for each step."""
         # First, so that the metrics of these steps are in their file by now. A step that a killed run repeats has
         # several lines, of which the last counts.
         times = {(record["stage"], record["step"]): record for record in self._read(self._run_dir.timings)}
-        rows: dict[int, Row] = {}
+        rows: dict[int, StepRow] = {}
         for record in self._read(self._run_dir.metrics):
             stage, step = record["stage"], record["step"]
             if stage is not None:  # as it is after the last one
@@ -167,8 +167,8 @@ class RunReader:
                 yield record
 
     @staticmethod
-    def _add(rows: dict[int, Row], step: int, record: Mapping[str, Any]) -> Row:
-        row = rows.setdefault(step, Row(step=step, values={}))
+    def _add(rows: dict[int, StepRow], step: int, record: Mapping[str, Any]) -> StepRow:
+        row = rows.setdefault(step, StepRow(step=step, values={}))
         for name, value in record.items():
             if name not in ("stage", "step") and isinstance(value, int | float) and math.isfinite(value):
                 row.values.setdefault(name, float(value))
@@ -197,7 +197,7 @@ class Mark:
         record = {"id": self.id, "step": self.step, "sent": sent}
         write_atomically(path, json.dumps(record, indent=1) + "\n")
 
-    def select_unsent(self, rows: Sequence[Row]) -> list[Row]:
+    def select_unsent(self, rows: Sequence[StepRow]) -> list[StepRow]:
         """Return the rows that have values which were not sent, with these alone."""
         unsent = []
         for row in rows:
@@ -206,7 +206,7 @@ class Mark:
                 unsent.append(replace(row, values=values))
         return unsent
 
-    def move_past(self, rows: Sequence[Row]) -> None:
+    def move_past(self, rows: Sequence[StepRow]) -> None:
         """Move the mark behind rows that were sent."""
         self.step = rows[-1].step
         for row in rows:

@@ -42,7 +42,7 @@ class Medium(NamedTuple):
         return text_digest(json.dumps([type(self.ref).__name__, asdict(self.ref), self.size, frame]))[:16]
 
 
-class MediaOpener:
+class RunMedia:
     """Opens the media of one run under the rules of its config."""
 
     def __init__(
@@ -114,10 +114,10 @@ class PictureStore:
         """Without media every picture is left out. A live page shows its text before its pictures are decoded."""
         self._with_media, self._is_live = with_media, is_live
         self._described: dict[Medium, Row] = {}
-        self._unmade: dict[str, tuple[Medium, MediaOpener]] = {}  # by id, images that were described and not decoded
+        self._unmade: dict[str, tuple[Medium, RunMedia]] = {}  # by id, images that were described and not decoded
         self._made: dict[str, bytes] = {}  # by id, as JPEG
 
-    def describe(self, record: object, opener: MediaOpener) -> Row:
+    def describe(self, record: object, opener: RunMedia) -> Row:
         """Return the document's entry of a recorded medium; one that cannot be shown has a `problem` and no pictures.
 
         For a live page an image is decoded when `read` asks for it. A video is opened here, as its frames are not known
@@ -161,7 +161,7 @@ class PictureStore:
             self.read(picture_id)
         yield from self._made.items()
 
-    def _make(self, medium: Medium, opener: MediaOpener) -> None:
+    def _make(self, medium: Medium, opener: RunMedia) -> None:
         """Make the pictures of a medium. A problem is shown when a document with it is made again."""
         # Not larger than shown, whatever size a record has.
         scale = min(1.0, MAX_SIDE / max(medium.size))

@@ -17,7 +17,7 @@ from mmrl.config.secrets import mask_secret
 from mmrl.log.metric_registry import find_builtin_metric
 from mmrl.log.rollout_records import BAD_VALUE
 from mmrl.types import UserError
-from mmrl.view.media import MediaOpener, PictureStore
+from mmrl.view.media import PictureStore, RunMedia
 from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, find_token_arrays, make_key, pick
 from mmrl.view.steps import StepBuilder, count_units, group_rows, make_scale
 
@@ -74,7 +74,7 @@ class RunDocuments:
         self._settings = self._files.read_object(path / "config.yaml")
         # Older versions did not record the folder; training is mostly started in the same one as the page.
         config_folder = Path(str(self._files.read_object(path / "manifest.json").get("config_folder", "")))
-        self._opener = MediaOpener(path, self._settings, config_folder, media_roots)
+        self._opener = RunMedia(path, self._settings, config_folder, media_roots)
         self._stages = []
         for number, stage in enumerate(map(as_mapping, as_list(self._settings.get("stages")))):
             steps = stage.get("steps") if isinstance(stage.get("steps"), int) else None

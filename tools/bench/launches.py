@@ -19,7 +19,7 @@ from mmrl.config.schema import ModelConfig
 from mmrl.plan.measure import make_batch, make_policy
 from mmrl.plan.pretended_device import PretendedDevice, pretend_device
 from mmrl.plan.shapes import ModelShapes, read_shapes
-from mmrl.plan.workload import MicroBatch
+from mmrl.plan.workload import MicroBatchSizes
 from mmrl.policy.batch import Batch, PromptBatch
 from mmrl.policy.prefix_cache import RowCache
 from mmrl.policy.vision_attention import install_vision_attention
@@ -41,7 +41,8 @@ def make_group(model: ModelShapes, patches_per_side: int, pictures: int) -> Batc
     grids = ((1, patches_per_side, patches_per_side),) * pictures
     prompt_tokens = TEXT_TOKENS + pictures + model.image_tokens(grids)
     responses = (RESPONSE_TOKENS,) * RESPONSES
-    return make_batch(model, MicroBatch(num_groups=1, prompt_tokens=prompt_tokens, grids=grids, responses=responses))
+    sizes = MicroBatchSizes(num_groups=1, prompt_tokens=prompt_tokens, grids=grids, responses=responses)
+    return make_batch(model, sizes)
 
 
 def take_counts(device: PretendedDevice) -> dict[str, int]:

@@ -30,18 +30,18 @@ from mmrl.config.schema import FromScratchConfig, LoraConfig, ModelConfig, RlSta
 from mmrl.plan.estimate import Plan, find_gpu, make_plan, step_seconds
 from mmrl.plan.measure import make_batch, make_policy, measure
 from mmrl.plan.shapes import read_shapes
-from mmrl.plan.workload import MicroBatch, Workload
+from mmrl.plan.workload import MicroBatchSizes, Workload
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "grounding_3b.yaml"
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SIZES = {
     "tiny": (
         FromScratchConfig(),
-        MicroBatch(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48,) * 4),
+        MicroBatchSizes(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48,) * 4),
     ),
     "25M": (
         MODEL,
-        MicroBatch(num_groups=2, prompt_tokens=300, grids=((1, 30, 30),), responses=(100,) * 4),
+        MicroBatchSizes(num_groups=2, prompt_tokens=300, grids=((1, 30, 30),), responses=(100,) * 4),
     ),
 }
 CELLS = [",".join(cell) for cell in product(FAMILIES, SIZES, ("full", "LoRA"), ("kept", "recomputed"))]
@@ -263,7 +263,7 @@ def plan_published(row: Published) -> Plan:
     plan = make_plan(config, stage, workload, find_gpu(row.gpu), row.gpus, row.efficiency)
     if row.sequences is None:
         return plan
-    micro_batch = MicroBatch(
+    micro_batch = MicroBatchSizes(
         num_groups=row.sequences, prompt_tokens=row.prompt, grids=row.grids, responses=(row.response,)
     )
     return replace(plan, micro_batch=micro_batch)

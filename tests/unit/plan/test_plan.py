@@ -20,7 +20,7 @@ from mmrl.plan.estimate import HF_LAYER_S, find_gpu, make_plan, step_seconds
 from mmrl.plan.measure import Measurement, measure, visible_pairs
 from mmrl.plan.report import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
-from mmrl.plan.workload import MicroBatch, Workload
+from mmrl.plan.workload import MicroBatchSizes, Workload
 from mmrl.types import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -121,7 +121,7 @@ def test_work_and_memory_are_those_that_are_measured(cell):
 def test_line_through_two_depths_is_the_whole_model(monkeypatch, family):
     spec = {"family": family, "vision": {"num_layers": 7}, "language": {"num_layers": 7}}
     options = ModelConfig(from_scratch=spec, gradient_checkpointing=("language",))
-    micro_batch = MicroBatch(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48, 30))
+    micro_batch = MicroBatchSizes(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48, 30))
     extrapolated = measure(read_shapes(options), options, micro_batch)
     monkeypatch.setattr(measuring, "_DEPTHS", (6, 7))
     whole = measure(read_shapes(options), options, micro_batch)

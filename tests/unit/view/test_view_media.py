@@ -11,7 +11,7 @@ from PIL import Image
 from videos import write_video
 from view_runs import BLUE, RED, image_medium, write_picture
 
-from mmrl.view.media import MAX_FRAMES, MAX_SIDE, MediaOpener, PictureStore
+from mmrl.view.media import MAX_FRAMES, MAX_SIDE, PictureStore, RunMedia
 
 SETTINGS = {"model": {"video": {"fps": 2.0, "min_frames": 4, "max_frames": 48, "min_pixels": 1024, "max_pixels": 2304}}}
 
@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
 def describe(run, record, *, store=None, roots=(), settings=SETTINGS):
     """Return the entry of a medium after its pictures were made, and their store."""
     store = store or PictureStore(with_media=True)
-    opener = MediaOpener(run, settings, Path(), roots)
+    opener = RunMedia(run, settings, Path(), roots)
     for frame in store.describe(record, opener)["frames"]:
         store.read((frame["src"] or "").removeprefix("media/").removesuffix(".jpg"))
     return store.describe(record, opener), store
@@ -142,7 +142,7 @@ def test_a_file_outside_the_media_folders_is_not_opened(run, tmp_path):
 def test_relative_roots_start_from_the_folder_of_the_config(run, tmp_path):
     sha256 = write_picture(tmp_path / "pictures/a.png")
     record = image_medium(str(tmp_path / "pictures/a.png"), sha256)
-    opener = MediaOpener(run, {"data": {"media_roots": ["../../pictures"]}}, tmp_path / "my/configs", ())
+    opener = RunMedia(run, {"data": {"media_roots": ["../../pictures"]}}, tmp_path / "my/configs", ())
     assert PictureStore(with_media=True).describe(record, opener)["problem"] is None
 
 
@@ -173,7 +173,7 @@ def test_an_unknown_picture_is_none():
 
 
 def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run):
-    store, opener = PictureStore(with_media=True), MediaOpener(run, SETTINGS, Path(), ())
+    store, opener = PictureStore(with_media=True), RunMedia(run, SETTINGS, Path(), ())
     write_picture(run / "data/a.png")
     cut = (run / "data/a.png").read_bytes()[:-20]
     (run / "data/cut.png").write_bytes(cut)
@@ -190,7 +190,7 @@ def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run
 def test_an_export_tells_the_same_of_a_picture_as_a_live_page(run):
     good = image_medium("data/a.png", write_picture(run / "data/a.png"))
     changed, gone = {**good, "sha256": "0" * 64}, {**good, "path": "data/absent.png"}
-    opener = MediaOpener(run, SETTINGS, Path(), ())
+    opener = RunMedia(run, SETTINGS, Path(), ())
     export = PictureStore(with_media=True, is_live=False)
     for record in (good, changed, gone, {**good, "path": "../a.png"}):
         assert export.describe(record, opener) == describe(run, record)[0]
