@@ -79,7 +79,7 @@ class FrameSearch:
             return StepResult(
                 observation=Observation(text=f"Frame number at time {minutes}:{seconds} is: {self.expected_frame}.")
             )
-        timed = self.asks_for_time and any(self.times.values())
+        timed = self.asks_for_time and bool(self.times)
         info = {"correct": answer == self.answer, "chose": len(self.seen) > 1, "timed": timed}
         return StepResult(terminated=True, info={name: float(value) for name, value in info.items()})
 

@@ -55,6 +55,7 @@ def play(*turns, **video):
         ((choose(100, 400), RIGHT), 1, 1, 0),
         ((TIME, choose(250, 350), RIGHT), 1, 1, 1),
         ((choose(100, 400), TIME, choose(250, 350), WRONG), 0, 1, 1),
+        ((TIME.replace("00:30", "00:00"), choose(0, 100), RIGHT), 1, 1, 1),
         ((choose(100, 400, "At 0:10 to 0:40, which is 7: 100 and 400"), RIGHT), 1, 1, 0),
         ((choose(1900, 9000), RIGHT), 1, 1, 0),
     ],
