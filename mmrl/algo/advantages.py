@@ -1,7 +1,7 @@
 """Advantages: from the rewards of a step to one number for each of its rollouts.
 
 Functions take rows, one for each group, with one value for each rollout of the group. Where a formula compares rewards
-that are equal, every advantage is exactly 0: what rounding leaves of a difference must not become a gradient.
+that are equal, every advantage is exactly 0, so that a rounding error never becomes a gradient.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def compute_advantages(
 ) -> list[tuple[float, ...]]:
     """Return the advantages of a step's groups, an empty row for a group without scored rollouts.
 
-    `weights` are those of the reward terms, read with `combine: per_term`. `custom_advantage` is the function that
-    `options.fn` names; it replaces `combine`, `baseline` and `scale`.
+    `weights` maps each reward term to its weight; only `combine: per_term` reads it. `custom_advantage` is the function
+    that `options.fn` names; it replaces `combine`, `baseline` and `scale`.
 
     Raises:
         ValueError: a group has a reward that is not finite.
-        UserError: a group lacks the term that its difficulty is read from, or the custom function does not return one
+        UserError: a group lacks the term that the difficulty weight reads, or the custom function does not return one
             finite number for each rollout.
     """
     scored = [group for group in groups if group.scores]
@@ -80,18 +80,18 @@ def rewards_differ(rewards: Sequence[float]) -> bool:
 def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[float, ...]]:
     """Return A_i = (R_i - baseline) / scale for each rollout.
 
-    Baselines: the group's mean, GRPO (DeepSeekMath, arXiv:2402.03300 v3, 4.1.2); the mean of the others, RLOO
-    (arXiv:2402.14740, eq. 6), which is the group's times G / (G - 1); the step's mean, REINFORCE++ (arXiv:2501.03262).
-    Scales: the paper does not say which standard deviation GRPO means; this is the sample one (divisor G - 1) plus
-    `eps`, as torch.std in TRL and its relatives; none is Dr.GRPO's (arXiv:2503.20783, 3.2); the deviation of R over the
-    step is Lite PPO's (arXiv:2508.08221).
+    Baselines: `group_mean` is GRPO's (DeepSeekMath, arXiv:2402.03300 v3, 4.1.2). `leave_one_out`, the mean of the other
+    rollouts, is RLOO's (arXiv:2402.14740, eq. 6); A is then G / (G - 1) times that of `group_mean`. `batch_mean`, over
+    the step, is REINFORCE++'s (arXiv:2501.03262). Scales: `group_std` is GRPO's. Its paper does not say which deviation
+    it means; this is the sample deviation (divisor G - 1) plus `eps`, as torch.std in TRL and its relatives. `none` is
+    Dr.GRPO's (arXiv:2503.20783, 3.2). `batch_std`, over the step, is Lite PPO's (arXiv:2508.08221).
     """
     step_rewards = list(chain.from_iterable(rows))
     statistics = {options.baseline, options.scale} - {"none"}
     uses_group = bool(statistics & {"group_mean", "leave_one_out", "group_std"})
     advantages: list[tuple[float, ...]] = []
     for row in rows:
-        # All compared rewards are equal: the advantage is exactly 0, where rounding would leave a small residue.
+        # Equal rewards give exactly 0; the formula below would leave a rounding error.
         if statistics and not rewards_differ(row if uses_group else step_rewards):
             advantages.append((0.0,) * len(row))
             continue
@@ -123,7 +123,7 @@ def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
     if not rewards_differ(advantages):
         return [(0.0,) * len(row) for row in rows]
     mean = fmean(advantages)
-    # A mean that is 0 up to rounding is not subtracted, or advantages of exactly 0 would no longer be.
+    # A mean that is 0 except for rounding is not subtracted: advantages of exactly 0 must stay so.
     shift = mean if abs(mean) > EQUALITY_TOLERANCE else 0.0
     width = _sample_std(advantages) + eps
     normalized: list[tuple[float, ...]] = []
@@ -133,7 +133,7 @@ def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
 
 
 def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
-    """Set advantages to 0 that are further than `max_std` sample deviations from the step's mean; keep the others.
+    """Return the advantages, with 0 for each that is more than `max_std` sample deviations from the step's mean.
 
     Source: the advantage filter of StableReinforce (R1-Reward, arXiv:2505.02835, 4.1), on the z-score as in the paper
     (its code compares the advantage itself).
@@ -173,12 +173,12 @@ def _normalize_per_term(
     Source: GDPO (arXiv:2601.05242).
     """
     sums = [[0.0] * len(group.scores) for group in groups]
-    # A dict keeps the order of the terms. That of a set differs from process to process, and with it the rounding.
+    # A dict keeps the terms in order. A set's order, and so the rounding of the sums, would differ between processes.
     names: dict[str, None] = {}
     for group in groups:
         names |= dict.fromkeys(group.scores[0].terms)
     for name in names:
-        # A term need not apply to every group: the step's statistics are those of the groups that have it.
+        # A term may apply to only some groups. Its statistics over the step come from those groups.
         having: list[int] = []
         term_rows: list[list[float]] = []
         for index, group in enumerate(groups):
@@ -219,7 +219,7 @@ def _difficulty_factor(curve: str, pass_rate: float) -> float:
         return 0.25
     if (curve == "hard" and pass_rate <= 0.5) or (curve == "easy" and pass_rate > 0.5):
         return 1.0
-    # The smaller of p and 1 - p makes it exactly 0 where all are right: sin(pi) is 1e-16.
+    # sin(pi p) = sin(pi (1 - p)). The smaller argument gives exactly 0 at p = 1, where sin(pi) would be 1e-16.
     return sin(pi * min(pass_rate, 1.0 - pass_rate))
 
 

@@ -2,8 +2,8 @@
 
 Turn t of rollout i has the reward r(i, t), and its return is R(i, t) = Σ_{u >= t} γ^(u - t) r(i, u), with γ the
 discount. Only rollouts of one group are compared. z(x) = (x - mean) / (std + eps), over the values that are compared,
-with the sample deviation (divisor n - 1), or without the division for `scale: none`. A value that nothing is compared
-with has z = 0, and so have equal ones.
+with the sample deviation (divisor n - 1), or without the division for `scale: none`. A value without another to
+compare it with has z = 0, and so have equal values.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def compute_turn_advantages(
 ) -> list[tuple[float, ...]] | None:
     """Return the advantages of each turn of each rollout, None if all turns of a rollout share its advantage.
 
-    `advantages` are those of the rollouts, which `credit: broadcast` gives to all of their turns: GRPO, as the papers
-    on agents use it.
+    `advantages` has one number for each rollout. `credit: broadcast` gives it to all turns of the rollout: GRPO, as
+    papers on agents use it.
     """
     if options.credit == "broadcast" or not any(score.by_turn for score in group.scores):
         return None
@@ -58,12 +58,12 @@ def compare_turns(
 ) -> list[tuple[float, ...]]:
     """Return z of each value, over all values of the group that have the same key; rows are rollouts, columns turns.
 
-    With the index of the turn as its key, this is returns-to-go with a baseline for each turn; with one key for all it
-    is ROLL's (https://github.com/alibaba/ROLL, `step_reinforce`); with the state in which the turn was taken, the step
-    part of GiGPO (arXiv:2505.10978, eqs. 6 and 7).
+    The key of a turn decides the method. Its index gives returns-to-go with a baseline for each turn. One key for all
+    gives `step_reinforce` of ROLL (https://github.com/alibaba/ROLL). The state in which the turn was taken gives the
+    step part of GiGPO (arXiv:2505.10978, eqs. 6 and 7).
 
-    Departures from GiGPO's code: a state that was met once has z = 0, where the code keeps the raw score; penalties of
-    invalid actions are rewards like others, so that they are discounted.
+    Departures from GiGPO's code: a state that was met once has z = 0, where the code keeps the raw score; penalties
+    for invalid actions are ordinary rewards, so they are discounted.
     """
     compared: dict[Hashable, list[float]] = {}
     for value, key in zip(chain.from_iterable(values), chain.from_iterable(keys), strict=True):

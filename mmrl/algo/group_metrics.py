@@ -13,7 +13,7 @@ from mmrl.types import Experience, FinishReason, Group, RewardFailure, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Experience]]) -> dict[str, float]:
-    """Return the metrics of a step's groups, and of the advantages of their scored rollouts; none without a group.
+    """Return metrics of a step's groups, and of the advantages in `scored`, a row for each; empty without groups.
 
     A metric without a value in this step is left out. Rewards and advantages are those of scored rollouts; lengths and
     duplicates count dropped rollouts too.
@@ -50,7 +50,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return mean, population standard deviation and extremes of the total rewards, other means, and failures.
 
     `reward/mean`, `reward/task/<task>` and `reward/term/<name>` are means over rollouts. `reward/<name>/<kind>` counts
-    the failed calls of a reward, if there are any, and `reward/<name>/fallback` those that its fallback decided.
+    the failed calls of a reward by kind of error, and `reward/<name>/fallback` those whose value its fallback gave.
     """
     totals: list[float] = []
     parts: dict[str, list[float]] = {}
@@ -87,7 +87,7 @@ def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     pairs: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
         for probe, blind_scores in group.probes.items():
-            if probe == GREEDY_PROBE:  # it saw the media
+            if probe == GREEDY_PROBE:  # it is not blind: it has the media
                 continue
             # Probes lack training-only terms, so a probe's terms decide what is compared.
             for name in set().union(*(score.terms for score in blind_scores)):

@@ -36,8 +36,8 @@ def shortest_correct(
 ) -> tuple[RewardValue, ...]:
     """Give 1 to the shortest correct response if it has more than `longer_than` tokens, and 0 to all others.
 
-    Source: Observe-R1 (arXiv:2505.12432), whose code adds 0.2 of it before normalisation. Departure: correct responses
-    of equal length share it, where the code takes the first.
+    Source: Observe-R1 (arXiv:2505.12432), whose code adds 0.2 of it before normalisation. Departure: every shortest
+    correct response earns it, where the code takes the first.
     """
     lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
     shortest = min(compress(lengths, is_correct), default=0)
@@ -105,8 +105,8 @@ def dynamic_length(
 ) -> tuple[RewardValue, ...]:
     """Give -(1 + cos(pi L / T)) / 2 to incorrect responses of L tokens, -1 to those of 2 T or more, 0 to correct ones.
 
-    T is the mean length of the group's correct responses, so a wrong response loses least where it is as long. Without
-    a correct one it is half of that with T = `target`, 0 beyond T, and -1/2 from `limit` tokens on.
+    T is the mean length of the group's correct responses; an incorrect one of that length loses nothing. In a group
+    without a correct response T is `target`, and the value is half of that below T, 0 from T, -1/2 from `limit` on.
 
     Source: VL-Cogito (arXiv:2507.22607), dynamic length reward; its code has half of it, and 750 tokens in stage 3.
     Departures: none.
@@ -136,8 +136,8 @@ def blind_contrast(
 ) -> tuple[RewardValue, ...]:
     """Give 1 to each correct response if p >= ratio x p_probe, else 0 to all.
 
-    p is the fraction of correct responses in the group, p_probe the same among answers of `probe`, to the same question
-    with its media hidden: shuffled frames, or no image.
+    p is the fraction of correct responses in the group. p_probe is that of the responses of `probe`, which answer the
+    same question with shuffled frames or without the image.
 
     Source: T-GRPO of Video-R1 (arXiv:2503.21776), which adds 0.3 of it. Departures: none.
 
@@ -158,9 +158,9 @@ def blind_contrast(
 
 
 def sufficient_parts(group: Group, *, correct: TermNames, threshold: float = 1.0) -> tuple[RewardValue, ...]:
-    """Give 1 to each response that looked at parts from which alone the question was answered correctly, else 0.
+    """Give 1 to each response whose parts, the media that tools showed it, suffice for a correct answer, else 0.
 
-    A step of kind probe with `corruption: looked` answers from the parts. A response that tools showed nothing gets 0.
+    A rollout step of kind probe with `corruption: looked` answers from the parts alone. Without parts, the value is 0.
 
     Source: the sufficiency of visual components in SCCM learning (arXiv:2510.23482). Departures: the policy itself
     answers from the parts.
@@ -185,7 +185,7 @@ def sufficient_parts(group: Group, *, correct: TermNames, threshold: float = 1.0
 def greedy_baseline(group: Group) -> tuple[RewardValue, ...]:
     """Give every response -R_greedy, the total of the greedy response to the same prompt, negated.
 
-    With a weight of 1 the total becomes R - R_greedy, the advantage of ReMax where `advantage` subtracts nothing more.
+    With a weight of 1 the total becomes R - R_greedy. That is ReMax's advantage if `advantage` subtracts nothing more.
 
     Source: ReMax (arXiv:2310.10505, algorithm 1). Departures: the greedy response is scored as in evaluation, without
     group rewards, schedules and `training_only` terms.
@@ -198,7 +198,7 @@ def greedy_baseline(group: Group) -> tuple[RewardValue, ...]:
     if GREEDY_PROBE not in group.probes:
         raise UserError(f"group reward greedy_baseline, sample {sample_id!r}: add {{kind: greedy}} to rollout_steps")
     score = group.probes[GREEDY_PROBE][0]
-    # One that another term decided has its value; any other failure was counted as the low end.
+    # A term in `decided_by` has the value of its fallback; other failed terms count as the low end of their range.
     failed = [name for name in score.failures if name in score.terms and name not in score.decided_by]
     if failed:
         raise Unscorable(f"the greedy response: {failed[0]}: {score.failures[failed[0]].reason}")
@@ -233,7 +233,7 @@ def diversity(
 
 
 def majority_vote(group: Group, *, share: Fraction = 0.0) -> tuple[RewardValue, ...]:
-    """Give 1 to answers that most siblings give, if at least `share` of all rollouts give it, and 0 to the others.
+    """Give 1 for the most frequent answer, if at least `share` of all rollouts give it, and 0 for any other.
 
     The target is not read. Texts are compared as `text:exact` does, numbers by value.
 
@@ -259,7 +259,7 @@ def majority_vote(group: Group, *, share: Fraction = 0.0) -> tuple[RewardValue, 
 
 
 def find_majority(rollouts: Sequence[Rollout], *, share: float = 0.0) -> Rollout | None:
-    """Return a rollout with the answer that most of them give, at least `share`; None if there is none, or a tie."""
+    """Return a rollout with the most frequent answer; None on a tie, or if less than `share` of them give it."""
     votes = list(map(_normalized_answer, rollouts))
     ranked = Counter(vote for vote in votes if vote is not None).most_common(2)
     # Two answers with the same largest count: which of them `most_common` lists first depends on the order of rollouts.
@@ -307,7 +307,7 @@ def excess_calls(group: Group, *, free: NonNegativeInt = 1) -> tuple[RewardValue
 
 
 def _count_tool_calls(rollout: Rollout) -> int:
-    """Return how many calls a tool replied to, be it by refusing."""
+    """Return the number of calls that a tool replied to, refusals included."""
     # A reply with media has several segments in a row, so runs of ENVIRONMENT segments are counted.
     runs = groupby(rollout.segments, key=attrgetter("author"))
     return sum(author is Author.ENVIRONMENT for author, _ in runs)

@@ -2,7 +2,7 @@
 
 The suffix N of tensor names means trained tokens, those of any number of responses one after the other. `response_N` is
 the index of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats. Arguments without
-a suffix have one entry for each token, too, in any shape that they share.
+a suffix also have one entry for each token, in any shape that they share.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def mirror_descent(
     """Return -A log policy + (tau / 2) s^2 / T for each of the T tokens of a response, [tokens]: a `policy_loss.fn`.
 
     s is the log ratio of the whole response, the sum of `logprobs` - `old_logprobs`. Summed over the tokens, its
-    gradient is that of (A - tau s)^2 / (2 tau), so the policy stays near the one that sampled without a clip.
+    gradient is that of (A - tau s)^2 / (2 tau), which keeps the policy near the one that sampled; there is no clip.
 
     Source: Kimi k1.5 (arXiv:2501.12599, 2.3.2, eq. 3). Departures: none with `advantage: {scale: none}`, which makes A
     the reward minus the group's mean, and `aggregation: fixed` of length 1, which sums over tokens.
@@ -83,9 +83,9 @@ def estimate_kl(
     """Return an estimate of KL(policy || reference) at each token, nats, shaped like `logprobs`.
 
     With d = ref_logprobs - logprobs at a token that the policy sampled, k1 is -d, k2 is d^2 / 2, and k3 is
-    exp(d) - d - 1. As a loss, k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has
-    none (arXiv:2506.09477); as part of the reward, k1 is the unbiased one. No gradient flows into the reference, nor
-    where `log_ratio_clip` keeps d within +- so many nats, lest exp(d) overflow (Video-R1).
+    exp(d) - d - 1. As a loss, k2 has on average the gradient of the KL, k3 that of KL(reference || policy), and k1
+    none (arXiv:2506.09477). As part of the reward, only k1 is unbiased. `log_ratio_clip`, in nats, bounds |d| so that
+    exp(d) cannot overflow (Video-R1). No gradient flows where it clips, nor into the reference.
 
     Source: Schulman, "Approximating KL Divergence" (2020). k2 is the penalty of REINFORCE++ (arXiv:2501.03262), k3 that
     of GRPO (arXiv:2402.03300 v3, eq. 4).
@@ -168,7 +168,7 @@ def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
 
     The tokens of a response must be adjacent and in order.
     """
-    # float64, because running sums also contain other responses, whose size would set the rounding error.
+    # float64, because a running sum includes earlier responses, and its rounding error grows with their size.
     running_N = values_N.double().cumsum(0)
     number_N = _number_responses(response_N)
     lengths = torch.zeros_like(number_N).index_add(0, number_N, torch.ones_like(number_N))
@@ -178,7 +178,7 @@ def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
 
 def _number_responses(response_N: Tensor) -> Tensor:
     """Return the number of each token's response among those that have tokens, [N]."""
-    # There are at most N of these, so the host need not wait for a GPU to tell how many responses there are.
+    # All numbers are below N, so sums fit [N], and the CPU need not wait for a GPU to count the responses.
     changes_N = torch.zeros_like(response_N)
     changes_N[1:] = response_N[1:] != response_N[:-1]
     return changes_N.cumsum(0)

@@ -1,11 +1,11 @@
-"""Replay: rollouts of earlier steps that had an advantage fill up a step that has too few.
+"""Replay: stored rollouts of earlier steps with a nonzero advantage fill up a step that has too few of its own.
 
-Rollouts are kept as references and tokens, without pixels. Before an old one is trained on, its prompt is built again:
-if the pixels differ, its recorded log-probs belong to another input.
+Rollouts are kept as references and tokens, without pixels. Before an old one is trained on, its prompt is built again.
+If the pixels differ, its recorded log-probs belong to another input, so it is dropped.
 
 Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with an advantage are kept and sampled with p ∝ |A|^alpha.
 Departures: a rollout can be dropped for its staleness; none is trained on twice in a step unless the options say so;
-each step derives its own seed, so a resumed run samples what the undisturbed one would.
+each step derives its own seed, so a resumed run samples what an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def replay_experiences(
 ) -> tuple[tuple[Experience, ...], tuple[Experience, ...], dict[str, float]]:
     """Return the step's own experiences that it trains on, those that it replays, and metrics of the replay.
 
-    Own experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
+    Own experiences with an advantage enter `state.replay_buffer`. Sampled ones whose media have changed leave it.
     """
     options = settings.options
     informative = [experience for experience in own_experiences if experience.mean_abs_advantage]
@@ -69,7 +69,7 @@ def replay_experiences(
     )
     own: Sequence[Experience] = informative if options.drop_zero_advantage else own_experiences
     if options.resample_fresh:
-        # Drawn with replacement by the same weights as old rollouts, instead of trained on once each.
+        # Own rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
         count = min(settings.target_size, len(informative))
         seed = derive_seed(*settings.seed, "replay", "own", state.step)
         indices = sample_indices(log_weights(informative, options), count, seed, without_replacement=False)
@@ -78,7 +78,7 @@ def replay_experiences(
     usable, sampled = _sample_buffer(
         buffer, informative, own, step=state.step, settings=settings, find_changed_media=find_changed_media
     )
-    # The step's own rollouts can be drawn again. They keep their old log-probs, or one rollout would have two ratios.
+    # The draw may repeat own rollouts. They keep their old log-probs, or one rollout would have two importance ratios.
     own_ids = set(map(id, informative))
     replayed = []
     for experience in sampled:
@@ -140,9 +140,9 @@ def find_changed_media(
 
 
 def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:
-    """Return alpha log|A|: float64 [experiences], with the mean |A| of the turns where these have their own.
+    """Return alpha log|A| of each experience, float64 [E]. If turns have their own advantages, |A| is their mean |A|.
 
-    No A may be 0. Logarithms, because |A|^alpha can over- or underflow.
+    No A may be 0. The weights are logarithms because |A|^alpha can over- or underflow.
     """
     advantages = np.array([experience.mean_abs_advantage for experience in experiences], dtype=np.float64)
     return np.asarray(options.priority_exponent * np.log(advantages))
@@ -151,8 +151,8 @@ def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
     """Sample `count` of E experiences in proportion to their weights, and return their indices in the order drawn.
 
-    `log_weights_E` are logs of unnormalised weights, float64 [E]. `without_replacement` samples each once at most, and
-    so fewer than `count` where E is smaller.
+    `log_weights_E` are logs of unnormalised weights, float64 [E]. With `without_replacement` each is drawn at most
+    once, so there are fewer than `count` if E is smaller.
 
     Source: Gumbel-max trick for draws without replacement, the largest of log weight + Gumbel noise (Kool et al.,
     arXiv:1903.06059).
@@ -177,7 +177,7 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
 def effective_sample_size(log_weights_E: np.ndarray) -> float:
     """Return (sum w)^2 / sum w^2 of weights given as logs, float64 [E]; 0 where E is 0.
 
-    It is how many equally likely rollouts a draw from the buffer is worth (Kish's effective sample size).
+    This is Kish's effective sample size: the number of equally weighted rollouts that would be as diverse.
     """
     if not len(log_weights_E):
         return 0.0
@@ -219,7 +219,7 @@ def _replay_metrics(
     trained: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer, options: ReplayConfig
 ) -> dict[str, float]:
     staleness = [experience.staleness for experience in replayed]
-    # By value and not by identity: a resumed run has read its buffer from a checkpoint, where equal rollouts are one.
+    # By value, not identity: a checkpoint stores equal rollouts once, so a resumed run has one object for them.
     distinct = set()
     for experience in trained:
         rollout = experience.rollout

@@ -65,7 +65,7 @@ def measure_samples(history: RewardHistory, metric: str) -> dict[str, float]:
 def _align_with_mean_curve(curves: Mapping[str, Sequence[float]]) -> dict[str, float]:
     mean_curve = []
     for visits in zip_longest(*curves.values()):
-        # Samples that were drawn less often have no such visit.
+        # `zip_longest` gives None for samples that were drawn less often.
         mean_curve.append(fmean(reward for reward in visits if reward is not None))
     values = {}
     for sample_id, curve in curves.items():
@@ -79,7 +79,7 @@ def _align_with_mean_curve(curves: Mapping[str, Sequence[float]]) -> dict[str, f
 
 
 def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:
-    """Add a step's rewards to the current phase, end it if they stopped rising, and return the phase that continues.
+    """Add a step's rewards to the current phase, end it on a plateau, and return the phase of the next step.
 
     `sample_means` has the mean reward of each sample that the step drew and scored; `phases` has at least one.
     """

@@ -1,6 +1,6 @@
 """Selection: from the scored groups of a step to the experiences that the learner trains on.
 
-`ExperienceSelector.select` is the whole of it, from top to bottom: record rewards, filter groups, compute advantages,
+`ExperienceSelector.select` calls all parts, in this order: record rewards, filter groups, compute advantages,
 mark staleness, replay, advance the curriculum.
 
 Staleness is the age of a rollout's oldest token, in policy versions. A stale rollout is learned from off-policy: its
@@ -43,7 +43,7 @@ class ExperienceSelector:
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
-    compute_turn_advantages: TurnAdvantageFunction | None = None  # None gives no turn an advantage of its own
+    compute_turn_advantages: TurnAdvantageFunction | None = None  # None: turns share their rollout's advantage
     prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
@@ -60,9 +60,9 @@ class ExperienceSelector:
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Return True while another sampling round is needed.
 
-        The first round is, unless the groups carried over fill the step: more of them would only grow older. With
-        dynamic sampling, so is any other while fewer than `prompts_per_step` groups have passed, those carried over
-        included, and rounds are left.
+        The first round is needed unless the groups carried over fill the step: further groups would only become stale.
+        Later rounds need dynamic sampling. They continue while fewer than `prompts_per_step` groups have passed, those
+        carried over included, and rounds are left.
         """
         num_passed = len(state.carried_over)
         if rounds == 0:
@@ -75,7 +75,7 @@ class ExperienceSelector:
         return rounds < self.dynamic_sampling.max_rounds and num_passed < self.prompts_per_step
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """Return what the step trains on, and update what the state keeps of the groups.
+        """Return what the step trains on; update rewards, carried-over groups, replay and curriculum in `state`.
 
         Raises:
             ValueError: an advantage is not finite.
@@ -85,7 +85,7 @@ class ExperienceSelector:
             sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
             if sample_means:
                 state.reset_rewards.append(fmean(sample_means))
-            # An order by priority draws the whole next step with the weights known now, from this position on.
+            # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
             state.step_data_start = state.data_position
 
         filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], rejected={}, metrics={})
@@ -94,7 +94,7 @@ class ExperienceSelector:
         num_carried = len(filtered.carried)
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
         advantages = list(map(tuple, self.compute_advantages(trained_groups)))
-        # Groups carried over were sampled by an older policy in any case: their ratio uses what was recorded then.
+        # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
         make = partial(make_experiences, version=state.version, compute_turn_advantages=self.compute_turn_advantages)
         experiences = make(filtered.carried, advantages[:num_carried], stale_old_logprobs="recorded")
         own_groups = trained_groups[num_carried:]
@@ -105,14 +105,14 @@ class ExperienceSelector:
             metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         metrics |= filtered.metrics
 
-        # Before replay: old advantages would hide that a task is solved, and train on stale rollouts for ever.
+        # Before replay: replayed advantages would hide that a task is solved, and stale rollouts would train for ever.
         has_signal = any(experience.mean_abs_advantage for experience in experiences)
         own: tuple[Experience, ...] = tuple(experiences)
         replayed: tuple[Experience, ...] = ()
         if self.replay is not None:
             own, replayed, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
-        # After the selection: the phase that this step's samples came from is still the current one until here.
+        # Last, because until here the current phase is the one that this step's samples came from.
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
@@ -175,7 +175,7 @@ class ExperienceSelector:
 
 
 class FilteredGroups(NamedTuple):
-    """Groups that a step trains on, carried over and its own, `prompts_per_step` at most."""
+    """The groups of a step by their use. It trains on `carried` and `passed`, together `prompts_per_step` at most."""
 
     carried: list[Group]  # groups that passed in an earlier step, which had no room for them
     passed: list[int]  # indices of this step's groups that are trained on now
@@ -192,10 +192,10 @@ def make_experiences(
     stale_old_logprobs: OldLogprobs | None,
     compute_turn_advantages: TurnAdvantageFunction | None = None,
 ) -> list[Experience]:
-    """Return the rollouts of the groups with their advantages, and those of their turns, at a policy version.
+    """Return an experience for each rollout, with its advantage, those of its turns, and its staleness at `version`.
 
     Raises:
-        ValueError: an advantage is not finite; neither a gradient nor a sampling weight can be made of it.
+        ValueError: an advantage is not finite, so it gives no gradient and no replay weight.
     """
     experiences = []
     for group, row in zip(groups, advantages, strict=True):

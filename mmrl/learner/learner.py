@@ -88,8 +88,8 @@ class PolicyLearner:
     ) -> None:
         """Set up the learner of a stage.
 
-        `reference` is that of the KL penalty, if the loss has one. `media_owners` knows which rank has a prompt's
-        media. The learner counts its micro-batches in `activity`.
+        `reference` is the reference policy of the KL penalty, if the loss has one. `media_owners` says which rank holds
+        a prompt's media. `activity` receives the learner's progress, counted in micro-batches.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
@@ -97,7 +97,7 @@ class PolicyLearner:
         self._ranks, self._media_owners = ranks or SingleProcess(), media_owners or MediaOwners()
         self._activity = activity or Activity()
         self._shared_prefix_checked = not config.shared_prefix
-        # Of the last step: its experiences by identity, and the values that the loss read in the last epoch.
+        # For `token_values`: index of each experience of the last step by `id`, and values of the step's last epoch.
         self._index_by_id: dict[int, int] = {}
         self._loss_columns: list[LossColumns] = []
         self._replays_engine_routes = config.loss.routing_replay == "engine"
@@ -114,12 +114,12 @@ class PolicyLearner:
         """Train on the experiences of all ranks: one update for each mini-batch in each epoch.
 
         Returns:
-            Metrics of the last epoch, except that the first update alone is compared with the rollout engine, and that
-            `learner/nonfinite_updates` counts over all epochs.
+            Metrics of the last epoch, with two exceptions: differences to the rollout engine come from the first update
+            alone, and `learner/nonfinite_updates` counts over all epochs.
 
         Raises:
-            UserError: the first shared-prefix forward differs from the plain one, or a user's policy loss does not
-                return a loss for each token.
+            UserError: the first shared-prefix forward differs from the plain one, the engine's routes cannot be
+                replayed, or a user's policy loss does not return a loss for each token.
         """
         self._loss_columns = []
         # Replay may draw an experience twice; both then share the values of the first.
@@ -169,7 +169,7 @@ class PolicyLearner:
         """Check the shared-prefix forward before the first update, in the first step that can reveal an error."""
         if self._shared_prefix_checked:
             return
-        # From the experiences of all ranks, because every rank must check the same: a forward under ZeRO-3 needs all.
+        # Picked from all ranks' experiences, so that every rank checks the same: ZeRO-3 needs all ranks in a forward.
         groups = pick_check_groups(active)
         if groups:
             check_shared_prefix(self._policy, groups, self._processor, pad_id=self._config.pad_id, ranks=self._ranks)
@@ -182,7 +182,7 @@ class PolicyLearner:
             active = list(filter(self._objective.has_gradient, part))
             if active:
                 own = rank_micro_batches(active, self._media_owners.rank_by_digest, self._ranks, self._pack)
-                # Not over `active`: the loss is also a mean over experiences that the forward pass leaves out.
+                # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))
         # `rollout/logprob_diff_*` compares sampler and learner in the first update, where weights are still the same.
@@ -215,7 +215,7 @@ class PolicyLearner:
             if columns is not None:
                 self._loss_columns.append(columns)
             if self._policy.routers:
-                # Scored tokens alone: which others share a row depends on how micro-batches are cut.
+                # Scored tokens alone: the other tokens of a row depend on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
             self._activity.advance("learn")
@@ -239,7 +239,7 @@ class PolicyLearner:
     def _compute_loss(
         self, micro_batch: MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
     ) -> LossResult:
-        """Return the share of a micro-batch in the loss and the metrics of an update. Collective under ZeRO-3."""
+        """Return a micro-batch's share of an update's loss and metrics. Collective under ZeRO-3."""
         scores = self._forward(micro_batch, batch)
         if self._reference is not None and micro_batch.reference_logprobs_N is None:
             # Once a step: later epochs find it in the micro-batch.
@@ -293,7 +293,7 @@ class PolicyLearner:
     def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.
 
-        It has routes of the engine only if these are replayed.
+        Routes that the engine recorded are dropped unless they are replayed.
 
         Raises:
             UserError: the model cannot follow the routes.
@@ -322,6 +322,6 @@ class _MiniBatch:
     """The part of a step that one update trains on."""
 
     micro_batches: Sequence[MicroBatch]
-    """Those of this rank."""
+    """This rank's micro-batches."""
     denominators: LossDenominators
     """Counts over all ranks."""

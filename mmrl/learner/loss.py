@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, from the log-probs of its tokens, as its share of the loss of a whole update.
+"""A micro-batch's share of the loss of an update, computed from the log-probs of its tokens.
 
 A token has up to four log-probs: `recorded` by the sampler, `recomputed` by the learner before the first update of the
 step, `current`, and that of the `reference` of the KL penalty. The importance ratio divides by one of the first two,
@@ -46,7 +46,7 @@ class LossResult(NamedTuple):
     """A scalar, with gradient."""
     metrics: Metrics
     columns: LossColumns | None
-    """Values that the loss read of each token that the policy sampled; None without such tokens."""
+    """Values that the loss used, for each token that the policy sampled; None without such tokens."""
 
 
 class Objective:
@@ -80,7 +80,7 @@ class Objective:
 
     def needs_recomputed_logprobs(self, experiences: Sequence[Experience]) -> bool:
         """Return True if the loss of any of the experiences uses recomputed log-probs."""
-        # A penalty in the reward is that of the policy that sampled, which the recomputed log-probs come closest to.
+        # In the reward, the KL is that of the policy that sampled. The recomputed log-probs are its best estimate.
         if self.needs_reference and self._options.kl.apply_to == "reward":
             return True
         sources = {experience.old_logprobs_source or self._options.old_logprobs for experience in experiences}
@@ -156,7 +156,7 @@ class Objective:
             kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
             metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
             if options.kl.apply_to == "reward":
-                # The KL at a token depends on the tokens before it: they bear it too, and later tokens do not.
+                # Reward to go: a token is charged for the KL at itself and at the later tokens that depend on it.
                 advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
             else:
                 penalty_N = penalty_N + kl_coefficient * kl_N
@@ -185,7 +185,7 @@ class Objective:
         return LossResult(loss, metrics, self._loss_columns(sampled, ratio_N.detach(), advantage_N.detach()))
 
     def _loss_columns(self, sampled: TokenTable, ratio_N: Tensor, advantage_N: Tensor) -> LossColumns:
-        """Return the values that the loss read of each token, for people who look at single tokens."""
+        """Return the detached values that the loss used for each token, so that people can inspect single tokens."""
         is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, self._options)
         logprobs_N, entropies_N = sampled.current_logprobs_N.detach(), sampled.entropies_N.detach()
         columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
@@ -197,7 +197,7 @@ class Objective:
         assert reference_N is not None
         logprobs_N = sampled.current_logprobs_N
         if options.apply_to == "reward":
-            # In the reward, the KL is a fact about the policy that sampled, without a gradient.
+            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
             logprobs_N = sampled.recomputed_logprobs_N.detach()
         return estimate_kl(logprobs_N, reference_N, options.estimator, log_ratio_clip=options.log_ratio_clip)
 
@@ -212,12 +212,12 @@ class Objective:
     def _custom_policy_loss(
         self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor
     ) -> Tensor:
-        """Call the user's function once for each response, so that it cannot depend on micro-batches or ranks.
+        """Return the user's loss of each token, [N], by one call a response, so micro-batches and ranks do not matter.
 
         Raises:
             UserError: it does not return a tensor [S], or returns one that does not depend on `logprobs`.
         """
-        # `bincount` counts responses without tokens too, for which there is nothing to call.
+        # `bincount` gives 0 for responses without tokens; the function is not called for them.
         lengths = list(filter(None, torch.bincount(sampled.response_N).tolist()))
         columns_N = (sampled.current_logprobs_N, old_N, advantage_N.detach())
         split_columns = [torch.split(values_N, lengths) for values_N in columns_N]

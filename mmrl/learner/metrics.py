@@ -25,7 +25,7 @@ class _Metric(NamedTuple):
     value: float
     """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator."""
     weight: float = 1.0
-    """Of a mean, what it counts in a mean over updates; of a ratio, its denominator."""
+    """Of a mean, its weight in a mean over updates; of a ratio, its denominator."""
 
 
 class _UnreadMetric(NamedTuple):
@@ -39,7 +39,7 @@ class _UnreadMetric(NamedTuple):
 
 @dataclass(slots=True)
 class Metrics:
-    """Named metrics of a part of a step, which know how to merge with those of other parts.
+    """Named metrics of a part of a step. `merge` adds those of another part, each metric by its kind.
 
     A method adds to what its metric holds so far, so the order of calls is the order of floating point sums. Values may
     be tensors of any float type. They are kept until `read`, which waits for the device once and copies them all.
@@ -53,9 +53,9 @@ class Metrics:
         self._put(name, "sum", value)
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a share, a scalar, of an update's mean: a sum over some of its tokens, divided by the number of all.
+        """Add a scalar share of an update's mean: a sum over some of its tokens, divided by the number of all.
 
-        `weight` is that number, or 1 for a value that weighs the same in every update.
+        `weight` is the number of all tokens, or 1 for a value that weighs the same in every update.
         """
         self._put(name, "mean", share, weight)
 
@@ -69,7 +69,7 @@ class Metrics:
 
     def worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
         """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
-        index_1 = values_N.argmax().reshape(1)  # as a scalar it would be an index that the host has to read
+        index_1 = values_N.argmax().reshape(1)  # [1]: the CPU would have to read a scalar index
         columns = (values_N, tokens.response_N)
         pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
         self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
@@ -154,7 +154,7 @@ def measure_tokens(
     advantage_N: Tensor,
     correction_N: Tensor,
 ) -> Metrics:
-    """Return means over the tokens in the forward pass, whatever the loss aggregates over, and the least ratio.
+    """Return means over the tokens in the forward pass, whatever `loss.aggregation` is, and the smallest ratio.
 
     A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
     verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`).
@@ -165,7 +165,7 @@ def measure_tokens(
     is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, options)
     sums = {
         "policy/entropy_nats": sampled.entropies_N.detach().sum(),
-        # Of each token's own ratio, whatever `importance_ratio_level` and `log_ratio_clip` make of it in the loss.
+        # From each token's own ratio: `importance_ratio_level` and `log_ratio_clip` do not apply here.
         "policy/approx_kl": estimate_kl(old_N, sampled.current_logprobs_N.detach(), "k3").sum(),
         "policy/clip_frac": (is_low_N | is_high_N).sum(),
         "policy/clip_frac_low": is_low_N.sum(),

@@ -24,7 +24,7 @@ ExperienceGroups = Sequence[Sequence[Experience]]
 
 @dataclass(slots=True)
 class MicroBatch:
-    """A micro-batch of this rank, and what the first of its passes in a step computes for the later ones."""
+    """A micro-batch of this rank, with results of its first pass in a step that its later passes reuse."""
 
     groups: ExperienceGroups
     """Empty where other ranks have more micro-batches than this one."""
@@ -43,7 +43,7 @@ class MicroBatch:
 
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
-    """Deal whole groups to `count` mini-batches in turn, which spreads replayed groups, the last ones, over all."""
+    """Deal whole groups to `count` mini-batches in turn. Replayed groups come last, and so are spread over all."""
     mini_batch_of = {}
     for index, group in enumerate(group_by_prompt(experiences)):
         mini_batch_of[group[0].rollout.prompt.digest] = index % count
@@ -59,10 +59,10 @@ def rank_micro_batches(
     ranks: Ranks,
     pack: Callable[[Sequence[Experience]], Sequence[ExperienceGroups]],
 ) -> list[MicroBatch]:
-    """Return the micro-batches of this rank, as many as any rank has.
+    """Return this rank's micro-batches, with empty ones added until all ranks have the same number.
 
-    `experiences` are those of all ranks; `pack` cuts those of one rank into micro-batches. `rank_by_digest` tells which
-    rank holds the images and videos of a prompt.
+    `experiences` are those of all ranks; `pack` cuts those of one rank into micro-batches. `rank_by_digest` maps the
+    digest of a prompt to the rank that holds its images and videos.
     """
     # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks, so all must run equally many passes
     # through the same layers, including those of the vision tower.
@@ -81,8 +81,8 @@ def assign_to_ranks(
 ) -> list[list[Experience]]:
     """Distribute whole groups over ranks, those with most tokens first.
 
-    A group goes to the rank that holds its images and videos. If there is none, or it would exceed an even share of the
-    tokens, the group goes to the rank with fewest tokens so far.
+    A group goes to the rank that holds its images and videos. If no rank does, or that rank would exceed an even share
+    of the tokens, the group goes to the rank with fewest tokens so far.
     """
     groups = group_by_prompt(experiences)
     costs = []

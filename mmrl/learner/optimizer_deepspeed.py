@@ -102,7 +102,7 @@ class DeepspeedModel(ModelRunner):
             yield
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return this rank's share of the weights, each in its full shape, in host memory. Collective."""
+        """Return this rank's share of the weights, each in its full shape, in CPU memory. Collective."""
         sizes = list(map(_numel, parameters.values()))
         return self._gather_to_host(parameters, balanced_range(sizes, ranks))
 
@@ -124,7 +124,7 @@ class DeepspeedModel(ModelRunner):
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """Return the gradient of a scalar loss, under ZeRO-3 this rank's pieces of it. The optimizer ignores it."""
+        """Return the gradient of a scalar loss, or under ZeRO-3 this rank's pieces of it. No update uses it."""
         if self.options.zero_stage < 3:
             with self._bypass_deepspeed():
                 return super().compute_gradient(loss, parameters)
@@ -152,7 +152,7 @@ class DeepspeedModel(ModelRunner):
         policy.runner = ModelRunner(policy.model)
 
     def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
-        """Return the weights at these indices. All are gathered, a few at a time, because other ranks need others."""
+        """Return copies of the weights at these indices. Gathers all, a few at a time: other ranks keep other ones."""
         weights = {}
         for index, (name, tensor) in enumerate(self.iter_params(parameters)):
             if index in indices:
@@ -222,7 +222,7 @@ class DeepspeedOptimizer:
         for group in model.optimizer.param_groups:
             decays = group["matrices"] or options.weight_decay_on == "all"
             group |= {"betas": options.betas, "weight_decay": options.weight_decay if decays else 0.0}
-            # A frozen component gets no gradient, but keeps its place; a rate of 0 spares it weight decay.
+            # A component frozen in this stage keeps its groups. It gets no gradient; a rate of 0 stops weight decay.
             is_trained = model.parameters_by_component[group["component"]][0].requires_grad
             self._lr_scales.append(options.component_lr(group["component"]) / options.lr if is_trained else 0.0)
         model.deepspeed_engine._config.gradient_clipping = options.max_grad_norm
@@ -249,7 +249,7 @@ class DeepspeedOptimizer:
                 if piece is not None:
                     square += piece.float().square().sum()
             device_squares.append(square)
-        # All in one transfer, for which the host waits.
+        # One transfer for all, because the CPU waits for each.
         squares = torch.stack(device_squares).cpu()
         # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
         if model.options.zero_stage:
@@ -321,7 +321,7 @@ class DeepspeedOptimizer:
 def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) -> Iterator[dict[str, Any]]:
     """Yield AdamW's groups: the matrices of each component, then its vectors, without empty groups.
 
-    A stage sets learning rate, betas and weight decay; `component` and `matrices` tell it which group is which.
+    A stage sets learning rate, betas and weight decay by a group's `component` and `matrices`.
     """
     for component, own in parameters.items():
         for matrices in (True, False):
@@ -331,7 +331,7 @@ def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) ->
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    # The tensor of a weight that ZeRO-3 has sharded is empty; DeepSpeed notes its size here.
+    # A weight that ZeRO-3 has sharded is an empty tensor; `ds_numel` has its full size.
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
@@ -353,7 +353,7 @@ def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: i
             "stage3_param_persistence_threshold": options.param_persistence_elements,
         }
     return {
-        # One micro-batch an update: `backward` accumulates, because DeepSpeed wants equally many in every update.
+        # DeepSpeed requires equally many micro-batches in every update: it is given 1, and `backward` accumulates.
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": num_ranks,
         "gradient_accumulation_steps": 1,

@@ -75,7 +75,7 @@ class TorchOptimizer:
         for masters in self._masters_by_component.values():
             own_gradients = [master.grad for master in masters if master.grad is not None]
             component_norms.append(send(nn.utils.get_total_norm(own_gradients), gradients[0].device))
-        # All in one transfer, for which the host waits.
+        # One transfer for all, because the CPU waits for each.
         norms = dict(zip(self._masters_by_component, torch.stack(component_norms).tolist(), strict=True))
         total = math.hypot(*norms.values())
         # One overflow would make every weight NaN.

@@ -44,10 +44,10 @@ class ReferencePolicy:
         """Update the reference after step `step`, counted from 0, if an update is due.
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
-        becomes the policy, and with `reference.reset_optimizer` the optimizer drops its moments, by `reset_optimizer`.
-        `rewards` are those of the steps since the last reset, by which `reference.plateau` decides; a reset empties it.
-        Source of resets: ProRL, arXiv:2505.24864, section 2.3.2. Departure: training rewards stagnate, where the paper
-        looks at validation.
+        becomes a copy of the policy and, if `reference.reset_optimizer` is set, `reset_optimizer` is called. `rewards`
+        has the rewards since the last reset, by which `reference.plateau` decides if one is due; a reset empties it.
+        Source of resets: ProRL, arXiv:2505.24864, section 2.3.2. Departure: training rewards must stagnate, where the
+        paper looks at validation.
 
         Returns:
             `learner/reference_resets`, 1 after a reset, else 0; only if `reference.update` is `reset`.

@@ -30,7 +30,7 @@ class ForwardDifference(NamedTuple):
     """Norm of the difference of the gradients, relative to the norm of the second."""
 
     def within(self, bound: ForwardDifference) -> bool:
-        """Return whether neither difference exceeds its bound; a NaN does."""
+        """Return True if neither difference exceeds its bound. A NaN exceeds any bound."""
         return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
 
 
@@ -67,7 +67,7 @@ def check_shared_prefix(
         UserError: log-probs or gradients differ by more than rounding explains.
     """
     layout = partial(collate, processor=processor, pad_id=pad_id)
-    # Under ZeRO-3 a weight that a pass does not reach would keep the gradient of an earlier pass.
+    # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
     complete = partial(add_dummy_media, placeholders=processor.placeholders, images=policy.runner.is_sharded)
     if policy.routers:
         # Both follow the same routes: where two experts are close, rounding could send a token to a different one.
@@ -116,15 +116,15 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
         difference_square += float((own - theirs).float().square().sum())
         norm_square += float(theirs.float().square().sum())
     squares = torch.tensor([difference_square, norm_square], dtype=torch.float64)
-    # Ranks hold pieces of a sharded gradient. Otherwise each holds all of it, and both sums count it once a rank: their
-    # ratio stays the same.
+    # If the gradient is sharded, ranks hold different pieces. Otherwise each rank adds the whole of it to both sums,
+    # which leaves their ratio the same.
     ranks.all_reduce([squares])
     largest = max(ranks.all_gather(float((logprobs_N - other_logprobs_N).abs().max())))
     return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
 
 
 def _logprobs_and_gradient(policy: PolicyModel, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the log-probs of a batch, float32 [N], and the gradient of their mean with varying weights."""
+    """Return the log-probs of a batch, float32 [N], and the gradient of a weighted mean of them."""
     computed = []
 
     def loss() -> torch.Tensor:

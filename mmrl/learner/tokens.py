@@ -45,7 +45,7 @@ class TokenTable:
     age_N: Tensor
     """Policy versions between sampling and learning, int64; a partial rollout has tokens of several ages."""
     old_is_recorded_N: Tensor
-    """True if the old log-prob, below the importance ratio, is the recorded one; False if the recomputed one; bool.
+    """True if the old log-prob, the ratio's denominator, is the recorded one; False if the recomputed one; bool.
 
     It depends on the kind of rollout:
 
@@ -70,7 +70,7 @@ class TokenTable:
     """Log-prob under the reference; None without a KL penalty."""
 
     def select(self, mask_N: Tensor) -> TokenTable:
-        """Return the rows where a mask in host memory is True."""
+        """Return the rows where a mask in CPU memory is True."""
         if mask_N.all():
             return self
         selected: dict[str, Tensor] = {}
@@ -104,17 +104,17 @@ class LossDenominators(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossColumns:
-    """Values that the loss read of a micro-batch's tokens by the policy. Every column is a detached tensor [N]."""
+    """Values that the loss used for a micro-batch's sampled tokens. Every column is a detached tensor [N]."""
 
     experiences: Sequence[Experience]
     """The responses that `response_N` refers to."""
     response_N: Tensor
     """Index of the token's response among `experiences`, int64."""
     columns: tuple[Tensor, ...]
-    """Those of `TokenValues`, in its order."""
+    """The columns of `TokenValues`, in its order."""
 
     def values_of(self, index_by_id: Mapping[int, int]) -> Iterator[tuple[int, TokenValues]]:
-        """Yield the values of those responses whose identity has an index, with it. Copies them to the host."""
+        """Yield index and values of each response whose `id` is in `index_by_id`. Copies the columns to the CPU."""
         num_tokens = torch.bincount(self.response_N, minlength=len(self.experiences)).tolist()
         columns = torch.stack([column.float() for column in self.columns]).cpu()
         for experience, values in zip(self.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
@@ -137,7 +137,7 @@ def make_token_table(
     `TokenTable` explains the arguments.
     """
     device = current_logprobs_N.device
-    bools = partial(torch.tensor, dtype=torch.bool)  # of an empty list torch would make float32
+    bools = partial(torch.tensor, dtype=torch.bool)  # torch would make float32 of an empty list
     tokens: list[TrainedToken] = []
     num_tokens, old_is_recorded, fixed_lengths = [], [], []
     sequences: list[int] = []
@@ -187,8 +187,8 @@ class TrainedToken(NamedTuple):
 def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator[TrainedToken]:
     """Yield the trained tokens of an experience.
 
-    `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct, or on all of them if
-    the advantage is positive. Source of the former: VL-Rethinker, arXiv:2504.08837.
+    `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct; with `on: response`,
+    on all of them if the advantage is positive. Source of the default: VL-Rethinker, arXiv:2504.08837.
     """
     whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
     has_begun = whole_response

@@ -113,7 +113,7 @@ class DeviceTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMedia(DeviceTensors):
-    """Images and videos of a batch, each in the order of their placeholders. Grids stay in the host's memory."""
+    """Images and videos of a batch, each in the order of their placeholders. Grids stay in CPU memory."""
 
     image_patches_MD: torch.Tensor  # patches of all images, float32
     image_grids_I3: torch.Tensor  # time, height and width of each image in patches, int64
@@ -124,7 +124,7 @@ class BatchMedia(DeviceTensors):
 
     def to(self, device: torch.device) -> BatchMedia:
         """Return a copy with the patches on another device."""
-        # The host cuts patches and features by the grids; it would wait for the device to read them there.
+        # Grids stay: the CPU cuts patches and features by them, and would wait for the device to read them back.
         images, videos = send(self.image_patches_MD, device), send(self.video_patches_MD, device)
         return replace(self, image_patches_MD=images, video_patches_MD=videos)
 
@@ -298,7 +298,7 @@ def collate(
         position_ids_3BL=torch.stack(positions, dim=1),
         prefix_tree=tuple(rows[0].prefix_groups) if shared_prefix else None,
         media=collect_media(spans),
-        # Of an empty list torch would make float32, so int64 is spelled out.
+        # torch would make float32 of an empty list, so int64 is given.
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
@@ -386,8 +386,8 @@ def check_placeholders(
 
 
 def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> PromptBatch:
-    # Two columns at least: transformers gives the mask of a single column to no recurrent layer, which would then take
-    # the padding of a row without tokens for a token.
+    # At least two columns: transformers passes a mask of one column to no recurrent layer, and such a layer would read
+    # the padding of an empty row as a token.
     shape = (len(spans), max(2, *(len(span.ids) for span in spans)))
     input_ids_BP, attention_mask_BP = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
     position_ids_3BP = torch.zeros(3, *shape, dtype=torch.int64)

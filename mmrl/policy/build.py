@@ -68,7 +68,7 @@ def build_model(config: Config | EvalConfig, bundle: ProcessorBundle) -> ModelBu
 
 
 def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = Path()) -> ProcessorBundle:
-    """Return the processor of the model without the model; raises as `load_processor`.
+    """Return the model's processor without loading the model. Raises as `load_processor`.
 
     The tokenizer of a model from scratch is trained on the text of `samples`.
     """
@@ -178,14 +178,14 @@ def enable_gradient_checkpointing(
     names = {"vision": family.vision_module, "language": family.language_module}
     for component in components:
         module: Any = model.get_submodule(names[component])
-        # Reentrant checkpointing passes on no gradient if a block's inputs need none, as below an adapter.
+        # Reentrant checkpointing gives a block no gradient if its inputs need none, as in the first adapted block.
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
     """Yield the texts that a tokenizer from scratch is trained on."""
-    # Not only questions and answers: what a run puts into responses should not fall apart into bytes either, such as
-    # the triggers of rethinking and the text around the results of tools.
+    # Besides questions and answers, these include the text that a run puts into responses, such as rethink triggers and
+    # the text around tool results: the tokenizer would otherwise split it into bytes.
     response_format = build_response_format(config)
     coordinate_system = FAMILIES[scratch.family].coordinate_system
     for owner in configs_with_rollout_steps(config):

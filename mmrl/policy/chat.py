@@ -19,7 +19,7 @@ _TEXT_CACHE_SIZE = 1024  # questions, and texts to tokenize
 _THOUGHT = "<think>"
 _PROBE = "mmrl"  # the response of a made-up conversation
 
-# A template is a program of the model's authors: it raises its own errors, and those of Python.
+# A template is code by the model's authors: rendering may raise errors of jinja2 and of Python.
 _TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _Content = tuple[tuple[str, str], ...]
@@ -39,10 +39,10 @@ class ChatTemplate:
         return ChatTemplate, (self._hf_processor, self._options)
 
     def find_response_opening(self, response_format: ResponseFormat) -> str:
-        """Return what a prompt already holds of the response: an opened thought with its white space, or nothing.
+        """Return the start of the response that each prompt ends with: `<think>` with its white space, or nothing.
 
-        Templates of thinking models end the prompt with `<think>`. Whether this one does is read from what it writes,
-        since it depends on its options, and differs between models of one family.
+        Templates of thinking models end the prompt with `<think>`. This depends on the template's options and differs
+        between models of one family, so it is read from a rendered prompt.
 
         Raises:
             UserError: the template does not read an option, raises, ends a turn otherwise than the tokenizer ends a

@@ -4,8 +4,8 @@ The rule reads and writes a state S for each head, token by token:
 
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T        o_t = S_t^T q_t
 
-Tokens are handled in chunks. Within a chunk, u_t, which token t writes along k_t, solves a triangular system, and the
-state moves from chunk to chunk by matrix products:
+Tokens are handled in chunks. Within a chunk, u_t is the value that token t writes along k_t. A triangular system gives
+all u, and matrix products carry the state from chunk to chunk:
 
     (I + A) u = beta (v - exp(b) k S)           A_ts = beta_t exp(b_t - b_s) k_t.k_s  for s < t
     o = exp(b) q S + P u                        P_ts = exp(b_t - b_s) q_t.k_s         for s <= t
@@ -57,7 +57,7 @@ def gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the rule over padded sequences and return outputs [N, S, H, V] and last states [N, H, K, V], float32.
 
-    In padding, `log_decay` and `write_strength` are 0; it changes no state, whatever its query, key and value are.
+    Padding must have `log_decay` and `write_strength` 0. It then changes no state, whatever its other inputs are.
 
     Args:
         query: [N, S, G, K]; value heads g R to (g + 1) R - 1 share query and key g.
@@ -241,8 +241,8 @@ def _decay_gradient(
     """Return the gradient of the log-decays, [X, N, G, R, C], from those of the exponents that they are in.
 
     g_j is in the exponents b_t - b_s with s < j <= t, in b_t of a read with j <= t, in b_C - b_t of a write with t < j,
-    and in b_C. All these are added up, and each has the decay as a factor. The gradient of b_t less that of b_(t+1)
-    would be simpler; but its parts are larger than a gradient of fast decays, and rounding would hide it.
+    and in b_C. All these are added up, and each has the decay as a factor. Adding up the gradients of b_t for t >= j
+    would be simpler; but pairs with j <= s would have to cancel, and for fast decays their rounding would hide the sum.
 
     Shapes: d_pairs [X, N, G, R, C, C], d_reads and d_writes [X, N, G, R, C], d_end [X, N, G, R].
     """

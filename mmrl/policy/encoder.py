@@ -1,6 +1,6 @@
 """Samples to prompts: chat template, expanded placeholders, patches, position ids, and a digest over all of them.
 
-`unpatchify` is the way back from patches to pixels, for people to look at.
+`unpatchify` turns patches back into pixels, so that people can look at them.
 
 Suffixes of tensor names: P tokens of a prompt, M patches, D values of a patch, V videos.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt with the tensors that the model's forward needs of it."""
+    """A prompt with its tensors for the model's forward."""
 
     prompt: Prompt
     tensors: PromptTensors
@@ -89,7 +89,7 @@ class PromptEncoder:
         limit_key: str = "model.max_prompt_tokens",
         chat: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Prepare to encode; with `add_instruction` each question is followed by one about the response format.
+        """Prepare to encode; with `add_instruction` an instruction about the response format follows each question.
 
         `limit_key` is the YAML key that sets `max_prompt_tokens`, for messages; `chat` has options of the chat
         template.
@@ -115,7 +115,7 @@ class PromptEncoder:
         if family.video_time is not VideoTimeEncoding.NO_VIDEO:
             video_token, video_id = hf_processor.video_token, hf_processor.video_token_id
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
-        # Some templates leave start and end to the processor, which does not come into play here.
+        # Some templates leave start and end to the processor's own expansion, which is not used here.
         self._media_pattern = re.compile(f"(?:{start})?(?:{re.escape(image_token)}|{re.escape(video_token)})(?:{end})?")
         added_tokens = hf_processor.tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added_tokens if token.special]
@@ -284,8 +284,8 @@ class PromptEncoder:
         Raises:
             UserError: the chat template of the model omits an image or video, or shows one twice.
         """
-        # Not left to transformers 5, which keeps a second pair of start and end tokens around the frames of a Qwen3-VL
-        # video.
+        # Placeholders are not expanded by transformers 5, which keeps a second pair of start and end tokens around the
+        # frames of a Qwen3-VL video.
         texts = self._media_pattern.split(self.render_chat(sample))
         if len(texts) - 1 != len(layouts):
             raise UserError(
@@ -343,7 +343,7 @@ def unpatchify(
         image_format: sizes of patches and tokens.
         processor: the image processor that normalised the patches.
     """
-    # Inverts `ModelFamily.cut_patches`, for Qwen-VL transformers' Qwen2VLImageProcessor.
+    # Inverts `ModelFamily.cut_patches`, which for Qwen-VL is transformers' Qwen2VLImageProcessor.
     merge, side, pair = image_format.merge_size, image_format.patch_size, image_format.frames_per_patch
     time, height, width = grid
     blocks = patches_MD.reshape(time, height // merge, width // merge, merge, merge, 3, pair, side, side)
@@ -355,7 +355,7 @@ def unpatchify(
 
 def _compute_digest(ids: Sequence[int], grids: Sequence[Grid], tensors: PromptTensors) -> str:
     """Return a hash over token ids, grids, patches and position ids, 32 hexadecimal digits."""
-    # xxhash, for a cryptographic hash took a tenth of all the time of encoding.
+    # xxhash, because a cryptographic hash took a tenth of the encoding time.
     digest = xxhash.xxh3_128(repr((ids, grids)).encode())
     for tensor in (tensors.image_patches_MD, tensors.video_patches_MD, tensors.position_ids_3P):
         digest.update(tensor.contiguous().numpy().data)

@@ -2,8 +2,8 @@
 
 A router picks the `top_k` experts with the largest probability for each token. Where two are close, rounding or one
 update of the weights picks another, and the token's log-prob jumps. Routing replay sends each token to the experts that
-were picked before: by the learner itself (R2), or by the rollout engine (R3), which rounds differently. Their outputs
-are still weighted by the current router's probabilities, so it learns.
+were picked before: by the learner itself (R2), or by the rollout engine (R3), which rounds differently. The outputs
+of these experts are still weighted by the current router's probabilities, so the router learns.
 
 Source: R2 and R3 ("vanilla" and "rollout routing replay") of arXiv:2512.01374, section 3.3, and arXiv:2510.11370.
 
@@ -37,7 +37,7 @@ class RoutePiece(NamedTuple):
     """Routes of consecutive tokens, and their place in a batch."""
 
     column: int  # index of the first of the tokens in the flattened batch
-    num_tokens: int  # number of the tokens; the routes may be those of fewer, or of more that are not in the batch
+    num_tokens: int  # number of the tokens; `routes` may cover fewer, or further ones that are not in the batch
     routes: ExpertRoutes
 
 
@@ -76,10 +76,10 @@ def router_layers(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def set_routes(routers: Sequence[Any], routes_XTK: torch.Tensor | None) -> None:
-    """Send the tokens of the next forward passes to these experts, of any integer type.
+    """Send the tokens of the next forward passes to these experts, numbers of any integer type.
 
-    None, or `UNKNOWN_EXPERT` for all experts of a token, leaves it to the routers. Routes stay set, since a layer that
-    is recomputed in the backward pass must find those of its forward.
+    With None, or `UNKNOWN_EXPERT` for all experts of a token, the routers choose. Routes stay set after a forward,
+    because a layer that is recomputed in the backward pass needs the same ones.
     """
     if routers and routes_XTK is not None:
         routes_XTK = send(routes_XTK, routers[0].weight.device, torch.int64)
@@ -93,9 +93,9 @@ def get_routes(routers: Sequence[Any]) -> torch.Tensor:
 
 
 def sum_routing(routers: Sequence[Any], tokens_N: torch.Tensor) -> torch.Tensor:
-    """Return what `summarize_routing` wants of these tokens of the last forward pass that had a gradient.
+    """Return the sums that `summarize_routing` takes, over these tokens of the last forward with gradients enabled.
 
-    Sums of several passes are added up. A token that is named twice counts twice.
+    To summarize several passes, add up their sums. A token that is listed twice counts twice.
 
     Returns:
         For each layer the number of tokens that each expert got, followed by the sum of the tokens' margins, on
@@ -105,7 +105,7 @@ def sum_routing(routers: Sequence[Any], tokens_N: torch.Tensor) -> torch.Tensor:
     tokens_N = send(tokens_N, routers[0].last_routes.device)
     for router in routers:
         chosen = router.last_routes[tokens_N].flatten()
-        # Not `bincount`, for which the host reads the largest number.
+        # Not `bincount`, which makes the CPU wait for the largest number.
         loads_E = torch.zeros(router.num_experts, dtype=torch.float64, device=chosen.device)
         loads_E = loads_E.index_add(0, chosen, torch.ones_like(chosen, dtype=torch.float64))
         margin_1 = router.last_margins[tokens_N].double().sum(dim=0, keepdim=True)
@@ -114,7 +114,7 @@ def sum_routing(routers: Sequence[Any], tokens_N: torch.Tensor) -> torch.Tensor:
 
 
 def summarize_routing(routers: Sequence[Any], sums_XS: torch.Tensor) -> RoutingSummary:
-    """Summarize what `sum_routing` found, of one token or more."""
+    """Summarize the sums that `sum_routing` returned for at least one token."""
     loads_XE, margins_X = sums_XS[:, :-1], sums_XS[:, -1]
     choices_X = loads_XE.sum(dim=-1)
     entropies_X = torch.special.entr(loads_XE / choices_X[:, None]).sum(dim=-1)
@@ -137,7 +137,7 @@ def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor) -> Route
 
 
 def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: int) -> ExpertRoutes:
-    """Return routes in as few bytes as the numbers of a layer's experts need."""
+    """Return routes [T, X, K] with one byte for each expert's number, or two if `num_experts` needs them."""
     num_bytes = 1 if num_experts <= _MAX_BYTE + 1 else 2
     _, num_layers, experts_per_token = routes_TXK.shape
     return ExpertRoutes(
@@ -149,7 +149,7 @@ def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: 
 
 
 def with_routes_of_row(routers: Sequence[Any], groups: Sequence[Sequence[Experience]]) -> list[list[Experience]]:
-    """Return experiences with the routes of the last pass, over one packed row of them, in place of any they have."""
+    """Return the experiences with their routes replaced by those of the last forward, over one packed row of them."""
     routes = encode_routes(get_routes(routers).transpose(0, 1).cpu(), routers[0].num_experts)
     routed_groups = []
     end = 0
@@ -191,10 +191,10 @@ def place_routes(pieces: Iterable[RoutePiece], num_tokens: int) -> torch.Tensor:
 
 
 def check_routes(routers: Sequence[Any], routes_XTK: torch.Tensor) -> None:
-    """Check that routes are possible ones of these routers.
+    """Check that these routers can follow the routes.
 
     Raises:
-        UserError: they have other layers, or experts that the model has not.
+        UserError: the routes have another number of layers or of experts of a token, or an expert that the model lacks.
     """
     expected = (len(routers), routers[0].top_k if routers else 0)
     found = (routes_XTK.shape[0], routes_XTK.shape[2])

@@ -1,7 +1,7 @@
 """The kernels of Gated DeltaNet: those of flash-linear-attention and causal-conv1d where tensors suit them, else torch.
 
 Once a package is installed, transformers uses its kernel for every tensor. But the kernels run only on CUDA, and
-multiply float32 as TF32, with 10 bits of a mantissa. Here each call looks at its tensors.
+multiply float32 as TF32, with 10 bits of a mantissa. So this module chooses at each call, by the call's tensors.
 
 Source: `chunk_gated_delta_rule` of flash-linear-attention 0.5.1 to 0.6.0 and `causal_conv1d_fn` of causal-conv1d 1.6.
 """
@@ -37,7 +37,7 @@ def suits_kernel(tensor: torch.Tensor) -> bool:
 def install_kernel_choice(modeling: ModuleType) -> None:
     """Let a modeling file of transformers run a kernel where `suits_kernel` says so, and its torch code elsewhere."""
     for name in _FUNCTIONS:
-        # A second model of the class finds what the first has put there.
+        # For a second model of the class, the function is replaced already.
         function = getattr(modeling, name)
         if function not in _CHOICES:
             _CHOICES.append(_choose_by_tensor(function))
@@ -102,7 +102,7 @@ def _choose_by_tensor(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def choose(tensor: torch.Tensor, *args: object, **options: object) -> Any:  # noqa: ANN401
-        """Call one or the other; the first tensor is [batch, columns, ...]."""
+        """Call the kernel or the torch code; the first tensor is [batch, columns, ...]."""
         return (function if suits_kernel(tensor) else torch_code)(tensor, *args, **options)
 
     return choose

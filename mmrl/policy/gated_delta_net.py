@@ -1,6 +1,6 @@
 """Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after a cache of padded rows.
 
-Two things cross tokens in such a layer: a causal convolution over the last few tokens, and a recurrent state for each
+Two parts of such a layer link tokens: a causal convolution over the last few tokens, and a recurrent state for each
 head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
 and each of its completions starts from the state and the last columns that the prompt ends with. Gradients of all
 completions add up in the prompt, because autograd sums over every use of a tensor.
@@ -49,7 +49,7 @@ class SequenceBatch(NamedTuple):
 
 
 class SharedPrefixPlan(NamedTuple):
-    """The places of a packed row that belong together, for all layers of a forward pass."""
+    """Indices by which every layer of a forward pass forks a packed row: tokens of its convolution and its pieces."""
 
     # Positions of the tokens that the convolution runs over: each piece preceded by the tokens before it. int64.
     conv_tokens: torch.Tensor
@@ -93,7 +93,7 @@ def _forward(
     is_continued = cache_params is not None and cache_params.has_previous_state(layer.layer_idx, state_idx=0)
     if is_continued and attention_mask is not None:
         return append_forward(layer, hidden_states, cache_params, attention_mask)
-    # A GPU has a kernel for a single token.
+    # Not on a GPU, which has a kernel for a single token.
     if is_continued and hidden_states.shape[1] == 1 and not hidden_states.is_cuda and not torch.is_grad_enabled():
         return step_forward(layer, hidden_states, cache_params)
     plain = type(layer).forward
@@ -186,7 +186,7 @@ def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Te
     return _project(layer, output_RHV[:, None].to(value_RHV.dtype), layer.in_proj_z(hidden_R1W))
 
 
-@lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
+@lru_cache(maxsize=2)  # every layer of a forward pass needs the same plan
 def plan_fork(
     prefix_tree: PrefixTree, kernel_size: int, device: torch.device, in_one_row: bool = False
 ) -> SharedPrefixPlan:
@@ -209,7 +209,7 @@ def plan_fork(
         end = prompt.stop
         for length in completion_lengths:
             completion = range(end, end + length)
-            # A prompt that is shorter than the kernel has nothing before it.
+            # Zeros come before a prompt that is shorter than the kernel.
             pieces.append((completion, [*nothing, *prompt][-context_length:]))
             completions.append(completion)
             prompt_of_completion.append(len(prompts))
@@ -257,7 +257,7 @@ def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.dev
 def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
     """Return the layer's causal convolution along columns S, with its activation, in the same shape."""
     convolve = sys.modules[type(layer).__module__].causal_conv1d_fn
-    # `squeeze` on the weight rather than a call of the module: so it is in transformers, and so ZeRO-3 gathers it.
+    # `squeeze` on the weight, not a call of the module: transformers does the same, and ZeRO-3 then gathers it.
     weight = layer.conv1d.weight.squeeze(1)
     convolved: torch.Tensor = convolve(
         mixed_RSC.transpose(1, 2), weight, layer.conv1d.bias, activation=layer.activation
@@ -286,7 +286,7 @@ def _apply_rule(
 
     States have the shape [N, H, K, V] and are float32. `bounds` are those of pieces in one row.
     """
-    # Not `tensor[tokens]`, whose derivative adds up number by number.
+    # Not `tensor[tokens]`, whose backward pass adds up single numbers.
     taken = [tensor.index_select(0, tokens_NS.flatten()).view(*tokens_NS.shape, -1) for tensor in inputs]
     if bounds is not None:
         query, key, value = _split_heads(layer, taken[0])

@@ -140,8 +140,8 @@ class LogprobHead(nn.Linear):
 class _ChunkedLogprobs(torch.autograd.Function):
     """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j.
 
-    The backward pass computes the logits of each chunk again. What a single chunk has is kept for it, since between the
-    two passes nothing else needs the memory.
+    The backward pass computes the logits of each chunk again. If all tokens fit into a single chunk, its probabilities
+    are kept instead: nothing else needs that memory between the two passes.
 
     With z the logits divided by the temperature: dl/dz_j = [j is the token] - p_j, dH/dz_j = -p_j (log p_j + H).
     """

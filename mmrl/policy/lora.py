@@ -41,7 +41,7 @@ class LoraAdapter:
     ) -> None:
         """Put a new adapter into `model`, on the CPU, and freeze the rest.
 
-        `seed` decides A, whatever the state of torch's generator, which stays as it is. `family` knows the names of the
+        `seed` alone decides A; torch's generator has no influence and stays as it is. `family` has the names of the
         targets; None for the built-in family of the model's config.
 
         Raises:
@@ -70,7 +70,7 @@ class LoraAdapter:
 
     def save_pretrained(self, save_directory: Path) -> None:
         """Write only the adapter, in the layout that `PeftModel.from_pretrained` reads."""
-        # Left to itself, peft asks the hub whether the embedding of the base model was resized.
+        # By default, peft would query the hub to learn whether the embedding of the base model was resized.
         self._peft.save_pretrained(str(save_directory), save_embedding_layers=False)
 
     def merge(self) -> None:
@@ -81,7 +81,7 @@ class LoraAdapter:
 def create_adapter(
     model: PreTrainedModel, options: LoraConfig | None, seed: int, family: ModelFamily | None = None
 ) -> LoraAdapter | None:
-    """Put the adapter that a run with this seed begins with into its model; return None if `options` are None."""
+    """Put a new adapter, as a run with this seed starts with, into `model`; return None if `options` is None."""
     if options is None:
         return None
     return LoraAdapter(model, options, seed=derive_seed(seed, "adapter"), family=family)
@@ -117,9 +117,9 @@ def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]
 
 @torch.no_grad()
 def merged_weight(name: str, layer: BaseTunerLayer) -> tuple[str, torch.Tensor]:
-    """Return the weight that a layer adapts, with the adapter added, and its name without; the layer stays as it is.
+    """Return the name of an adapted weight in the model without adapter, and the weight with the adapter added.
 
-    It is a matrix, [out, in], or the fused matrices of all experts, [experts, out, in].
+    It is a matrix, [out, in], or the fused matrices of all experts, [experts, out, in]. The layer stays as it is.
     """
     from peft.tuners.lora.layer import ParamWrapper
 

@@ -72,7 +72,7 @@ class ModelRunner:
         return nullcontext()
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights one by one, each in its full shape until the next is asked for; all ranks must take all."""
+        """Yield weights one by one in full shape, each valid until the next one. All ranks must take all of them."""
         yield from parameters.items()
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -83,7 +83,7 @@ class ModelRunner:
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """Return the gradient of a scalar loss in each parameter, in its shape and dtype; no optimizer sees it.
+        """Return the gradient of a scalar loss in each parameter, in its shape and dtype; no update uses it.
 
         If the weights are sharded, return this rank's piece of each gradient, [elements].
         """
@@ -112,7 +112,7 @@ class PolicyModel:
             model: the model, with or without an adapter.
             family: its family; None for the built-in family of its config.
             freeze: components that are not trained.
-            freeze_router: do not train the weights by which tokens choose their experts.
+            freeze_router: do not train the weights that decide which experts a token goes to.
             logits_chunk: tokens whose logits exist at a time while log-probabilities are computed.
             vision_cache: cache of vision features; None for a new one if tower and projector are frozen.
             cache_vision: make that new cache. False under ZeRO-3, where every rank must run the tower every time.
@@ -132,7 +132,7 @@ class PolicyModel:
             raise UserError(f"model.freeze_router: this {self.family.model_type} has no experts; leave it out")
         self._may_cache_vision = cache_vision and self.family.takes_patches
         self._vision_cache = vision_cache or self._make_vision_cache(freeze)
-        # A copy of a policy has both already.
+        # In a copy of a policy, the output layer is a `LogprobHead` already.
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, LogprobHead) else LogprobHead(head)
         self._head.is_float32 = float32_output_layer
@@ -185,7 +185,7 @@ class PolicyModel:
         """Compute no gradient for these components inside this block. Their weights stay among `trained`."""
         for name, parameter in self.trained.items():
             parameter.requires_grad_(self.family.component_of(name) not in components)
-        # A tower that only this block freezes may have been trained before, and may be after.
+        # Training before or after this block may change the tower, so features cached inside it are dropped.
         before = self._vision_cache
         self._vision_cache = before or self._make_vision_cache(components)
         try:
@@ -254,12 +254,12 @@ class PolicyModel:
     def compute_logprobs(self, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
         """Score every trained token of a batch under the distribution that it was sampled from.
 
-        `routes_XTK` sends each token of the batch to these experts in each router's layer, of any integer type. None,
-        or `UNKNOWN_EXPERT` for all experts of a token, leaves it to the routers.
+        `routes_XTK` has the experts that each router sends each token to, numbers of any integer type. With None, or
+        `UNKNOWN_EXPERT` for all experts of a token, the routers choose.
         """
         set_routes(self.routers, routes_XTK)
         batch = batch.to(self.device)
-        # transformers recomputes activations, and peft drops out, in training mode only: not under the reference.
+        # Only training mode recomputes activations and applies the adapter's dropout; the reference needs neither.
         self.model.train(torch.is_grad_enabled())
         # No attention mask: a row is causal, and either padded on the right or packed along its prefix tree. Position
         # ids have 3 rows: with a 4th, transformers takes restarts for other sequences and hides the prompt from them.
@@ -346,7 +346,7 @@ def banned_ids(
 ) -> tuple[int, ...]:
     """Return the ids that a response must never contain, in ascending order.
 
-    These are structural and vision tokens, but not end-of-sequence, and rows of the embedding that belong to no token.
+    These are structural and vision tokens except end-of-sequence, and embedding rows that belong to no token.
     `family` names the structural tokens; None for those that all built-in families have.
     """
     structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
@@ -375,17 +375,17 @@ class VisionCache:
     def __init__(self, max_bytes: int) -> None:
         """Keep at most `max_bytes` of features, but always the last one."""
         self._features: ByteCache[str, VisionFeatures] = ByteCache(max_bytes)
-        # The tower's own type of output, which the model reads fields of; known from its first output on.
+        # The class of the tower's output, whose fields the model reads; known after the first encoding.
         self._output_class: type[ModelOutput] | None = None
         # Asynchronous rollouts encode in a separate thread.
         self._lock = PicklableLock()
 
     @contextmanager
     def cached_forward(self, tower: nn.Module, media: BatchMedia) -> Iterator[None]:
-        """Let the tower answer from the cache inside this block.
+        """Make the tower return cached features inside this block, and cache those that it computes.
 
-        A Qwen-VL forward calls it first for the images of a batch, then for its videos; a kind that `media` has none of
-        is not asked for.
+        A Qwen-VL forward calls the tower first for a batch's images, then for its videos, and not for a kind of which
+        `media` has none.
         """
         # Only `forward` is replaced, so hooks on the module still run.
         encode = tower.forward

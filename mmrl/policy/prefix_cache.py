@@ -28,7 +28,7 @@ _efficient_forward = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 class RowCache:
-    """The caches of all layers, one row for each rollout. Rows that end leave without a copy of those that stay."""
+    """The caches of all layers, one row for each rollout. Dropping rows that end moves only a few of the others."""
 
     def __init__(
         self, prompts: Cache, prompt_of_row: Sequence[int], keep_BP: torch.Tensor, *, shares_prompts: bool
@@ -39,11 +39,11 @@ class RowCache:
             prompts: the caches of all layers after the prompts, [B, ...].
             prompt_of_row: number of each row's prompt.
             keep_BP: 1 for tokens of prompts, 0 for padding, int64.
-            shares_prompts: keep each prompt once. It needs `RowCache.attend`; other attentions need a copy a row.
+            shares_prompts: keep each prompt once. Only `RowCache.attend` can; other attentions need a copy a row.
         """
         self.cache = prompts
         self._shares_prompts = shares_prompts and not any(prompts.is_sliding)
-        # The last layer attends in every family.
+        # The last layer is an attention layer in every family.
         self._device, self._dtype = device, _ = prompts.layers[-1].device, prompts.layers[-1].dtype
         self._prompt_of_row = list(prompt_of_row)
         # 1 for a token and 0 for padding in the columns of `cache`, int64; None if no column is padding.
@@ -69,7 +69,7 @@ class RowCache:
         return arguments
 
     def mask_after_append(self, keep_RT: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask [R, S] of a forward with columns in which `keep_RT` is 1 for tokens, int64."""
+        """Return the attention mask [R, S] of a forward over new columns; `keep_RT` is 1 for their tokens, int64."""
         before = [] if self._keep_RK is None else [self._keep_RK]
         self._keep_RK = torch.cat([*before, keep_RT], dim=1)
         return self._keep_RK
@@ -79,11 +79,11 @@ class RowCache:
         if self._keep_RK is None:
             return None
         self._keep_RK = F.pad(self._keep_RK, (0, 1), value=1)
-        # Of a mask in two dimensions transformers asks in each step if it hides anything: a GPU would be waited for.
+        # transformers checks in each step if a mask of two dimensions hides anything, which would wait for a GPU.
         return _to_bias(self._keep_RK[:, None, None].bool(), self._dtype) if self._shares_prompts else self._keep_RK
 
     def keep_rows(self, kept: Sequence[int]) -> list[int]:
-        """Drop all other rows; return which row is now in each place. Rows from the end fill the places of others."""
+        """Drop all rows but `kept`; rows from the end fill the gaps. Return the old number of the row in each place."""
         order = _fill_gaps(kept)
         index = send_numbers(order, self._device)
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
@@ -165,9 +165,9 @@ class RowCache:
 
 
 class _Moves(NamedTuple):
-    """Moves of rows of a tensor [R, ...] into the places of those that leave; sent once for the caches of all layers.
+    """Moves of rows of a tensor [R, ...] into the places of dropped rows; sent once for the caches of all layers.
 
-    An index in host memory would make the host wait for a GPU at each use.
+    An index in CPU memory would make the CPU wait for a GPU at each use.
     """
 
     num_left: int  # rows that are left
@@ -214,7 +214,7 @@ class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers ha
             self.keys, self.values = rows.take(self.keys), rows.take(self.values)
 
     def _grow(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        """Return a buffer with room for `self._length` columns like those of `new`, and what `buffer` has."""
+        """Return a buffer with room for `self._length` columns like those of `new`, which begins with `buffer`."""
         columns = -(-self._length // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
         grown = new.new_empty(*new.shape[:2], columns, new.shape[3])
         if buffer is not None:
@@ -250,7 +250,7 @@ def _to_bias(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _fill_gaps(kept: Sequence[int]) -> list[int]:
-    """Return `kept`, ascending numbers, in the order in which as few as possible change their place."""
+    """Return `kept`, ascending numbers of rows, in an order that moves as few rows as possible."""
     order = list(range(len(kept)))
     gaps = sorted(set(order).difference(kept))
     for gap, number in zip(gaps, kept[len(kept) - len(gaps) :], strict=True):

@@ -70,12 +70,12 @@ class ModelExport:
 def load_processor(
     options: ModelConfig, base_dir: Path = Path(), *, family: ModelFamily | None = None
 ) -> ProcessorBundle:
-    """Load the processor of the model at `options.path`, with the pixel limits of `options` if its family has such.
+    """Load the processor of the model at `options.path`, with the pixel limits of `options` if it takes patches.
 
-    `family` is the one that `model.family` makes; without it, its function is called, from a file below `base_dir`.
+    `family` is the result of `model.family`; without it, that function is called, from a file below `base_dir`.
 
     Raises:
-        UserError: nothing loadable is there, its family is unknown, or `model.family` makes none.
+        UserError: nothing loadable is there, its family is unknown, or `model.family` returns none.
     """
     from transformers import AutoConfig, AutoProcessor
 
@@ -159,7 +159,7 @@ def _check_sizes(path: str, mismatched: list[tuple[str, Sequence[int], Sequence[
 
 
 def _settle_untied_output(model: PreTrainedModel) -> bool:
-    """Return True if the config ties the output matrix to the embedding, and it is another; then mend the config."""
+    """Return True if the config ties output matrix and embedding but they are two tensors; then correct the config."""
     config = model.config
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     if is_tied or not getattr(config, "tie_word_embeddings", False):

@@ -1,4 +1,4 @@
-"""Prompts of samples, with a cache of their tensors, and the text of token ids and back."""
+"""Prompts of samples, with a cache of their tensors, and conversion between text and token ids."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PromptProcessor:
         self._retained_ids: deque[frozenset[str]] = deque(maxlen=retained_steps)
         self._pieces: dict[tuple[int, ...], str] = {}  # text of single tokens, or of a few that share a character
         self._tool_media: ByteCache[str, PromptTensors] = ByteCache(_TOOL_MEDIA_CACHE_BYTES)
-        # Asynchronous rollouts build prompts in a thread while the learner asks for the tensors of others.
+        # Asynchronous rollouts build prompts in a thread while the learner reads the tensors of others.
         self._lock = PicklableLock()
 
     def build(self, sample: Sample) -> Prompt:
@@ -102,7 +102,7 @@ class PromptProcessor:
             if tensors is None:
                 self.build_tool_segment(observation.ref)
                 tensors = self._tool_media.get(observation.digest)
-            # The digest is the key: had the file stayed as it was, it would be there now.
+            # `build_tool_segment` stored the tensors by the file's current digest. If it has changed, none are found.
             if tensors is None:
                 raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
             return tensors
@@ -122,8 +122,8 @@ class PromptProcessor:
     def parse_rollout(self, rollout: Rollout) -> Rollout:
         """Return the rollout with the text of its segments and the answer parsed from it.
 
-        The text begins with a thought that the prompt has opened. The answer must come after the last forced trigger
-        or tool result; the text of a tool is never an answer.
+        If the prompt ends with an opened thought, the text begins with it. The answer must come after the last forced
+        trigger or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
         start = _last_continuation_start(rollout.segments)
@@ -134,11 +134,11 @@ class PromptProcessor:
             continuation = self.decode_segments(rollout.segments[start:])
             answer = self.response_format.parse_continuation(text, continuation, answer_type)
             text += continuation
-        # `is_correct` was the verdict on the response as it was before.
+        # `is_correct` is reset, because it judged an earlier state of the response.
         return replace(rollout, text=text, answer=answer, is_correct=None)
 
     def first_response_text(self, rollout: Rollout) -> str | None:
-        """Return the text that a continuation followed: up to a forced trigger, or up to and with a tool's result.
+        """Return the text before the last continuation: up to a forced trigger, or to the end of a tool's result.
 
         None if the response was not continued.
         """
@@ -152,9 +152,9 @@ class PromptProcessor:
     ) -> Rollout:
         """Return a demonstration as a rollout that ends with EOS.
 
-        `demonstration` is a target, written in the response format, with the sample's thinking and in the model's own
-        coordinates; or a whole response, unchanged except that its thinking is removed unless `with_thinking`. With
-        `loss_on` "answer" the tokens before the answer are FORCED, hence not trained.
+        A `demonstration` that is a target is rendered in the response format, with the sample's thinking and in the
+        model's own coordinates. A string is a whole response and stays as it is. Thinking is removed from both unless
+        `with_thinking`. With `loss_on` "answer" the tokens before the answer are FORCED, hence not trained.
 
         Raises:
             UserError: `loss_on` is "answer", and the response has none.
@@ -167,7 +167,7 @@ class PromptProcessor:
             text = self.response_format.strip_thinking(text)
         opening = self.encoder.response_opening
         check_opening(text, opening, prompt.sample.id)
-        # The prompt has the tag and perhaps a line break, which is then not written a second time.
+        # The prompt already ends with the tag and perhaps a line break; the response must not repeat them.
         written = text.removeprefix(opening if text.startswith(opening) else opening.strip())
         segments = self._demonstration_segments(prompt, written, loss_on)
         text = opening + written
@@ -298,7 +298,7 @@ class PromptProcessor:
 
 
 def _last_continuation_start(segments: Sequence[Segment]) -> int | None:
-    """Return the index of the segment where the text that may answer begins; None if nothing was forced or shown."""
+    """Return the index of the first segment that may hold the answer; None if nothing was forced or shown."""
     for index in reversed(range(len(segments))):
         match segments[index].author:
             case Author.FORCED:

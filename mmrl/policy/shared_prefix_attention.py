@@ -135,12 +135,12 @@ def attention_blocks(prefix_tree: PrefixTree) -> Iterator[AttentionBlock]:
         start = end
 
 
-@lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
+@lru_cache(maxsize=2)  # every layer of a forward pass needs the same mask
 def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask:
     """Return the mask of a packed row for FlexAttention, in memory of (T / 128)² numbers.
 
-    It is the one that torch's `create_block_mask` makes of the same rule; that evaluates the rule for each pair of
-    tokens at once, 2.5 GiB for 16,000 tokens and four times as much for twice as many.
+    It equals the mask that torch's `create_block_mask` makes of the same rule. But torch evaluates the rule for all
+    pairs of tokens at once: 2.5 GiB for 16,000 tokens, and four times as much for twice as many.
     """
     # The number of each token's piece, a prompt or a completion, and that of its prompt.
     lengths: list[int] = []
@@ -158,7 +158,7 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
         return (query >= key) & (same_piece | own_prompt)
 
     visible_pairs = _count_visible_pairs(prefix_tree, sum(lengths))
-    # The kernel asks the rule in partial blocks, and skips that in full ones.
+    # The kernel evaluates the rule only in partial blocks; in full ones every pair is visible.
     is_full = visible_pairs == _MASK_BLOCK**2
     counts, indices = [], []
     for is_listed in ((visible_pairs > 0) & ~is_full, is_full):
@@ -178,7 +178,7 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
 
 
 def _count_visible_pairs(prefix_tree: PrefixTree, length: int) -> torch.Tensor:
-    """Return how many queries see how many keys, summed up in each block of the mask, int64 [T / 128, T / 128]."""
+    """Return the number of visible query-key pairs in each block of the mask, int64 [T / 128, T / 128]."""
     starts = torch.arange(0, length, _MASK_BLOCK)
     visible_pairs = torch.zeros(len(starts), len(starts), dtype=torch.int64)
     for block in attention_blocks(prefix_tree):

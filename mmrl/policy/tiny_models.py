@@ -109,7 +109,7 @@ def make_model(
 ) -> PreTrainedModel:
     """Return a newly initialised model, on the CPU, whose embedding has a row for each token.
 
-    `seed` decides all weights, whatever the state of torch's generator, which stays as it is. `attention` is
+    `seed` alone decides the weights; torch's generator has no influence and stays as it is. `attention` is
     transformers' implementation, `sdpa` or `eager`.
 
     Raises:
@@ -131,7 +131,7 @@ def make_model(
         torch.manual_seed(seed)
         model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
         _init_fan_in(model)
-    # A folder that it is saved to then generates as a released model does.
+    # A saved copy of the model then stops and pads as a released model does.
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     return model

@@ -1,9 +1,9 @@
-"""Attention of the vision tower, where a patch sees the patches of its own window and no others.
+"""Attention of the vision tower, where a patch attends to the patches of its own window and no others.
 
 A window is a frame of an image or video, or in most blocks of Qwen2.5-VL a square of it. For SDPA, transformers reads
 the windows' lengths from the device in each block, and calls the kernel once for each window: some 1,800 times for one
-image of 64 x 64 patches in Qwen2.5-VL-3B. Here the host computes the lengths once for a forward, from grids that never
-left it. On CUDA a block then attends in a single call, elsewhere in one call for each length that windows have. The
+image of 64 x 64 patches in Qwen2.5-VL-3B. Here the CPU computes the lengths once for a forward, from grids in its own
+memory. On CUDA a block then attends in a single call, elsewhere in one call for each length that windows have. The
 convolution that the tower begins with becomes a matrix product.
 
 Letters in shapes: T patches, H heads, D channels of a head, N windows, I images or videos.
@@ -36,7 +36,7 @@ class PatchWindows(NamedTuple):
 
 
 def install_vision_attention(tower: torch.nn.Module) -> None:
-    """Let a Qwen-VL tower take grids in host memory, project patches by a matrix product, and attend in few calls.
+    """Let a Qwen-VL tower take grids in CPU memory, project patches by a matrix product, and attend in few calls.
 
     Only SDPA is replaced by `vision_attention`; another attention stays.
     """
@@ -129,8 +129,8 @@ def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:  # noqa: ANN401
     """Return the tower's output for patches [T, values] cut by grids [I, 3], int64.
 
-    transformers computes indices from the grids on their device, which must be the tower's, and waits for it at each.
-    Here the host computes them first, and then sends them.
+    transformers needs the grids on the tower's device, and waits for that device at each index that it computes from
+    them. Here the CPU computes all indices first, and then sends them.
     """
     inputs: dict[str, object] = {}
     for name, tensor in _indices_from_grids(self, grid_thw.cpu()).items():
@@ -155,7 +155,7 @@ def _project_patches(self: Any, patches: torch.Tensor) -> torch.Tensor:  # noqa:
 
 
 def _indices_from_grids(tower: Any, grids_I3: torch.Tensor) -> dict[str, Any]:  # noqa: ANN401
-    """Return all that a tower computes from its grids, under the names by which it takes that as given."""
+    """Return all that a tower would compute from its grids, by the names of the arguments that replace it."""
     from transformers import vision_utils
 
     merge_size = tower.spatial_merge_size

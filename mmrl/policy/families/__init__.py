@@ -1,6 +1,6 @@
 """The model families: one file per built-in family, and a function that loads a user's family.
 
-`model.family: {fn: ./mine.py:make}` names a function that returns another `ModelFamily`; those here are such functions.
+`model.family: {fn: ./mine.py:make}` names a function that returns another `ModelFamily`, like each `make_family` here.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class FromScratchSupport:
 class ModelFamily:
     """One line of vision-language models: names of its parts and tokens, its resize rule and its position ids.
 
-    The fields describe a model that is built like Qwen-VL. A family whose rule is another subclasses this class and
-    overrides the method.
+    The fields describe a model that is built like Qwen-VL. A family with another rule subclasses this class and
+    overrides its method.
     """
 
     model_type: str  # `model_type` of its config.json
@@ -138,9 +138,9 @@ class ModelFamily:
         return "projector" if self.projector_name in parameter_name else "vision"
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Let the model's layers follow the `prefix_tree` of a packed row, and its vision tower take grids of the host.
+        """Let the model's layers follow the `prefix_tree` of a packed row, and its vision tower take grids on the CPU.
 
-        Without a tree the layers stay as they are.
+        Without a tree the layers compute as before.
         """
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
@@ -196,7 +196,7 @@ class ModelFamily:
         Args:
             position_ids_3BL: time, height and width position of each token, int64.
             token_types_BL: 0 for text, 1 for an image, 2 for a video, int64.
-            media: patches [M, D] and, in host memory, grids [I, 3] of images and videos.
+            media: patches [M, D] and, in CPU memory, grids [I, 3] of images and videos.
         """
         arguments = {"position_ids": position_ids_3BL, "mm_token_type_ids": token_types_BL}
         if len(media.image_grids_I3):
@@ -297,7 +297,7 @@ def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> Model
     """Return the family that a user's function makes.
 
     Raises:
-        UserError: the function cannot be loaded, has other options, or returns no `ModelFamily`.
+        UserError: the function cannot be loaded, does not take `args`, or returns no `ModelFamily`.
     """
     import_torchvision()  # before the user's file imports transformers
     make_family = load_plugin(function, base_dir, args, role="model family", parameters=())

@@ -54,8 +54,8 @@ class ExpertFamily(ModelFamily):
 
         A fused `tensor` is [experts, out, in], any other [...]; an expert's matrix is [out, in].
         """
-        # vLLM takes fused experts too, but in another layout for each family, and where the two sizes are equal it
-        # cannot tell a transposed one.
+        # vLLM takes fused experts too, but in another layout for each family, and it cannot recognize a transposed
+        # matrix whose two sizes are equal.
         fused = _FUSED.fullmatch(name)
         if fused is None:
             yield name, tensor

@@ -27,7 +27,7 @@ def make_family() -> ModelFamily:
 
 
 def text_config(spec: FromScratchConfig) -> dict[str, object]:
-    """Return what sets the language model of a tiny Qwen2-VL apart."""
+    """Return a tiny Qwen2-VL's language settings beyond those that all families share."""
     return {"rope_parameters": mrope_parameters(spec.language.hidden_size // spec.language.num_heads)}
 
 

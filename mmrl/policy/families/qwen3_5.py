@@ -72,7 +72,7 @@ def make_family() -> ModelFamily:
 
 
 def text_config(spec: FromScratchConfig) -> dict[str, object]:
-    """Return what sets the language model of a tiny Qwen3.5 apart; its last layer attends, the others are recurrent."""
+    """Return a tiny Qwen3.5's own language settings; every fourth layer attends, or the last of fewer."""
     language = spec.language
     # Twice the usual width, because a quarter of it is rotated: in thirds, by time, height and width.
     head_dim = 2 * language.hidden_size // language.num_heads

@@ -27,13 +27,13 @@ def make_family() -> ModelFamily:
 
 
 def text_config(spec: FromScratchConfig) -> dict[str, object]:
-    """Return what sets the language model of a tiny Qwen3-VL apart."""
+    """Return a tiny Qwen3-VL's language settings beyond those that all families share."""
     head_dim = spec.language.hidden_size // spec.language.num_heads
     return {"head_dim": head_dim, "rope_parameters": mrope_parameters(head_dim) | {"mrope_interleaved": True}}
 
 
 def vision_config(spec: FromScratchConfig) -> dict[str, object]:
-    """Return what sets the vision tower of a tiny Qwen3-VL apart."""
+    """Return a tiny Qwen3-VL's vision settings beyond those that all families share."""
     return vision_config_without_deepstack(spec) | {"deepstack_visual_indexes": [0]}
 
 
