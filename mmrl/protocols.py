@@ -1,6 +1,7 @@
 """The interfaces between the training loop and its parts. Each says who calls it and who implements it.
 
-Standard library only: concrete classes meet in `mmrl.training.build` and in the files of the stages beside it.
+Imports only the standard library and `mmrl.types`. `mmrl.training.build`, and the files of the stages beside it,
+connect the classes that implement them.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Processor(Protocol):
         with_thinking: bool,
         loss_on: Literal["response", "answer"],
     ) -> Rollout:
-        """Return a rollout to imitate: a response that states a Target, or the text of a full response, unchanged.
+        """Return a rollout to imitate: a Target written in the response format, or the text of a full response.
 
-        `with_thinking` keeps the thinking of a full response; `loss_on` trains on all of it, or on the answer alone.
+        Thinking is removed unless `with_thinking`. `loss_on` trains on the whole response or only on its answer.
         """
 
 
@@ -81,14 +82,14 @@ class Sampler(Protocol):
         """
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """Continue each rollout after its last token, by any author; add one segment written by the policy.
+        """Append one segment by POLICY to each rollout. The last token before it may be by any author.
 
-        `sampling_params.max_new_tokens` bounds the added tokens alone. Random choices derive from the segments that
-        are there, too.
+        `sampling_params.max_new_tokens` bounds only the added tokens. Random choices also derive from the number of
+        segments, so a rollout that is continued twice draws new numbers.
         """
 
     def sync(self, version: int) -> None:
-        """Take over the learner's current weights; segments generated from here on carry `version`."""
+        """Load the learner's current weights. Segments generated after this call carry `version`."""
 
 
 class RolloutPipeline(Protocol):
@@ -100,9 +101,9 @@ class RolloutPipeline(Protocol):
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
     ) -> RolloutBatch:
-        """Return a group for each group in `unfinished` and then for each prompt, in order.
+        """Return the groups of `unfinished`, continued, and then a group for each prompt, in order.
 
-        With partial rollouts a batch may leave groups unfinished again, but not all of them.
+        With partial rollouts some of them may stay unfinished, but over all ranks at least one is complete.
         """
 
 
@@ -121,7 +122,7 @@ class DemonstrationCompleter(Protocol):
 
 
 class EvalScorer(Protocol):
-    """Says how good responses are, for `rethink` steps and held-out data; a benchmark's rules fill it, too."""
+    """Scores responses for `rethink` steps and held-out data. Benchmarks implement it with their own rules."""
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """Return one score for each rollout, in order, without training-only terms. No rollout is dropped."""
@@ -156,7 +157,7 @@ class Selector(Protocol):
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Return True while a step has to sample more, after `rounds` batches of prompts gave `groups`.
 
-        True for 0 rounds, unless groups of earlier steps fill the step.
+        After 0 rounds it is True unless groups carried over from earlier steps already fill the step.
         """
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
@@ -170,10 +171,10 @@ class Learner(Protocol):
     """
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """Train on all experiences of a step, which may be none; return metrics.
+        """Train on the experiences of a step, if there are any, and return metrics.
 
         Every rank passes the same experiences and trains on its own share of them.
         """
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
-        """Return what the last step computed for some of its experiences, by index, of this rank's share."""
+        """Return the last step's token values of the experiences `indices`, by index, if this rank trained on them."""

@@ -48,10 +48,10 @@ def check_model_and_libraries(config: Config | EvalConfig) -> None:
 
 
 def check_family_engine(model_type: str, engine: str, *, takes_patches: bool, num_ranks: int = 1) -> None:
-    """Check that an engine can run a user's own model family.
+    """Check that an engine can run a user's own model family on this number of ranks.
 
     Raises:
-        UserError: the family prepares images in its own form, which only transformers takes.
+        UserError: the family prepares images in its own form, which needs the engine `hf` in a single process.
     """
     if not takes_patches and (engine in VLLM_ENGINES or num_ranks > 1):
         raise UserError(

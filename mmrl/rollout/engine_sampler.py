@@ -36,7 +36,7 @@ class EngineSampler:
     processor: PromptProcessor
     _: KW_ONLY
     seed_parts: Sequence[str | int]
-    """Parts that all random seeds derive from, such as the run's seed and the stage's name; unlike other samplers'."""
+    """Root of all random seeds, such as the run's seed and the stage's name. No other sampler has the same parts."""
     version: int = 0  # policy version that segments carry
     record_routes: bool = False  # true if rollouts carry the experts that their tokens were sent to
 
@@ -67,7 +67,7 @@ class EngineSampler:
             group = []
             for index, generated in enumerate(continuations):
                 empty = empty_rollout(prompt, index, sampling_params)
-                # Siblings share the routes of their prompt, which is trained on once for all of them.
+                # Siblings share one object with their prompt's routes: training runs the prompt once for all of them.
                 shared = generated._replace(prompt_routes=continuations[0].prompt_routes)
                 group.append(append_generated(empty, shared, sampling_params, self.version, self.processor))
             groups.append(group)

@@ -40,7 +40,7 @@ from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
 
-# Upper bounds of tokens, each of which is a byte at least; UTF-8 takes four bytes for a character at most.
+# Upper bounds in tokens. A token is at least one byte, and UTF-8 takes at most four bytes for a character.
 _MEDIA_LABEL_BYTES = 100  # of the label that precedes an image or video shown by a tool
 _TOKENS_PER_CHAR = 4
 
@@ -62,9 +62,8 @@ class SamplerFactory:
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        `work_dir` is for files of an engine in another process. `console` warns when one had to be restarted, and shows
-        how many responses are finished.
-        `make_custom_engine` is the loaded function of `rollout.engine: {fn}`.
+        `work_dir` is for files of an engine in another process. `console` warns when an engine is restarted, and shows
+        how many responses are finished. `make_custom_engine` is the loaded function of `rollout.engine: {fn}`.
 
         Raises:
             UserError: the engine does not start, or cannot do what the config asks for.
@@ -112,7 +111,7 @@ class SamplerFactory:
     ) -> Sampler:
         """Return a sampler whose random numbers derive from `seed_parts`: the run's seed and words for its purpose.
 
-        It has to be synced before it generates; until then its segments would carry `version`. A `concurrent` one may
+        Sync it before it generates; `version` is the one it has until then. A `concurrent` sampler may
         generate in `rollout_thread` while the learner updates the policy. With `record_routes` rollouts carry the
         experts that their tokens were sent to.
         """
@@ -148,7 +147,7 @@ class SamplerFactory:
         return self._rollout_thread
 
     def close(self) -> None:
-        """Shut the engine down; what it is generating in another thread fails."""
+        """Shut down the engine. Generation that still runs in another thread fails."""
         self._engine.close()
         if self._rollout_thread is not None:
             self._rollout_thread.shutdown(cancel_futures=True)
@@ -191,7 +190,7 @@ def build_sampling_params(
     banned_token_ids: tuple[int, ...],
     stop_strings: tuple[str, ...],
 ) -> SamplingParams:
-    """Return the distribution of responses, and where they end, of a stage, an evaluation or a benchmark."""
+    """Return the sampling parameters of a stage, of an evaluation during training, or of a benchmark."""
     generation = options.evaluation if isinstance(options, EvalConfig) else options
     # An evaluation during training (EvalGenerationConfig) has neither top-p nor top-k.
     return SamplingParams(
@@ -205,7 +204,7 @@ def build_sampling_params(
 
 
 def compute_max_response_tokens(config: Config | EvalConfig, context_tokens: int) -> int:
-    """Return the tokens of the longest response of any stage or the evaluation, with all that steps may add to it.
+    """Return the most tokens of a response in any stage or the evaluation, including what rollout steps may add.
 
     `context_tokens` is the length of the model's context.
 
@@ -256,7 +255,7 @@ def compute_max_model_len(config: Config | EvalConfig, policy: PolicyModel) -> i
 
 
 def prompt_limit(config: Config | EvalConfig, policy: PolicyModel) -> tuple[int, str]:
-    """Return the tokens of the longest prompt that is allowed, and what limits it, in words.
+    """Return the most tokens that a prompt may have, and a description of what limits them.
 
     Raises:
         UserError: a response may be longer than the model's context, or leaves the engine no room for a prompt.

@@ -1,6 +1,6 @@
 """Loads the tools, rollout steps and engine that a config names.
 
-Imports neither torch nor vLLM at its head: tool processes import it, and few runs have a step or engine of their own.
+At module level it imports neither torch nor vLLM: tool processes import it, and few runs have their own step or engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
 
 
 def load_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
-    """Return the functions that make the user's rollout steps, by the name of the step; check that the others load.
+    """Return the functions that make the user's rollout steps, by step name; check that tools and environments load.
 
     Tools and environments are loaded again by the processes that run them.
 

@@ -1,8 +1,8 @@
 """Checks that the rollout engine and the learner agree on log-probabilities.
 
-A few prompts are answered by the engine, and the learner computes the log-probabilities of the same tokens. Where they
-differ by more than rounding, other images, positions, weights or sampling parameters reached one of the two, and the
-importance ratios of training would be wrong.
+The engine answers a few prompts, and the learner computes the log-probabilities of the same tokens. If they differ by
+more than rounding, the two used different images, positions, weights or sampling parameters, and the importance ratios
+of training would be wrong.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LogprobCheck:
         return self.measure(version) if every and version % every == 0 else {}
 
     def _worst_mean(self, diffs: Sequence[torch.Tensor]) -> float:
-        """Return the mean over tokens on the rank where it is largest, since each may have an engine of its own."""
+        """Return the largest of the ranks' means over tokens, since each rank may have its own engine."""
         means = self.ranks.all_gather(float(torch.cat(list(diffs)).mean()))
         return float(torch.tensor(means).amax())  # unlike `max`, it keeps a NaN
 
@@ -93,7 +93,7 @@ class LogprobCheck:
         # Without prefix sharing: the check must not depend on the learner's optimization either.
         batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
-        # Along the engine's routes where it records them, as in training: routers may round differently.
+        # As in training, the learner uses the engine's routes if they are recorded: its routers may round differently.
         if batch.engine_routes_XTK is not None:
             check_routes(self.policy.routers, batch.engine_routes_XTK)
         scores = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)

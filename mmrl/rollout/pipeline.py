@@ -1,7 +1,7 @@
 """The rollout pipeline: generate first responses, then apply the steps of `rollout_steps` in their order.
 
 A prompt's rollouts form a group. A rollout consists of segments: runs of tokens that one author wrote (`Author`: the
-policy, a demonstration, forced text, or the environment), which decides whether and by which loss they are trained.
+policy, a demonstration, forced text, or the environment). The author decides whether and how they are trained.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StepPipeline:
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
     ) -> RolloutBatch:
-        """Return a group of rollouts for each prompt, in order, after the groups of `unfinished` that are complete."""
+        """Return the complete groups of rollouts: those of `unfinished` first, then one for each prompt, in order."""
         if self.partial_rollouts is None:
             groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))
@@ -101,8 +101,8 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
             case CustomStepConfig():
                 name = step_name(config)
                 steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
-    # Probes come last and go through all other steps, wherever they are in the config: what a rethink or a tool adds
-    # must not look like what seeing the image adds.
+    # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
+    # or a tool would look like the gain from seeing the image.
     probes: list[RolloutStep] = []
     for config in step_configs:
         if isinstance(config, BlindProbeConfig):

@@ -1,4 +1,4 @@
-"""Responses as samplers build them: an empty rollout first, then one segment by POLICY for each call of the engine."""
+"""Builds responses from generated tokens: an empty rollout, then one segment by POLICY for each call of the engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class GeneratedTokens(NamedTuple):
     prompt_routes: ExpertRoutes | None = None
     """Experts that the prompt's tokens went to; None if the engine records no routes."""
     response_routes: ExpertRoutes | None = None
-    """Experts that all tokens of the response went to, those before this call too, but not the last, which the engine
-    has not read; None if it records no routes."""
+    """Experts of all response tokens that the engine has read: those before this call too, but not the last token. None
+    if it records no routes."""
 
 
 def empty_rollout(prompt: Prompt, index: int, sampling_params: SamplingParams) -> Rollout:
@@ -67,10 +67,10 @@ def append_generated(
 
 
 def _complete_routes(rollout: Rollout, prompt_routes: ExpertRoutes | None, response_routes: ExpertRoutes) -> Rollout:
-    """Return the rollout with routes of those tokens that had none.
+    """Return the rollout with routes for the tokens that had none.
 
-    A token keeps the routes of the call that read it first: the log-probs of its segment were recorded with them, and
-    the call that continues may have newer weights.
+    A token keeps the routes of the call that first read it: the log-probs of its segment were recorded with them, and
+    a later call may use newer weights.
     """
     segments = []
     start = 0
@@ -121,7 +121,7 @@ def _cut_at_stop_string(
     if not (sampling_params.stop and rollout.segments) or rollout.finish_reason is not FinishReason.LENGTH:
         return generated
     matcher = StopStringMatcher(sampling_params.stop, processor.decode)
-    # A string that the policy began counts only as far back as it wrote without interruption.
+    # A stop string may begin only in the text that the policy wrote since another author's last segment.
     earlier: list[int] = []
     for earlier_segment in rollout.segments:
         earlier = [*earlier, *earlier_segment.token_ids] if earlier_segment.author is Author.POLICY else []

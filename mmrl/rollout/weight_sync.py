@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to an engine, and fingerprints that prove their arrival.
+"""Streams of weights from the learner to an engine, and fingerprints that show whether the weights arrived.
 
 A pass is one iteration over all weights, from the first to the last.
 """
@@ -28,7 +28,7 @@ class WeightSpec(NamedTuple):
 
 
 class WeightStream(ABC):
-    """Full weights under transformers' names. It can be iterated again and again, always in the same order.
+    """Full weights under transformers' names. It can be iterated repeatedly, always in the same order.
 
     Weights that an engine fuses (query, key and value, say), and both names of a tied matrix, are all there or all
     missing. Iterating over sharded weights gathers them one after the other: every rank must do so together.
@@ -58,8 +58,8 @@ class PolicyWeightStream(WeightStream):
 class ShardedWeightStream(WeightStream):
     """Weights that may be sharded over ranks, as an engine of rank 0 reads them.
 
-    Iterating over sharded weights is collective, and only the engine knows how often it iterates. So rank 0 tells the
-    other ranks before each pass over the weights, and when there are no more. No rank ever holds all of them.
+    Iterating over sharded weights is collective, and only the engine knows how often it iterates. So rank 0
+    announces each pass to the other ranks, and the end of the last one. No rank ever holds all of them.
     """
 
     weights: WeightStream
@@ -107,13 +107,13 @@ class ShardedWeightStream(WeightStream):
         return self._current_pass
 
     def _finish_pass(self) -> None:
-        # The engine may have broken a pass off, and the other ranks gather it to the end.
+        # The engine may have stopped in the middle of a pass, which the other ranks gather to the end.
         for _ in self._current_pass:
             pass
 
 
 class TensorFingerprint(NamedTuple):
-    """Shape and digest of a tensor. Two tensors that differ have different ones, up to values that are not sampled."""
+    """Shape and digest of a tensor. Tensors that differ in a sampled value have different fingerprints."""
 
     shape: tuple[int, ...]
     digest: str  # SHA-256, in hex, of about a thousand evenly spaced values as float32
@@ -127,7 +127,7 @@ def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
 def iter_with_fingerprints(
     weights: WeightStream, fingerprints: dict[str, TensorFingerprint]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and tensor of each weight, and leave its fingerprint in `fingerprints`."""
+    """Yield name and tensor of each weight, and store its fingerprint in `fingerprints`."""
     for name, tensor in weights:
         fingerprints[name] = fingerprint(tensor)
         yield name, tensor.detach()

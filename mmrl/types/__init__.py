@@ -1,6 +1,6 @@
 """The data that passes between packages, frozen except for `TrainingState`. Needs only the standard library.
 
-Each is made from the one before it, by the part of the loop that is named above the arrow:
+Each is made from the one before it, by the part of the loop that the arrow names:
 
     Sample ──prompt──► Prompt ──rollout──► Rollout ──score──► Group ──select──► Experience ──learn──► new weights
 
@@ -12,8 +12,8 @@ Each is made from the one before it, by the part of the loop that is named above
     Experience     protocols.Selector          state    a rollout with its advantage
     TrainingState  the loop, step by step      state    all that a checkpoint adds to weights and optimizer
 
-`environment` has what tools and environments show, `errors` what may be raised across packages. Example, one counting
-question on its way through the loop:
+`environment` defines what tools and environments show, and `errors` the exceptions that cross packages. As an example,
+one counting question in the loop:
 
     Sample(id="count-7", task="count", parts=(ImageRef(path="7.png", sha256="ab.."), "How many red dots?"),
            target=Target(answer_type=AnswerType.NUMBER, value=3))

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from mmrl.types.sample import Action, CoordinateSystem, MediaRef, Sample
 
 LAST_MEDIUM: Final = 0
-"""In place of a medium's number, in what an environment shows: the one that the response has seen last."""
+"""Medium number by which an environment refers to the last image or video that the response has seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ MediaResult: TypeAlias = ImageCrop | VideoFrames | VideoClip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What an environment shows: media, then text."""
+    """Media, and text after them, that an environment shows to the model."""
 
     text: str = ""
     media: tuple[bytes | MediaRef | MediaResult, ...] = ()
@@ -70,7 +70,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came of an action."""
+    """The result of an action in an environment."""
 
     observation: Observation = field(default_factory=Observation)
     """What the model sees next; not shown after the end of the episode."""
@@ -81,13 +81,13 @@ class StepResult:
     truncated: bool = False
     """The episode was cut for another reason, such as a limit of time."""
     valid: bool = True
-    """The environment could use the action; False for words that are no action of it."""
+    """The environment could use the action; False for text that is not one of its actions."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Finite numbers for metrics and rewards, such as {"success": 1.0}."""
 
 
 class Environment(Protocol):
-    """An episode at a time of a task with state. `rollout_steps: [{kind: environment, fn}]` names what makes one.
+    """A task with state, one episode at a time. `rollout_steps: [{kind: environment, fn}]` names what makes one.
 
     It runs in a worker process, which is killed when a call takes too long. A replayable environment is a function of
     sample, seed and actions: the same ones give the same observations, to the byte. It may also have a method
@@ -95,7 +95,7 @@ class Environment(Protocol):
     """
 
     def reset(self, sample: Sample, seed: int) -> Observation:
-        """Begin an episode. The first observation is the question of `sample`, or nothing if the sample states it all.
+        """Begin an episode. The first observation is the question of `sample`, or empty if the sample states all of it.
 
         Siblings, the rollouts of one group, are given equal seeds.
         """
@@ -103,16 +103,16 @@ class Environment(Protocol):
     def step(self, action: Any) -> StepResult:  # noqa: ANN401  # text, or an Action: see below
         """Take an action: a str, or with `action: call` an `Action` with name and arguments that the model wrote.
 
-        Any exception is the environment's own failure. The rollout is then not scored, which is not a reward of 0.
+        Any exception counts as a failure of the environment: the rollout gets no score, not a reward of 0.
         """
 
     def close(self) -> None:
-        """End the episode. The environment is not used again: what takes long to make belongs in its module."""
+        """End the episode. The environment is not used again, so keep at module level what takes long to make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action of the policy in an environment, and what came of it. An episode is its sample, seed and actions."""
+    """One action of the policy in an environment, and its result. An episode is its sample, seed and actions."""
 
     action: str | Action | None
     """The action as the environment was given it; None if the policy wrote none."""

@@ -15,7 +15,7 @@ class FunctionCall(NamedTuple):
 
 
 class UserError(Exception):
-    """Something that the user can put right: a path, a key, a value, a full disk.
+    """An error that the user can correct: a path, a key, a value, a full disk.
 
     The command prints the message without a traceback and exits with code 2.
     """

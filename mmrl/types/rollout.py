@@ -104,7 +104,7 @@ class ExpertRoutes:
         return len(self.expert_ids) // self.bytes_per_token
 
     def cut(self, start: int, stop: int) -> ExpertRoutes:
-        """Return the routes of the tokens from `start` to `stop`, of as many of them as there are."""
+        """Return the routes of the tokens from `start` to before `stop`, or of fewer if there are fewer."""
         size = self.bytes_per_token
         return replace(self, expert_ids=self.expert_ids[start * size : stop * size])
 
@@ -118,12 +118,12 @@ class Segment:
     """Consecutive tokens of a response by one author."""
 
     token_ids: tuple[int, ...]  # the tokens
-    logprobs: tuple[float, ...]  # of each token where it was sampled, nats, at most 0; 0 for authors other than POLICY
+    logprobs: tuple[float, ...]  # of each token, as it was sampled, nats, at most 0; 0 for authors other than POLICY
     author: Author  # who wrote the tokens
     version: int = 0  # policy version that sampled the tokens: training steps since the run began
     sampling_params: SamplingParams | None = None  # distribution of these tokens; None for the rollout's own
     observation: MediaObservation | None = None  # image or video that all tokens of the segment are placeholders of
-    routes: ExpertRoutes | None = None  # of its first tokens, of all that the engine has read; None if not recorded
+    routes: ExpertRoutes | None = None  # of its first tokens, those that the engine has read; None if not recorded
 
     def cut(self, num_tokens: int) -> Segment:
         """Return the segment cut to its first tokens."""
@@ -163,8 +163,8 @@ class Rollout:
     finish_reason: FinishReason  # event that ended it
     sampling_params: SamplingParams  # distribution of all segments that name no other
     parent_index: int | None = None  # index of the first response that a forced rethink continued; None for a first one
-    is_correct: bool | None = None  # the rethink step's verdict on how it ended; None if it gave none
-    first_is_correct: bool | None = None  # its verdict on the first response; None for a rollout that is one
+    is_correct: bool | None = None  # the rethink step's verdict on the whole response; None without one
+    first_is_correct: bool | None = None  # its verdict on the first response; None for a first response
     prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
     turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
     failure: RewardFailure | None = None  # why its environment failed; such a rollout is never scored
@@ -197,7 +197,7 @@ class Rollout:
 class RolloutBatch:
     """Result of the rollout steps for a batch of prompts."""
 
-    groups: tuple[tuple[Rollout, ...], ...]  # a group of rollouts for each prompt that is complete, in order
+    groups: tuple[tuple[Rollout, ...], ...]  # complete groups of rollouts, one for each prompt, in order
     unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups to continue in the next step
     # For each of `groups`, rollouts that never train, by the name of the probe; empty without probes.
     probes: tuple[Mapping[str, tuple[Rollout, ...]], ...] = ()
@@ -229,7 +229,7 @@ class RewardFailure(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What became of a reward term's value on its way into the total."""
+    """The part that a reward term's value has in the total."""
 
     transformed: float  # the value after its transform
     weight: float  # the weight at the step, after its schedule

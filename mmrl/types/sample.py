@@ -161,7 +161,7 @@ class MediaOpener(Protocol):
         """
 
 
-# Samples carry references alone, so that their digests, records and messages to workers do not depend on who looks.
+# Samples hold references but no opener: their digests, records and messages to workers must not depend on one.
 _media_opener: ContextVar[MediaOpener | None] = ContextVar("media_opener", default=None)
 
 
@@ -169,7 +169,7 @@ _media_opener: ContextVar[MediaOpener | None] = ContextVar("media_opener", defau
 def use_media_opener(opener: MediaOpener | None) -> Iterator[None]:
     """Let `Sample.image`, `crop` and `video_frames` open media through `opener` within the block.
 
-    Whatever calls rewards or environments does this: scorers, case tables, `mmrl reward`, and processes of workers.
+    All callers of rewards or environments do this: scorers, case tables, `mmrl reward`, and worker processes.
     """
     token = _media_opener.set(opener)
     try:
@@ -272,8 +272,8 @@ class Sample:
     def image(self, index: int = 0, *, size: Size | None = None) -> Pixels:
         """Return the pixels of an image: uint8 [height, width, 3], RGB, upright, read-only.
 
-        They are the true ones, also where a blind probe hid the image from the model. The file is opened when it is
-        first asked for. `PIL.Image.fromarray` makes a picture of them.
+        The pixels are the true ones, even if a blind probe hid the image from the model. The first call opens the file.
+        `PIL.Image.fromarray` makes a picture of the pixels.
 
         Args:
             index: number among images and videos, from 0 in reading order, as `Target.media_index`.
@@ -291,7 +291,7 @@ class Sample:
     def video_frames(self, index: int, seconds: Sequence[float], *, size: Size | None = None) -> Pixels:
         """Return the frames that a video shows at these seconds: uint8 [frames, height, width, 3], as `image` does.
 
-        Seconds count from the first frame of the file, as the model is told them.
+        Seconds count from the first frame of the file, as in the prompt of the model.
 
         Raises:
             Unscorable: there is no such video, or its file is missing, changed, damaged or may not be read.
@@ -339,7 +339,7 @@ class Sample:
         return pixels[top:bottom, left:right]
 
     def media_size(self, index: int) -> Size:
-        """Return the original size of an image or of a video's frames, which it opens; raises `Unscorable` as `image`.
+        """Open an image or video and return its original width and height. Raises `Unscorable` as `image` does.
 
         `index` is its number among images and videos, from 0.
         """

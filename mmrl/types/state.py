@@ -37,7 +37,7 @@ class Experience:
 
 
 class TokenValues(NamedTuple):
-    """What the learner computed for the tokens of one rollout that the policy sampled; a value for each, in order."""
+    """Values that the learner computed for the POLICY tokens of one rollout, one for each token, in order."""
 
     logprobs: tuple[float, ...]  # log-prob under the policy in the last epoch of the step, before its update, nats
     ratios: tuple[float, ...]  # importance ratio, before it is clipped
@@ -47,17 +47,17 @@ class TokenValues(NamedTuple):
 
 
 class WorstToken(float):
-    """A metric that is the value of a single token: a number like any other, which also says whose token it is."""
+    """A metric whose value comes from a single token: an ordinary float that also names the token's rollout."""
 
     owner: str = ""  # the token's rollout, in words
 
 
 class GroupSelection(NamedTuple):
-    """What selection did with a group."""
+    """The decision of selection about one group."""
 
     status: Literal["trained", "rejected", "no_room"]  # by dynamic sampling; no room: the step had enough groups
     reason: str | None = None  # why it was rejected: `unscored`, `truncated` or a reward term
-    carried_over: bool = False  # True if an earlier step sampled it, which had no room
+    carried_over: bool = False  # True if an earlier step sampled it and had no room for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class SelectedExperiences:
     # scored and does not carry over to the next.
     groups: tuple[Group, ...]
     scored: tuple[tuple[Experience, ...], ...]  # the scored rollouts of each of `groups`; advantage 0 if not trained
-    experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
+    experiences: tuple[Experience, ...]  # for the learner: replayed and carried-over ones too, no filtered ones
     selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
     replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
     has_signal: bool  # True if a rollout that was not replayed has a nonzero advantage

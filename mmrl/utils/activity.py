@@ -1,4 +1,4 @@
-"""What the process is doing at the moment. The parts of a run write it, and the console reads it for its live line."""
+"""The current activity of this process. The parts of a run write it, and the console shows it in its live line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Activity:
 
     name: str = ""  # an activity of `StepTimer.time`, such as `rollout`, or words of its own; empty between activities
     started_at: float = 0.0  # of the monotonic clock, in seconds
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # parts that are done, and all of them, by name
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # finished parts and all parts, by name
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
@@ -30,7 +30,7 @@ class Activity:
             self.name, self.started_at = outer
 
     def begin_count(self, name: str, total: int) -> None:
-        """Count the parts of `name` from 0. Another thread may work on them while it is not the current activity."""
+        """Begin to count the parts of `name` from 0. Another thread may finish them during another activity."""
         self.counts[name] = (0, total)
 
     def advance(self, name: str, parts: int = 1) -> None:

@@ -11,10 +11,10 @@ ValueT = TypeVar("ValueT")
 
 
 class ByteCache(Generic[KeyT, ValueT]):
-    """Values by key; the least recently used ones leave when all together take more than `max_bytes`."""
+    """Values by key. The least recently used ones are removed when all together exceed `max_bytes`."""
 
     def __init__(self, max_bytes: int, *, keep_last: bool = True) -> None:
-        """With `keep_last`, the value that was put in last stays, even if it exceeds the bound by itself."""
+        """Create an empty cache. With `keep_last`, the last value put in stays even if it alone exceeds the bound."""
         self._max_bytes, self._keep_last = max_bytes, keep_last
         self._entries: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
         self._used_bytes = 0
@@ -27,12 +27,12 @@ class ByteCache(Generic[KeyT, ValueT]):
         return self._entries[key][0]
 
     def put(self, key: KeyT, value: ValueT, num_bytes: int, *, is_pinned: Callable[[KeyT], bool] | None = None) -> None:
-        """Put a value in, in place of an earlier one of this key; if the cache is full, others leave, unless pinned."""
+        """Store a value, replacing an earlier one of this key. If the cache is full, unpinned others are removed."""
         self._remove(key)
         self._entries[key] = (value, num_bytes)
         self._used_bytes += num_bytes
         excess, leaving = self._used_bytes - self._max_bytes, []
-        # No entry after those that leave is looked at: a full cache may hold a hundred thousand small images.
+        # The loop stops once enough entries leave: a full cache may hold a hundred thousand small images.
         for candidate, (_, size) in self._entries.items():
             if excess <= 0 or (self._keep_last and candidate == key):
                 break

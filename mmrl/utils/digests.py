@@ -1,10 +1,10 @@
-"""Digests that show whether something is what it was: SHA-256, in hexadecimal, of files and texts.
+"""Digests that show whether content has changed: SHA-256, in hexadecimal, of files and texts.
 
     file of a medium, of a checkpoint or of an evaluation   `file_digest`, compared whenever it is opened or restored
     folder of frames                                        `frames_digest`, over names and digests of the files
     weights that are not saved, or that an engine received  `torch_digests.sample_bytes`, a thousand values of each
 
-Two records are other things than digests of contents, each for its reason. The record of a run's data
+Two records do not use these digests, each for its own reason. The record of a run's data
 (`mmrl/data/data_record.py`) has 8 bytes of BLAKE2 for every field of every sample, so that it can name the field that
 changed and stay small. The index of files (`mmrl/utils/file_index.py`) compares size and time of the last change,
 since reading every file again is the work that it saves.

@@ -53,12 +53,12 @@ def installed_build(package: str) -> str:
 
 
 def check_torch_companions() -> list[str]:
-    """Import torch and its companions in a new process, and return what is wrong and what to do, a text for each."""
+    """Import torch and its companions in a new process, and return a message for each problem, with its remedy."""
     packages = ["torch", *filter(find_spec, _COMPANIONS)]
     command = [sys.executable, "-c", _IMPORT_PROGRAM, *packages]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=True)
-    except subprocess.SubprocessError as error:  # a crash, or no end
+    except subprocess.SubprocessError as error:  # a crash or a timeout
         return [f"{', '.join(packages)} cannot be imported: {error}"]
     errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     problems = []

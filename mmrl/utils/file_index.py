@@ -1,4 +1,4 @@
-"""What earlier runs found in files, kept outside all runs, so that a later run need not read unchanged files again."""
+"""An index of what earlier runs found in files, outside all runs, so that unchanged files are not read again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mmrl.utils.digests import file_digest
 FileStamp = tuple[int, int]
 """Bytes of a file, and the time of its last change in nanoseconds since 1970; (-1, -1) for one that is not there."""
 _MAX_PENDING: Final = 1000  # entries that are written together; a killed run loses fewer
-_LOCK_WAIT_S: Final = 10.0  # a thousand times what writing them takes
-_DAYS_KEPT: Final = 90  # or entries of generated media, which go with their runs, would gather for ever
+_LOCK_WAIT_S: Final = 10.0  # a thousand times as long as such a write takes
+_DAYS_KEPT: Final = 90  # else entries of generated media, deleted with their runs, would accumulate
 _CREATE: Final = """
 CREATE TABLE IF NOT EXISTS entries (
     path BLOB, kind TEXT, num_bytes INTEGER, mtime_ns INTEGER, value TEXT, day INTEGER, PRIMARY KEY (path, kind)
@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS entries (
 class FileIndex:
     """An SQLite file that several processes may read and write: a value for each file and kind of finding.
 
-    It only saves work. Where it cannot be used, it knows nothing, and `problems` says why.
+    It only saves work. If it cannot be used, `get` returns None for every file, and `problems` says why.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class FileIndex:
         return str(entry[2]) if entry is not None and entry[:2] == stamp_file(path) else None
 
     def put(self, kind: str, path: str, value: str, stamp: FileStamp) -> None:
-        """Keep what was found in a file; `stamp` was taken before it was read. `flush` writes what is pending."""
+        """Record what was found in a file; `stamp` must be taken before reading it. `flush` writes pending entries."""
         self._pending.append((os.fsencode(path), kind, *stamp, value, self._today))
         if len(self._pending) >= _MAX_PENDING:
             self.flush()
@@ -83,7 +83,7 @@ class FileIndex:
     def _open(self) -> None:
         path = self._path.expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A streamed source may be read by another thread than the one before it.
+        # Several threads may use the index: each streamed source may be read in another one.
         self._database = sqlite3.connect(path, timeout=_LOCK_WAIT_S, check_same_thread=False)
         with self._database:
             self._database.execute(_CREATE)
@@ -94,7 +94,7 @@ class FileIndex:
         if self._database is not None:
             self._database.close()
             self._database = None
-        # Its subclasses say that the file cannot be reached, read, locked or written.
+        # A subclass means that the file cannot be reached, read, locked or written; the class itself means damage.
         is_damaged = type(error) is sqlite3.DatabaseError
         if is_damaged:
             try:

@@ -25,14 +25,14 @@ _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
 def shipped_folder(parent: Path, installed: str, source: str) -> Path:
-    """Return a folder that comes with mmrl: in a wheel a package of its own, in a clone a folder of another name."""
+    """Return a folder that comes with mmrl: a wheel has it under the name `installed`, a clone under `source`."""
     return parent / installed if (parent / installed).is_dir() else parent / source
 
 
 def resolve_inside(path: Path | str, roots: Sequence[Path], folders: dict[str, str] | None = None) -> Path:
     """Resolve the links of `path`, and check that the file lies in one of the resolved folders `roots`.
 
-    A caller with many files gives the same `folders` each time, in which the folders that were resolved are kept.
+    A caller with many files passes the same `folders` each time, as a cache of resolved folders.
 
     Raises:
         UserError: it lies outside them, or cannot be resolved (a loop of links, an impossible name).
@@ -60,7 +60,7 @@ def _resolve_links(path: str, folders: dict[str, str]) -> str:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise
-        return os.path.realpath(path)  # the caller says what is wrong with a file that is missing or closed to us
+        return os.path.realpath(path)  # the caller reports a file that is missing or unreadable
     folders[folder] = os.path.realpath(folder)
     return resolved
 
@@ -98,7 +98,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def check_not_deleted(path: Path) -> None:
-    """Raise a UserError if a run directory, or a file in it, is not there any more; a writer would create it again."""
+    """Raise a UserError if a run directory, or a file in it, has gone: a writer would create it again."""
     if not path.exists():
         lost = path if path.parent.exists() else path.parent
         raise UserError(

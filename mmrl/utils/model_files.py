@@ -1,4 +1,4 @@
-"""Checks of a model's files without transformers: that they are there, and hold a type of model that mmrl trains."""
+"""Checks, without transformers, that a model's files exist and that mmrl trains models of its type."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ UNSUPPORTED: Mapping[str, str] = {
 
 
 def check_model_type(path: str, families: Collection[str] | None) -> None:
-    """Check that a model is in a folder or on the hub, and of one of `families`; None allows any.
+    """Check that a model is in a folder or on the hub, and that its type is in `families`; None allows any.
 
-    On the hub, its cache is asked first; config.json is fetched into it if need be.
+    For a hub id, config.json comes from the local cache. If it is not there, it is downloaded into the cache.
 
     Raises:
         UserError: there is no such model, it is of another family, or the hub cannot be reached.
@@ -44,7 +44,7 @@ def check_model_type(path: str, families: Collection[str] | None) -> None:
 
 
 def check_weight_files(folder: Path) -> None:
-    """Check that a model's folder has weights, and all those that its index names: an interrupted copy lacks some.
+    """Check that a model's folder has weights, and every file that its index names. An interrupted copy lacks some.
 
     Raises:
         UserError: weights are missing, or the index is damaged.
@@ -69,7 +69,7 @@ def check_weight_files(folder: Path) -> None:
 
 
 def has_contradictory_ties(path: str) -> bool:
-    """Return True if config.json ties the output matrix to the embedding in `text_config`, and not at its top."""
+    """Return True if config.json ties the output matrix to the embedding in `text_config` but not at its top level."""
     config = json.loads((_find_folder(path) / "config.json").read_text(encoding="utf-8"))
     inner = config.get("text_config", {}).get("tie_word_embeddings", False)
     return bool(inner) and not config.get("tie_word_embeddings", False)
@@ -109,7 +109,7 @@ def _read_model_type(path: str) -> str:
 
 
 def _find_folder(path: str) -> Path:
-    """Return the folder at a path, or that of a hub id in the cache; its config.json is fetched into it if need be."""
+    """Return the folder at a path, or of a hub id in the cache; downloads its config.json there if it is missing."""
     if Path(path).is_dir():
         return Path(path)
     if not _HUB_ID.fullmatch(path) or path.startswith("."):
@@ -121,7 +121,7 @@ def _find_folder(path: str) -> Path:
         return Path(cached).parent
     head = f"model.path: there is no folder {path!r} (looked in {Path.cwd()}), and as a hub id it cannot be had"
     try:
-        # Asked once: a download without a network would try five times, for half a minute.
+        # One request first: without a network, a download would retry five times, for half a minute.
         HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)
         return Path(hf_hub_download(path, "config.json")).parent
     except errors.RepositoryNotFoundError as error:
@@ -129,7 +129,7 @@ def _find_folder(path: str) -> Path:
             f"{head}: the hub shows no such model; correct the name, or, if it is private or gated, ask for access at "
             f"https://huggingface.co/{path} and log in with `hf auth login`"
         ) from error
-    # Of these the last is a network that HF_HUB_OFFLINE forbids.
+    # An OSError may also mean that HF_HUB_OFFLINE forbids the network.
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
         raise UserError(
             f"{head}: the network or the hub could not be reached ({error}), and the cache (HF_HOME) lacks it; fill it "

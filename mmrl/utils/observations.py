@@ -19,10 +19,10 @@ _PICTURE_HEADS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 
 
 def check_observation(value: object) -> Observation:
-    """Return what an environment showed, if that is an observation.
+    """Return `value` if it is a valid observation.
 
     Raises:
-        UserError: it is no `Observation`, or holds something else than text, PNG or JPEG bytes, references and parts.
+        UserError: it is not an `Observation`, or holds anything but text, PNG or JPEG bytes, references and parts.
     """
     if not isinstance(value, Observation):
         raise UserError(f"an environment shows a mmrl.Observation, not {value!r:.80}")
@@ -41,10 +41,10 @@ def check_observation(value: object) -> Observation:
 
 
 def check_step_result(value: object) -> StepResult:
-    """Return what came of an action, if that is a step's result.
+    """Return `value` if it is a valid step result.
 
     Raises:
-        UserError: it is no `StepResult`, a field has another type, or a number is not finite.
+        UserError: it is not a `StepResult`, a field has another type, or a number is not finite.
     """
     if not isinstance(value, StepResult):
         raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")

@@ -40,7 +40,7 @@ def check_positional_parameters(function: Callable[..., Any], parameters: Sequen
 
 
 def check_methods(found: object, port: type, names: Sequence[str], *, owner: str) -> None:
-    """Check that what a user's function returned has methods that can be called as those of `port` are.
+    """Check that an object from a user's function has the methods `names`, callable as those of `port`.
 
     Raises:
         UserError: `owner` returned an object without one of the methods `names`, or with other parameters.
@@ -49,7 +49,7 @@ def check_methods(found: object, port: type, names: Sequence[str], *, owner: str
         expected = [entry for entry in _read_signature(getattr(port, name)).parameters.values() if entry.name != "self"]
         positional = [entry.name for entry in expected if entry.kind is not entry.KEYWORD_ONLY]
         keywords = [entry.name for entry in expected if entry.kind is entry.KEYWORD_ONLY]
-        # The `__call__` of a function takes anything; the function itself tells its parameters.
+        # The `__call__` of a function takes anything, so the signature of the function itself is read.
         method = found if name == "__call__" else getattr(found, name, None)
         check_call(method, positional, keywords, name=name, owner=f"{owner} returned {found!r:.80}")
 
@@ -117,8 +117,8 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
 
 
 def _validation_error(error: ValidationError, owner: str, name: str, args: Mapping[str, Any]) -> UserError:
-    """Return an error about the option `name`, at the key in question where the option is a mapping."""
-    # An unknown key is most often a misspelled one, which is reported as missing before it.
+    """Return an error about the option `name`. If the option is a mapping, the error names the key in it."""
+    # A misspelled key can give two problems, a missing key and then an unknown one. The second says more.
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     place, inner = [name], args[name]
     # Pydantic also lists the tags of unions, which are keys of nothing.

@@ -1,7 +1,7 @@
 """Load functions that YAML names: `package.module:function`, or `./file.py:function` beside the config.
 
 Whatever a user's file does wrong while it is imported becomes one `UserError` with file, line and cause. The original
-exception stays its `__cause__`. `describe_plugin_error` says the same of what it does wrong later, when it is called.
+exception stays its `__cause__`. `describe_plugin_error` does the same for later errors, when a function is called.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IMPORT_TIMEOUT_S: Final = 120.0
 """Longest import of a plug-in, in seconds. Importing torch and vLLM with cold caches takes less than half of it."""
 
 _OWN_PACKAGES: Final = ("mmrl.", "mmrl_rewards.", "mmrl_datasets.")
-# By source file of each loaded function that is not ours: what it is used as, such as "policy loss './mine.py:soft'".
+# Uses of each loaded function that is not ours, by its source file, such as "policy loss './mine.py:soft'".
 _LOADED_FROM: dict[str, list[str]] = {}
 
 
@@ -61,7 +61,7 @@ def load_plugin(
 
 @contextmanager
 def errors_about_call(name: str, args: Mapping[str, Any]) -> Iterator[None]:
-    """Add to a UserError in this block which function of the config it is about, and which option if that shows."""
+    """Record in a UserError of this block the config's function that it is about, and the option if it can be found."""
     try:
         yield
     except UserError as error:

@@ -1,7 +1,4 @@
-"""Processes that this one has started, and settings of this one. Linux alone has most of this.
-
-Processes are found and killed, and end with the one that started them.
-"""
+"""Finds and kills processes that this one has started, and changes settings of this one. Most of it needs Linux."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def die_with_parent(signum: signal.Signals) -> None:
 
 
 def inherit_orphans() -> None:
-    """Make processes that a child of this one leaves behind children of this one; does nothing outside Linux."""
+    """Let this process adopt the processes that a child leaves behind when it ends; does nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -50,7 +47,7 @@ def keep_freed_memory() -> None:
 
 
 def list_tree(pid: int) -> list[int]:
-    """Return a process and its living descendants, parents before their children."""
+    """Return the pids of a process and of its living descendants, parents before their children."""
     tree = [pid]
     # The list grows while it is read.
     for parent in tree:
@@ -75,7 +72,7 @@ def kill_processes(pids: Sequence[int]) -> None:
 def kill_orphans(kept: set[int]) -> None:
     """Kill all children of this process but those `kept`, with their descendants, and wait for them.
 
-    It is for a process that inherits orphans: those that a killed worker has left.
+    The caller must have called `inherit_orphans`, which makes processes of a killed worker its children.
     """
     for _ in range(_MAX_KILL_ROUNDS):
         orphans = []

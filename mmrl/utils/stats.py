@@ -1,7 +1,7 @@
 """Statistics of evaluation: means and shares with intervals, tests of differences, pass@k and majority votes.
 
-scipy is not used here on purpose: its Wilson interval takes whole successes only, where a question with several
-responses is a fraction of one, and its binomial test rounds where McNemar's is exact below. Random numbers come from a
+scipy is not used on purpose. Its Wilson interval takes only whole successes, but a question with several responses
+counts as a fraction of one. Its binomial test rounds, and McNemar's test below is exact. Random numbers come from a
 seed, so that the same values always give the same interval.
 """
 
@@ -36,7 +36,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanWithInterval(Interval):
-    """A mean with its 95 % interval and the count after it."""
+    """A mean with its 95 % interval and the number of values."""
 
     n: int  # number of values
 
@@ -164,7 +164,7 @@ def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:
 def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
     """Return the share of runs of k consecutive answers whose majority is correct; a rest of fewer than k is ignored.
 
-    Where equal answers have different verdicts, the first one's counts. At k = 1 it is pass@1.
+    If equal answers have different verdicts, the verdict of the first one counts. At k = 1 it is pass@1.
 
     `answers` and `correct` have an entry for each response; an answer None is not a vote.
 

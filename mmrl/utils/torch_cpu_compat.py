@@ -4,8 +4,8 @@ Package registries carry no CPU builds of these three. Beside a CPU torch, `impo
 torchvision::nms does not exist`, and torchaudio and torchcodec fail to load shared libraries; transformers imports all
 three wherever they are installed. mmrl does not use their compiled parts. So the two operators that torchvision
 registers without a guard are declared, and the other two packages are made to look absent. Plain transformers needs
-builds that fit; `mmrl doctor` says how to install them. DeepSpeed, which transformers imports at every export, is told
-that there is no GPU, so that it does not warn about that.
+builds that fit; `mmrl doctor` says how to install them. DS_ACCELERATOR=cpu keeps DeepSpeed, which transformers
+imports at every export, from warning that there is no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TORCHVISION_OPERATORS = (
 
 @cache
 def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
-    """Make such an environment importable. Does nothing unless torch is a CPU build; further calls do nothing.
+    """Let transformers import CUDA builds beside a CPU torch. Does nothing for another torch, or when called again.
 
     Returns:
         The library of the declared operators. The declarations last as long as it does, so the cache keeps it alive.
@@ -56,7 +56,7 @@ def import_torchvision() -> None:
     tolerate_cuda_builds()
     try:
         import torchvision  # noqa: F401
-    # Which of them depends on what does not fit: a library, an operator, or half of torchvision itself.
+    # The type of the error depends on what does not fit: a library, an operator, or half of torchvision itself.
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(describe_import_error("torchvision", reason)) from error
@@ -66,8 +66,8 @@ def vllm_platform_plugin() -> None:
     """Apply `tolerate_cuda_builds` in each process that vLLM starts. None tells vLLM that this is not a platform.
 
     pyproject.toml registers it. vLLM inspects models and runs its engine in processes of their own, which do not import
-    mmrl. It calls general plug-ins after its own imports, which would have failed by then; platform plug-ins it calls
-    before them.
+    mmrl. It calls platform plug-ins before its own imports. General plug-ins come after these imports, which would
+    have failed by then.
     """
     tolerate_cuda_builds()
 

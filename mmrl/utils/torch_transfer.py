@@ -1,4 +1,4 @@
-"""Copies from the host to a device, for which the host does not wait."""
+"""Copies from the host to a device that do not block the host."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _KIB, _MIB = 2**10, 2**20
 STARTUP_TIMEOUT_S: Final = 300.0
 """Seconds without a report after which loading counts as hung. A file of the user's may load a model."""
 MAX_OUTPUT_KIB: Final = 256
-"""Text that is shown of what all workers of a server print in a run."""
+"""Most KiB of output that a run shows from all workers of one server together."""
 
 
 class WorkerLimits(NamedTuple):
@@ -57,14 +57,14 @@ class WorkerWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching a server that has ended, after all that it has printed was read."""
+        """Stop watching a server that has ended, once its remaining output has been read."""
         self._closed.set()
         self._thread.join(1.0)
 
     def _watch(self) -> None:
         next_check = 0.0
         is_open = True
-        # An orphan of a worker may hold the pipe open, so its end is not waited for once the server is gone.
+        # An orphan of a worker may hold the pipe open, so the loop does not wait for its end once the server is gone.
         while is_open and not (self._closed.is_set() and not wait([self._output_fd], 0.0)):
             if wait([self._output_fd], _CHECK_INTERVAL_S):
                 content = os.read(self._output_fd, _READ_BYTES)
@@ -100,7 +100,7 @@ class WorkerWatch:
         """
         trees = [(pid, list_tree(pid)) for pid in tuple(self.workers)]
         in_workers = {member for _, tree in trees for member in tree}
-        # While the server loads, it runs code of users itself. Later it shares its memory with the workers.
+        # While the server loads, it runs code of users and counts too. Later it shares its memory with the workers.
         others = [pid for pid in list_tree(self._server_pid) if pid not in in_workers]
         trees.append((self._server_pid, others if self.is_loading else others[1:]))
         for pid, tree in trees:

@@ -1,7 +1,7 @@
-"""Worker processes. One that hangs past a call's deadline is killed, one that dies is replaced; each costs one call.
+"""Worker processes. One that hangs past a call's deadline or dies is replaced, and only that call fails.
 
 Rewards, tools, environments, drawings and media run here. `worker_limits` watches memory, processes and output of those
-that run functions of users; `worker_server` is the other side of the line.
+that run functions of users; `worker_server` is the code of the processes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
 STOP_REQUESTED: Final = Event()
-"""Set between a request to stop this process (Ctrl-C) and its end; calls that hang are then not waited for."""
+"""Set from a request to stop this process (Ctrl-C) until it ends: `wait_for_calls` then gives up calls that hang."""
 
 _SHUTDOWN_TIMEOUT_S, _STOP_PATIENCE_S = 2.0, 2.0
-_STOP_PATIENCE_CALLS = 3.0  # of the longest call so far: the time of a judge's reply depends on its length
+_STOP_PATIENCE_CALLS = 3.0  # times the longest call so far: the time of a judge's reply depends on its length
 
 
 class WorkerError(Exception):
-    """A call has no result, because of its worker."""
+    """A call has no result because its worker failed."""
 
 
 class WorkerTimeoutError(WorkerError):
@@ -65,7 +65,7 @@ class WorkerDiedError(WorkerError):
     """The worker ended in the middle of the call."""
 
     def __init__(self, exit_code: int | None) -> None:
-        """`exit_code` is negative for a signal, 1 after an error whose traceback was printed, None when unknown."""
+        """Create the error. `exit_code`: negative for a signal, 1 after a printed traceback, None when unknown."""
         self.exit_code = exit_code
         # Messages put the name of the process before this.
         if exit_code is None:
@@ -77,7 +77,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerStartError(WorkerError):
-    """No worker can be had: the message says what hung or died, `__cause__` is the UserError that a loader raised."""
+    """No worker could be started. The message says what hung or died; `__cause__` is the loader's UserError, if any."""
 
 
 class WorkerPool(Generic[PayloadT, ResultT]):
@@ -120,11 +120,11 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         self._threads: list[Thread] = []
         self._num_workers, self._fork_each_call = num_workers, fork_each_call
         # Finalize must not hold the pool itself, or the pool would never be collected.
-        # Runs at the latest when the interpreter exits; not in a fork of this process, whose pool this is not.
+        # Runs at the latest when the interpreter exits, but not in a fork of this process, which does not own the pool.
         self.close = Finalize(self, _close, (self._queue, self._workers, self._threads), exitpriority=0)
 
     def wait_until_ready(self) -> None:
-        """Wait until the server has loaded, which the first call does otherwise. Raises WorkerStartError."""
+        """Wait until the server has loaded. Without this, the first call waits for it. Raises WorkerStartError."""
         self._workers.server.wait_until_ready()
 
     def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:
@@ -152,8 +152,8 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         """Wait until all calls are over, or with `stop_at_error` until one of them has raised.
 
         Raises:
-            KeyboardInterrupt: this process is to stop, and no call has ended for two seconds, or for three times as
-                long as any call of this pool took: one that has always been slow does not count as one that hangs.
+            KeyboardInterrupt: this process is to stop, and no call has ended for the longer of two seconds and three
+                times the longest call so far, so that slow calls do not count as hung.
         """
         pending, silent_s = set(futures), 0.0
         until = FIRST_EXCEPTION if stop_at_error else ALL_COMPLETED
@@ -185,7 +185,7 @@ class _Task(Generic[ResultT]):
 
 
 class _TaskQueue:
-    """The tasks that no worker has been given."""
+    """The tasks that no worker has taken yet."""
 
     def __init__(self, num_workers: int, max_batch_size: int) -> None:
         self.num_submitted = 0
@@ -220,7 +220,7 @@ class _TaskQueue:
                 size = max(1, min(self._max_batch_size, len(self._waiting) // (2 * self._num_workers)))
                 while self._waiting and len(taken) < size:
                     task = self._waiting.popleft()
-                    # A task that was put back runs already; of the others, one whose future was cancelled is left out.
+                    # A task that was put back counts as running. A new one is left out if its future was cancelled.
                     if task.future.running() or task.future.set_running_or_notify_cancel():
                         taken.append(task)
                 if not taken and not self._waiting:
@@ -275,7 +275,7 @@ class _Server:
             self._control.send(imports)
             self._control.send(setup)
         except ConnectionError:
-            pass  # the server died; waiting for it says so
+            pass  # the server died, as `wait_until_ready` reports
         # The setup cannot be pickled, or somebody pressed Ctrl-C.
         except BaseException:
             self.close()
@@ -318,7 +318,7 @@ class _Server:
             raise WorkerStartError(f"died while {activity}; its error, if it had one, is above") from None
 
     def take_reason(self, pid: int) -> str | None:
-        """Return the limit for which a process was killed, once; None if it was not."""
+        """Return and forget the limit for which a process was killed; None if it was not."""
         return None if self.watch is None else self.watch.reasons.pop(pid, None)
 
     def fork_worker(self) -> _Worker:
@@ -369,7 +369,7 @@ class _WorkerStarter:
             self._living.add(worker.pid)
         if self._setup is not None:
             try:
-                # After a ConnectionError the worker is dead, which waiting for it says.
+                # After a ConnectionError the worker is dead, as `wait_until_loaded` reports.
                 with suppress(ConnectionError):
                     worker.line.send(self._setup)
                 self.server.wait_until_loaded(worker.pid, worker.line)
@@ -380,7 +380,7 @@ class _WorkerStarter:
 
     def end(self, worker: _Worker) -> int | None:
         with self._lock:
-            # Until the server has waited for it, the pid is nobody else's: from here on it may be.
+            # Once the server has waited for the worker, its pid may be reused, so `kill_all` must not kill it.
             self._living.discard(worker.pid)
         worker.line.close()
         exit_code = self.server.end_worker(worker)
@@ -398,7 +398,7 @@ class _WorkerStarter:
 @cache
 def _share_server(process_id: int, imports: tuple[str, ...], limits: WorkerLimits) -> _Server:
     """Return the server of all pools of this process that load after the fork."""
-    # A part of the cache's key alone: a fork of this process needs a server of its own.
+    # The id is only a part of the cache's key: a fork of this process needs a server of its own.
     del process_id
     return _Server(imports, None, limits)
 
@@ -407,7 +407,7 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
     """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
     worker: _Worker | None = None
     while tasks := queue.take():
-        # An idle worker says nothing unasked, so what can be read from its line is that it has died.
+        # An idle worker sends nothing, so its socket becomes readable only when it has died.
         if worker is not None and wait([worker.line.connection], timeout=0.0):
             workers.end(worker)
             worker = None
@@ -433,7 +433,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
     # Pickling calls code of the payloads, which may raise anything.
     with ErrorCatcher() as sending:
         worker.line.send(list(map(attrgetter("payload"), tasks)))
-    # After a ConnectionError the worker is dead, which reading the line says.
+    # After a ConnectionError the worker is dead, as `receive_results` reports.
     if sending.error is not None and not isinstance(sending.error, ConnectionError):
         for task in tasks:
             task.fail(sending.error)
@@ -492,7 +492,7 @@ def _end_server(process: subprocess.Popen[bytes], control: MessageSocket, watch:
     try:
         process.wait(_SHUTDOWN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        # It hangs in code of a user, with whatever that has started.
+        # It hangs in code of a user, which may have started processes.
         kill_processes(list_tree(process.pid))
         process.wait()
     control.close()

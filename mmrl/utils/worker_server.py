@@ -34,7 +34,7 @@ from mmrl.types import UserError
 from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans, list_tree
 
 ReportActivity = Callable[[str], None]
-"""Tells the pool what a loader is about to do, for the error message should that hang or end the process."""
+"""Reports to the pool what a loader does next, for the error message if the loader then hangs or dies."""
 
 # Set before the server's libraries load, so that they start no threads: a fork would lose them.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -45,7 +45,7 @@ from mmrl.utils.worker_server import run_server
 run_server(int(sys.argv[1]))
 """
 _HEADER, _SIZE, _PROGRESS = struct.Struct("!QQ"), struct.Struct("!Q"), struct.Struct("=qd")
-_REPLY_INTERVAL_S = 0.005  # results wait no longer than this, and a call, for others to be sent with
+_REPLY_INTERVAL_S = 0.005  # a result waits at most this long, and one more call, to be sent with others
 _LOOK_INTERVAL_S = 1.0  # at most, between looks at the progress of a batch
 
 Loader = Callable[[ReportActivity], Callable[[Any], object]]
@@ -53,7 +53,7 @@ Loader = Callable[[ReportActivity], Callable[[Any], object]]
 
 
 class WorkerSetup(NamedTuple):
-    """The work of a worker: sent to the server, which loads once for all its workers, or else to each worker."""
+    """The loader of a worker's function. The server calls it once for all its workers, or each worker calls it."""
 
     load: Loader
     pickler: type[pickle.Pickler]  # pickles results
@@ -63,7 +63,7 @@ class MessageSocket:
     """Sends and receives objects over a socket.
 
     A message is a header (sizes of the pickle and of its out-of-band buffers), the pickle, and the buffers. The
-    numbers of an array are copied once, from where they stand to where they stay.
+    numbers of an array go straight from the sender's memory into the receiver's, without a copy into the pickle.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -117,14 +117,14 @@ class CallTimeoutError(Exception):
 
 
 class CallProgress:
-    """Tells a pool which call of a batch its worker has begun last, and when, in a file that both map to memory."""
+    """Shows a pool which call of a batch its worker began last, and when, in a file that both map to memory."""
 
     def __init__(self, fd: int) -> None:
         os.ftruncate(fd, _PROGRESS.size)
         self._memory = mmap.mmap(fd, _PROGRESS.size)
 
     def begin(self, index: int) -> float:
-        """Say that the call number `index` of a batch begins, and return the time of the monotonic clock."""
+        """Record that the call number `index` of a batch begins, and return the time of the monotonic clock."""
         now = monotonic()
         self._memory[:] = _PROGRESS.pack(index, now)
         return now
@@ -141,7 +141,7 @@ class CallProgress:
             EOFError, ConnectionError: the worker is gone.
             CallTimeoutError: a call has taken longer than its timeout.
         """
-        # A call with a short timeout may follow one with a long one unseen.
+        # At least as often as the shortest timeout: that call may begin unnoticed after one with a long timeout.
         interval_s = min([_LOOK_INTERVAL_S, *(timeout_s for timeout_s in timeouts_s if timeout_s is not None)])
         while True:
             seen = index, began_at = self.read()
@@ -218,7 +218,7 @@ def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Cal
 
 
 def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], object]:
-    """Call a loader. The pool hears of each activity, then None; or a UserError, which ends this process."""
+    """Call a loader and send the pool each activity, then None. A UserError is sent instead and ends this process."""
     try:
         work = load(line.send)
     except UserError as error:
@@ -253,7 +253,7 @@ def _fork_worker(
 
 def _end_worker(pid: int) -> int:
     """Kill a worker, if it still lives, with its group; return its exit code: negative for the signal that ended it."""
-    # The pid is nobody else's before it is waited for.
+    # The kernel does not reuse the pid before `waitpid`.
     os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -263,7 +263,7 @@ def _run_worker(
 ) -> NoReturn:
     """Answer until the pool closes the socket. An error that is not a UserError ends the process with exit code 1.
 
-    `setup` and `work` are None where the server has not loaded for its workers: each then loads what it is sent.
+    `setup` and `work` are None if the server did not load for its workers; this worker then loads the setup it is sent.
     """
     exit_code = 1
     try:
@@ -274,7 +274,7 @@ def _run_worker(
             _answer_batch(line, progress, line.receive(), work, setup.pickler)
     except (EOFError, ConnectionError):
         exit_code = 0
-    # SystemExit too: its traceback is all that is left of it.
+    # SystemExit too: only its traceback shows why the worker ended.
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
@@ -308,13 +308,13 @@ def _answer_batch(
 def _send_results(
     line: MessageSocket, progress: CallProgress, results: Sequence[object], first: int, pickler: type[pickle.Pickler]
 ) -> None:
-    """Send results, of which the first is that of the call number `first`. One that cannot be pickled raises."""
+    """Send results; the first belongs to the call number `first`. Raises if one of them cannot be pickled."""
     try:
         line.send(results, pickler)
     except ConnectionError:
         raise
     except Exception:  # noqa: BLE001 - pickling calls code of the results, which may raise anything
-        # One at a time: those before the bad one arrive, and it is the last that has begun.
+        # One at a time: the results before the bad one arrive, and `progress` names its call as the last one begun.
         for index, result in enumerate(results, first):
             progress.begin(index)
             line.send([result], pickler)

@@ -1,6 +1,6 @@
 """The protocol of a rollout engine: requests go in, token ids and log-probabilities come out.
 
-Every engine fills it: transformers, vLLM in this process, vLLM servers, and an engine that a user writes.
+It is implemented by transformers, vLLM in this process, vLLM servers, and an engine that a user writes.
 `mmrl.rollout.factory` chooses one, and `mmrl.rollout.engine_sampler` turns what it generates into rollouts.
 """
 
@@ -23,14 +23,14 @@ from mmrl.utils.activity import Activity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Continue one prompt, or one response to it, one or several times."""
+    """A request for one or several continuations of a prompt, or of a response to it."""
 
     rollout: Rollout
     """Prompt and response so far; the response may be empty. The prompt is encoded once for all continuations."""
     seed: int
-    """Random seed of the request, not negative, for an engine that numbers its continuations itself."""
+    """Random seed of the request, at least 0, for an engine that derives a seed for each continuation from it."""
     sample_seeds: tuple[int, ...]
-    """Random seed of each continuation, not negative, for an engine that takes one for each."""
+    """Random seed of each continuation, at least 0, for an engine that takes one seed per continuation."""
 
     @property
     def num_samples(self) -> int:
@@ -45,7 +45,7 @@ class RolloutEngine(Protocol):
     """
 
     max_model_len: int | None = None
-    """Tokens of the longest prompt and response together; None if only the model limits them."""
+    """Most tokens that a prompt and its response may have together; None if only the model limits them."""
     shares_weights: bool = False
     """True if it generates with the learner's own tensors. It then always has the current weights."""
     returns_routes: bool = False
@@ -69,8 +69,8 @@ class RolloutEngine(Protocol):
         Called once for each policy version, on all ranks together, and never while `generate` runs.
 
         Raises:
-            UserError: they are another model's.
-            RuntimeError: they did not arrive.
+            UserError: the engine runs another model.
+            RuntimeError: the engine holds other weights after the transfer.
         """
 
     def logits_dtypes(self) -> set[str]:
@@ -81,7 +81,7 @@ class RolloutEngine(Protocol):
         return  # a body, so that classes that inherit it need no method of their own
 
     def close(self) -> None:
-        """End processes and connections. A call that another thread is waiting for fails."""
+        """End processes and connections. Calls that still run in other threads fail."""
         return
 
 
@@ -94,12 +94,12 @@ class EngineContext:
     processor: PromptProcessor
     """Returns the token ids and encoded media of prompts and responses."""
     adapter: LoraAdapter | None
-    """Adapter that the policy trains, if any. `load_weights` gets matrices that it is merged into."""
+    """Adapter that the policy trains, if any. `load_weights` receives matrices with the adapter merged into them."""
     model_folder: Callable[[], str]
-    """Returns the folder, or hub id, of the model without adapter. A model made from scratch is exported there first,
-    so all ranks have to call it together."""
+    """Returns the folder, or hub id, of the model without adapter. A model made from scratch is exported to a
+    folder first, so all ranks must call it together."""
     max_model_len: int
-    """Tokens of the longest prompt and response together that the run may ask for."""
+    """Most tokens that the run needs for a prompt and its response together."""
     concurrent: bool
     """True if the learner updates the policy while the engine generates (`async_rollouts`). The engine then needs
     weights of its own, and is never put to sleep."""
@@ -112,4 +112,4 @@ class EngineContext:
     warn: Callable[[str], None]
     """Prints a warning on the console."""
     activity: Activity = field(default_factory=Activity)
-    """The console shows it. `begin_count("rollout", total)` and `advance("rollout", n)` count finished responses."""
+    """Progress on the console. `begin_count("rollout", total)` and `advance("rollout", n)` count finished responses."""

@@ -30,7 +30,7 @@ from mmrl.utils.torch_transfer import send, send_numbers
 if TYPE_CHECKING:
     from mmrl.policy.prefix_cache import RowCache
 
-_MAX_BATCH_TOKENS = 2**18  # of all KV caches of a batch together; memory grows with it
+_MAX_BATCH_TOKENS = 2**18  # tokens in all KV caches of a batch together; memory grows with them
 
 
 class _Row(NamedTuple):
@@ -64,17 +64,15 @@ class HfEngine(RolloutEngine):
     ) -> None:
         """Create an engine; `max_batch_tokens` bounds the KV caches of one batch, padding included.
 
-        It counts the rollouts that are finished in `activity`.
-
-        With `copy_policy` it generates from a copy, which takes over the weights in `load_weights`, so that the learner
-        may update the policy meanwhile.
+        Finished rollouts are counted in `activity`. With `copy_policy` the engine generates from a copy of the policy,
+        and the learner may update the policy meanwhile. `load_weights` updates the copy.
         """
         self._learner_policy = self._policy = policy
         if copy_policy:
             self._policy = policy.frozen_copy()
             for name, weight in self._policy.trained.items():
-                # No gradient is ever computed here, but torch rounds products differently where none can be: with this
-                # flag the copy samples the very tokens that the learner's own model would.
+                # No gradient is computed here, but torch rounds products differently for tensors without this flag. The
+                # copy must sample exactly the tokens that the learner's own model would sample.
                 weight.requires_grad_(policy.trained[name].requires_grad)
         self.shares_weights, self.returns_routes = not copy_policy, bool(policy.routers)
         self._processor, self._max_batch_tokens = processor, max_batch_tokens
@@ -205,7 +203,7 @@ class HfEngine(RolloutEngine):
         cache, logits_RV, next_R, device = state.cache, state.logits_RV, state.next_position_R, self._policy.device
         max_new_tokens = sampling_params.max_new_tokens
         decoded: list[tuple[list[int], list[float]]] = [([], []) for _ in uniforms_RT]
-        alive = list(range(len(decoded)))  # numbers of the rollouts that have not ended, by row
+        alive = list(range(len(decoded)))  # number of the rollout in each row; rollouts that ended have no row
         alive_before, sampled_logps = [], []
         banned = send_numbers(sampling_params.banned_token_ids, device)
         for t in range(max_new_tokens):
@@ -214,7 +212,7 @@ class HfEngine(RolloutEngine):
             alive_before.append(alive)
             sampled_logps.append(logps_RV.gather(-1, token_R[:, None]).squeeze(-1))
             going = []
-            # For each token, the host waits for the GPU here and nowhere else.
+            # `tolist` is the only place where the host waits for the GPU, once for each token.
             for row, token in enumerate(token_R.tolist()):
                 ids = decoded[alive[row]][0]
                 ids.append(token)
@@ -247,13 +245,13 @@ class _RouteRecorder:
         self._pieces: list[list[torch.Tensor]] = []
 
     def record_prompts(self, keep_BP: torch.Tensor, prompt_of_row: Sequence[int]) -> None:
-        """Record the last pass, over padded prompts; `prompt_of_row` is the number of each rollout's prompt."""
+        """Record the routes of the prompts' forward pass; `prompt_of_row` has the number of each rollout's prompt."""
         of_prompts = [self._encode([piece]) for piece in self._split(keep_BP)]
         self._prompt_routes = [of_prompts[prompt] for prompt in prompt_of_row]
         self._pieces = [[] for _ in self._prompt_routes]
 
     def record(self, rows: Sequence[int], keep_RS: torch.Tensor) -> None:
-        """Record the last pass, over tokens of these rollouts; `keep_RS` is 0 for padding."""
+        """Record the routes of the last forward pass, over tokens of these rollouts; `keep_RS` is 0 for padding."""
         for row, piece in zip(rows, self._split(keep_RS), strict=True):
             self._pieces[row].append(piece)
 

@@ -1,7 +1,7 @@
 """vLLM in the learner's process and on its device. The two take turns.
 
-No process is started, so nothing here has a deadline: an engine that hangs hangs the run, and on several ranks the
-others notice (`mmrl.distributed.torch_ranks`). An engine that fails is restarted `rollout.vllm.max_restarts` times.
+The engine has no process of its own that could be killed at a deadline: if it hangs, the run hangs, and on several
+ranks the others notice (`mmrl.distributed.torch_ranks`). `rollout.vllm.max_restarts` bounds restarts after a failure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ENV_VARS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process, so that tensors need not be sent to it
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM would pin the learner's threads to cores
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CONFIGURE_LOGGING": "0",  # its messages go where those of all libraries go, the run's log file
+    "VLLM_CONFIGURE_LOGGING": "0",  # vLLM logs to the run's log file, like all other libraries
 }
 
 
@@ -54,7 +54,7 @@ def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
 
 
 class VllmEngine(RolloutEngine):
-    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global."""
+    """A vLLM engine in this process. There can be only one, since vLLM's process groups are global."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class VllmEngine(RolloutEngine):
         """Start the engine. Random number generators and threads of this process stay as they are.
 
         `model` is a folder or hub id. `context.warn` is called at each of at most `restarts` restarts. With
-        `takes_adapter` the engine reads the adapter's files in place of new weights.
+        `takes_adapter`, `load_weights` sends the adapter's files instead of full weights.
 
         Raises:
             UserError: vLLM refuses the model or the arguments.
@@ -117,7 +117,7 @@ class VllmEngine(RolloutEngine):
             self._restart(reason)
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived."""
+        """Load the adapter's files, or reload the learner's tensors with vLLM and check that they arrived."""
         self._wake_up()
         if self._takes_adapter:
             self._load_adapter(export_adapter(self._context))
@@ -141,13 +141,13 @@ class VllmEngine(RolloutEngine):
             self._asleep = True
 
     def close(self) -> None:
-        """Shut the engine down with the process groups that it created; those of the learner stay."""
+        """Shut down the engine and the process groups that it created. The learner's process groups stay."""
         engine_core = self._llm.llm_engine.engine_core
         del self._llm
         with _keep_process_groups() if self._shares_process_groups else nullcontext():
             engine_core.shutdown()
         del engine_core
-        gc.collect()  # an engine that is started next must find this one's memory free
+        gc.collect()  # the next engine needs the memory of this one
 
     def _start(self) -> LLM:
         from vllm import LLM, SamplingParams
@@ -175,7 +175,7 @@ class VllmEngine(RolloutEngine):
         from vllm.lora.request import LoRARequest
 
         self._llm.llm_engine.add_lora(LoRARequest(_ADAPTER_NAME, 1, str(folder), load_inplace=True))
-        # Generation uses a request without `load_inplace`, with which vLLM would read the files again each time.
+        # Requests for generation omit `load_inplace`: with it, vLLM would read the files again for each of them.
         self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))
         self._reset_caches()
         self._reload_weights = lambda: self._load_adapter(folder)
@@ -232,7 +232,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _read_output(output: CompletionOutput, num_prompt_tokens: int, expert_layers: Sequence[int]) -> GeneratedTokens:
-    # For each place a dictionary by token id, in which the sampled token is the only one.
+    # `output.logprobs` has a dictionary for each position, whose only key is the id of the sampled token.
     sampled = zip(output.token_ids, output.logprobs, strict=True)
     logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
     routes = read_routes(output.routed_experts, num_prompt_tokens, expert_layers)
@@ -243,8 +243,8 @@ def _read_output(output: CompletionOutput, num_prompt_tokens: int, expert_layers
 def _keep_process_groups() -> Iterator[None]:
     """Have an engine that shuts down inside this block destroy only its own process groups.
 
-    vLLM's shutdown destroys all process groups of torch, the learner's included. In its place the engine's own are
-    destroyed here, and vLLM's record of the world is cleared: the next engine would take it for its own.
+    vLLM's shutdown destroys all process groups of torch, including the learner's. This block replaces that cleanup: it
+    destroys the engine's own groups, and clears vLLM's record of the world group, which the next engine would reuse.
     """
     from vllm.distributed import parallel_state
     from vllm.v1.engine import core

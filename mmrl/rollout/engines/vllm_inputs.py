@@ -1,8 +1,8 @@
-"""Prompts as vLLM takes them when tokens are expanded and media encoded already.
+"""Builds inputs for vLLM from expanded token ids and media that are already cut into patches.
 
-Given raw media, vLLM resizes them, cuts them into patches and expands placeholders with a processor of its own. Given
-the inputs that are built here it does none of that: the engine sees the token ids, patches and grids of the learner. A
-grid is the number of patches that a medium was cut into: over time, down and across.
+From raw media, vLLM would resize them, cut them into patches and expand placeholders with its own processor. With the
+inputs built here it does none of this, so the engine reads the same token ids, patches and grids as the learner. A grid
+is the number of patches that a medium was cut into: over time, down and across.
 
 Suffixes of tensors: M patches, D values of a patch, I images, V videos; 3 is a grid (t, h, w, in patches).
 """
@@ -45,7 +45,7 @@ def build_engine_input(rollout: Rollout, processor: PromptProcessor) -> EngineIn
     if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS:
         seconds_per_grid = [tensors.second_per_grid_V for span in spans for tensors in span.tensors]
         arguments["second_per_grid_ts"] = torch.cat(seconds_per_grid)
-    # These say how the arguments divide into one item for each image and video.
+    # `fields` says how vLLM splits each argument into one item per image or video.
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", media.image_grids_I3.prod(dim=1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
@@ -60,7 +60,7 @@ def build_engine_input(rollout: Rollout, processor: PromptProcessor) -> EngineIn
 def _placeholder_ranges(
     token_ids: Sequence[int], media: BatchMedia, processor: PromptProcessor
 ) -> dict[str, list[PlaceholderRange]]:
-    """Return the places of each medium's placeholders in the token ids, by modality; absent ones have no entry."""
+    """Return the range of each medium's placeholders in the token ids. A modality without media has no entry."""
     placeholders, ids_T = processor.placeholders, torch.tensor(token_ids)
     has_timestamps = processor.encoder.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
     ranges: dict[str, list[PlaceholderRange]] = {}

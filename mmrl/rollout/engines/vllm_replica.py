@@ -1,9 +1,9 @@
-"""One vLLM server: it is started, sent requests and weights, and restarted after a failure.
+"""Starts one vLLM server, sends it requests and weights, and restarts it after a failure.
 
-The server is a process of its own, `python -m vllm.entrypoints.openai.api_server`, which this process starts and whose
-output goes to a log file; or it runs already, at an address of `rollout.server.urls`, and is never started or ended.
-A server that the run starts is given a key, and refuses requests without it: others on the machine could otherwise read
-prompts, or replace the weights. The key travels in the environment, which other users cannot read, unlike arguments.
+Either this process starts the server, as `python -m vllm.entrypoints.openai.api_server` with its output in a log file,
+or the server already runs at an address of `rollout.server.urls` and is never started or ended here. A server that the
+run starts gets a key and refuses requests without it: other users of the machine could otherwise read prompts or
+replace the weights. The key is passed in the environment because other users could read it among the arguments.
 docs/design.md says what happens when a server hangs.
 """
 
@@ -66,7 +66,7 @@ class ReplicaError(Exception):
 
 
 class Replica:
-    """A client of one vLLM server, which owns the server's process if `command` starts one."""
+    """A client of one vLLM server. It owns the server's process if it starts the server itself."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Replica:
     ) -> None:
         """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 
-        `command` starts the server, and is empty for one that runs already. `device` becomes CUDA_VISIBLE_DEVICES,
-        unless it is empty. The server's output is appended to `log`. A server that is started gets a new key; one that
-        runs already is sent the variable VLLM_API_KEY, if that is set.
+        `command` starts the server; it is empty for a server that already runs. `device` becomes CUDA_VISIBLE_DEVICES,
+        unless it is empty. The server's output is appended to `log`. A server that this client starts gets a new key;
+        for one that already runs, the key is the environment variable VLLM_API_KEY, if that is set.
         """
         self.key = secrets.token_urlsafe(32) if command else os.environ.get(KEY_VARIABLE, "")
         self.url = url
@@ -145,7 +145,7 @@ class Replica:
             ) from failure
 
     def restart(self, failure: ReplicaError) -> None:
-        """Restart the server after `failure`, without weights of the learner.
+        """Restart the server after `failure`. The caller has to load the learner's weights again.
 
         Raises:
             UserError: it does not belong to the run, or was restarted `max_restarts` times already.
@@ -196,7 +196,7 @@ class Replica:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         outgoing = http.Request(f"{self.url}/{path}", data, headers)
         try:
-            # Without proxies: those of the environment would be asked for servers on this machine, too.
+            # No proxies: urllib would use those of the environment even for servers on this machine.
             with http.build_opener(http.ProxyHandler({})).open(outgoing, timeout=timeout) as response:
                 reply: bytes = response.read()
         except HTTPError as error:
@@ -219,9 +219,9 @@ class Replica:
         """Transfer weights to the server's workers, and compare fingerprints afterwards.
 
         Raises:
-            UserError: they are another model's.
-            ReplicaError: the server failed meanwhile.
-            RuntimeError: they did not arrive.
+            UserError: the server runs another model.
+            ReplicaError: the server failed during the transfer.
+            RuntimeError: the server holds other weights after the transfer.
         """
         if self._source is None:
             check_same_model(weights, self._read_fingerprints())
@@ -239,8 +239,8 @@ class Replica:
 
     def load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, which the server must be able to read, in place of the one before."""
-        # Unloaded first, also one that an earlier run has left. If the new one were loaded in the place of the old,
-        # vLLM would read its files again for every step of decoding.
+        # The old adapter is unloaded first, even one left by an earlier run. If the new one replaced it in place, vLLM
+        # would read the files again at every decoding step.
         if any(model["id"] == ADAPTER_NAME for model in self.request_json("v1/models")["data"]):
             self.request("v1/unload_lora_adapter", {"lora_name": ADAPTER_NAME})
         self.request("v1/load_lora_adapter", {"lora_name": ADAPTER_NAME, "lora_path": str(folder)})
@@ -275,7 +275,7 @@ class Replica:
             self.request_json(f"reset_{cache}_cache", {})
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        # Only of the first worker: weights that tensor parallelism splits have another shape and are skipped.
+        # The first worker is enough: weights that tensor parallelism splits have another shape and are not compared.
         return parse_fingerprints(self.call_workers("fingerprints")[0])
 
     def _log_tail(self) -> str:

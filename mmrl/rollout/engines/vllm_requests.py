@@ -1,4 +1,4 @@
-"""Requests to vLLM and what it answers, in this process or as a server. Imports without vLLM.
+"""Builds requests to vLLM and reads its replies, in this process or from a server. Imports without vLLM.
 
 Letters in shapes: T tokens, L layers, K experts of a token.
 """
@@ -22,8 +22,8 @@ _SEED_LIMIT = 2**62
 _BANNED_LOGIT_BIAS = -100.0
 
 START_PROMPT, START_SAMPLING = [0, 0], {"max_tokens": 2, "ignore_eos": True}
-"""Token ids that vLLM reads as it starts, and how many it generates: kernels that cannot run the model fail then, not
-in training. One token is too few: vLLM 0.32's recurrent layers refuse such a prompt on CPUs with AVX512-BF16.
+"""Prompt and sampling of a trial request at startup: kernels that cannot run the model fail then and not in training.
+One token is too few: vLLM 0.32's recurrent layers refuse such a prompt on CPUs with AVX512-BF16.
 """
 
 
@@ -73,16 +73,16 @@ def parse_completion(
 def read_routes(
     routed_TLK: np.ndarray[Any, Any] | None, num_prompt_tokens: int, layers: Sequence[int]
 ) -> tuple[ExpertRoutes, ExpertRoutes] | tuple[()]:
-    """Return the routes of a prompt, and of what was read after it, from vLLM's `routed_experts`.
+    """Return the routes of a prompt, and those of its response without the last token, from vLLM's `routed_experts`.
 
     Args:
         routed_TLK: numbers of experts, [tokens of prompt and response but the last, all layers, K].
         num_prompt_tokens: tokens of the prompt.
         layers: numbers of the layers that have experts; vLLM leaves rows of zeros for the others. Empty if no routes
-            are wanted, and none are returned.
+            are wanted; the result is then empty.
 
     Raises:
-        UserError: vLLM returned none, or those of a model with fewer layers.
+        UserError: vLLM returned no routes, or routes of a model with fewer layers.
     """
     if not layers:
         return ()
@@ -96,6 +96,6 @@ def read_routes(
             f"loss.routing_replay: engine: vLLM returned routes of {routed_TLK.shape[1]} layers, and the policy has "
             f"experts in layer {max(layers)}; start the engine with the model that is trained"
         )
-    # vLLM's own choice of bytes, as an unsigned type, says how many experts there may be.
+    # The width of the unsigned type that vLLM chose bounds the number of experts.
     routes = encode_routes(routed_TLK[:, list(layers)], 2 ** (8 * routed_TLK.dtype.itemsize))
     return routes.cut(0, num_prompt_tokens), routes.cut(num_prompt_tokens, routes.num_tokens)

@@ -1,7 +1,7 @@
 """vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out.
 
-A replica is one server with the whole model. One that does not answer within `rollout.server.timeout_s`, since it hangs
-or has died, is restarted, and its requests are divided again among all replicas, with the same seeds.
+A replica is one server with the whole model. A replica that hangs or has died does not answer within
+`rollout.server.timeout_s`. It is restarted, and its requests go to all replicas again, with the same seeds.
 `mmrl.rollout.engines.vllm_replica` starts, restarts and ends the processes.
 """
 
@@ -39,7 +39,7 @@ from mmrl.types import SamplingParams, UserError
 # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
 _SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 
-_REQUESTS_PER_REPLICA = 64  # at a time: a replica batches by itself, and only needs a queue that is filled
+_REQUESTS_PER_REPLICA = 64  # at a time: a replica batches them itself and only needs a full queue
 
 
 class ServerEngine(RolloutEngine):
@@ -55,8 +55,8 @@ class ServerEngine(RolloutEngine):
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
-        `workers_per_replica` counts the processes of each replica that hold weights. With `takes_adapter` the replicas
-        read the adapter's files in place of new weights. If several ranks share the servers, `load_weights` is
+        `workers_per_replica` counts the processes of each replica that hold weights. With `takes_adapter`,
+        `load_weights` sends the adapter's files instead of full weights. If several ranks share the servers, it is
         collective and loads through rank 0. `context.warn` is called when a replica is restarted.
 
         Raises:
@@ -64,8 +64,8 @@ class ServerEngine(RolloutEngine):
         """
         self._replicas, self._context, self._workers_per_replica = replicas, context, workers_per_replica
         self._takes_adapter, self._ranks = takes_adapter, context.ranks
-        # A replica that is restarted while the learner already updates the weights is to get those that it had.
-        # Servers that several ranks share are never restarted, so no copy is kept for them.
+        # If a replica restarts while the learner already updates the weights, it must get the weights that it had.
+        # Servers that several ranks share are never restarted, so they need no copy.
         self._keep_weights = context.concurrent and context.ranks.size == 1
         self._eos_id: int = context.processor.tokenizer.eos_token_id
         self._reload_weights: Callable[[Replica], None] = lambda replica: None
@@ -99,7 +99,7 @@ class ServerEngine(RolloutEngine):
                     body = self._request_body(requests[number], sampling_params, replica)
                     layout = (len(requests[number].rollout.prompt.token_ids), layers)
                     sent[number] = (replica, pool.submit(_generate_on_replica, replica, body, *layout))
-                # Counted here, in one thread. A future that failed is raised below, where the others are read, too.
+                # Progress is counted in this thread only. Errors of failed futures are raised below, with all results.
                 for future in as_completed([future for _, future in sent.values()]):
                     if future.exception() is None:
                         self._context.activity.advance("rollout", len(future.result()))
@@ -171,7 +171,7 @@ class ServerEngine(RolloutEngine):
         self, request: GenerationRequest, sampling_params: SamplingParams, replica: Replica
     ) -> dict[str, Any]:
         engine_input = build_engine_input(request.rollout, self._context.processor)
-        # The protocol of vLLM's server says where a medium begins and ends, and has no mask for tokens between its
+        # A request to vLLM's server has only the start and the length of a medium, and no mask for tokens between its
         # placeholders, such as the times that the family qwen3_vl writes between the frames of a video.
         for ranges in engine_input.get("mm_placeholders", {}).values():
             if any(placeholder_range.is_embed is not None for placeholder_range in ranges):
@@ -194,7 +194,7 @@ class ServerEngine(RolloutEngine):
 def make_replicas(
     model: str, engine_args: Mapping[str, Any], options: VllmServerConfig, log_dir: Path
 ) -> list[Replica]:
-    """Return the replicas that `options` name: running ones by URL, or ones to start on `model` (folder or hub id)."""
+    """Return a replica for each of `options.urls`, or else new ones of `model` (folder or hub id), not started yet."""
     if options.urls:
         return [Replica(url, options) for url in options.urls]
     flags = ["--served-model-name", "base", "--enable-scale-out", "--disable-uvicorn-access-log"]
@@ -226,10 +226,10 @@ def make_replicas(
 
 
 def common_max_model_len(urls: Sequence[str], options: VllmServerConfig) -> int:
-    """Return the tokens of the longest sequence that all of these servers take.
+    """Return the length, in tokens, of the longest sequence that all of these servers accept.
 
     Raises:
-        UserError: a server does not answer, or does not say.
+        UserError: a server does not answer, or does not report its limit.
     """
     lengths = []
     for url in urls:
@@ -250,7 +250,7 @@ class _HostWeightCopy(WeightStream):
     def __init__(self, weights: WeightStream) -> None:
         self._tensors: dict[str, tuple[torch.Tensor, torch.device]] = {}
         for name, tensor in weights:
-            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner keeps updating.
+            # `copy=True`: from a policy on the CPU, `to` would return the tensors that the learner keeps updating.
             self._tensors[name] = (tensor.detach().to("cpu", copy=True), tensor.device)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -48,7 +48,7 @@ def start_vllm(config: Config | EvalConfig, context: EngineContext) -> RolloutEn
         return start_servers(model, engine_args, options, context, takes_adapter=takes_adapter)
     from mmrl.rollout.engines.vllm_colocated import VllmEngine
 
-    # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
+    # A restart would gather weights on all ranks, but the others do not notice that one engine has failed.
     restarts = options.vllm.max_restarts if context.ranks.size == 1 else 0
     return VllmEngine(model, engine_args, context, restarts=restarts, takes_adapter=takes_adapter)
 
@@ -59,7 +59,7 @@ def start_servers(
     """Start servers of a model with these arguments, or connect to those of `rollout.server.urls`.
 
     Raises:
-        UserError: one does not start or answer, or several processes would have to share what one starts.
+        UserError: a server does not start or answer, or several ranks would have to share servers that one starts.
     """
     from mmrl.rollout.engines.vllm_server import ServerEngine, make_replicas
 
@@ -79,13 +79,13 @@ def start_servers(
 def _takes_adapter_files(config: Config | EvalConfig, policy: PolicyModel) -> bool:
     """Return True if vLLM gets the adapter's files, False if it gets weights with the adapter merged into them.
 
-    vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the learner's
-    file system.
+    vLLM supports adapters of the language model only, without DoRA and not of fused experts. A server must also be able
+    to read the learner's files.
     """
     lora, rollout = config.model.lora, config.rollout
     if lora is None or lora.use_dora or "language.experts" in (lora.targets or ()):
         return False
-    # Given any adapter, vLLM runs experts by kernels of Triton, which do not run on a CPU.
+    # With any adapter, vLLM runs experts with Triton kernels, which do not run on a CPU.
     if policy.routers and not torch.cuda.is_available():
         return False
     sees_files = rollout.engine == "vllm" or rollout.server.weight_transfer == "file"
@@ -123,8 +123,8 @@ def build_engine_args(
         "tensor_parallel_size": options.tensor_parallel_size,
         "disable_log_stats": True,
         "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.WorkerExtension",
-        # vLLM would normalise patches a second time that are normalised already. And if its processor had a cache, it
-        # would keep copies of the patches in two places.
+        # The patches are normalised already; vLLM would normalise them again. A cache in its processor would keep
+        # copies of them in two places.
         "mm_device_do_normalize": False,
         "mm_processor_cache_gb": 0,
         # Log-probabilities of the distribution that tokens are drawn from, after temperature and banned tokens.
@@ -143,7 +143,7 @@ def build_engine_args(
         # vLLM reads this from the config of the language model, which is a part of a vision-language model's.
         engine_args["hf_overrides"] = {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
     if lora is not None:
-        # An adapter of a rank that vLLM has no kernel for runs with the next larger one.
+        # If vLLM has no kernel for the adapter's rank, the kernel of the next larger rank runs it.
         rank = next((rank for rank in _SUPPORTED_LORA_RANKS if rank >= lora.rank), lora.rank)
         engine_args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     return engine_args

@@ -1,7 +1,7 @@
 """Code that runs inside vLLM's processes, and what is sent to it: weights, fingerprints, and a server's key.
 
-vLLM has transports of weights for GPUs (nccl, ipc). `send_files` needs none: the learner writes the weights to files of
-bounded size in shared memory, and the workers of a server on the same machine read each file when they are told to.
+vLLM can transfer weights between GPUs (nccl, ipc). `send_files` needs no GPU: the learner writes the weights to files
+of bounded size in shared memory, one at a time, and the workers of a server on the same machine read each of them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _FILE_BYTES = 2**28
 
 
 class RequireKey:
-    """Refuses every request to a server that does not carry its key; ASGI middleware for vLLM's `--middleware`.
+    """ASGI middleware for vLLM's `--middleware` that refuses every request without the server's key.
 
     vLLM's own check covers only generation, and leaves weights, caches, sleeping and calls of workers open.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        """Wrap the application `app`. The key is that of the environment.
+        """Wrap the application `app`. The key is the environment variable VLLM_API_KEY.
 
         Raises:
-            KeyError: it has none.
+            KeyError: the variable is not set.
         """
         self._app, self._expected = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
 
     async def __call__(self, scope: Mapping[str, Any], receive: object, send: Callable[..., Awaitable[None]]) -> None:
-        """Answer one connection, or let the application answer."""
+        """Refuse one connection, or pass it on to the application."""
         # Any other type, such as "lifespan", comes from the server itself.
         if scope["type"] in ("http", "websocket"):
             given = dict(scope["headers"]).get(b"authorization", b"")
@@ -69,7 +69,7 @@ class WorkerExtension:
 
     def logits_dtype(self) -> str:
         """Return the dtype that this worker computes logits in, such as `float32`, or `unknown`."""
-        # vLLM goes back to the model's own where a platform lacks the one that it was asked for, and only logs that.
+        # If the platform lacks the requested dtype, vLLM falls back to the model's own, and only logs that.
         for module in self.model_runner.get_model().modules():
             if getattr(module, "head_dtype", None) is not None:
                 return str(module.head_dtype).removeprefix("torch.")
@@ -77,8 +77,8 @@ class WorkerExtension:
 
     def begin_reload(self) -> None:
         """Prepare the model for weights that come in files."""
-        # vLLM then holds back weights that it fuses (query, key and value, say) until all of them are there, so a file
-        # may end between them.
+        # vLLM then holds back the parts of a fused weight (query, key and value, say) until all of them have arrived,
+        # so a file may end between them.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(self.model_runner.get_model())
 
@@ -96,9 +96,9 @@ class WorkerExtension:
         self.model_runner.reset_lora_state()
 
     def repack_experts(self) -> None:
-        """Pack reloaded experts as the kernels of a CPU read them; vLLM 0.32 does so only at the first load.
+        """Pack reloaded experts into the layout of the CPU kernels; vLLM 0.32 does so only at the first load.
 
-        Without it, reloaded experts are read as packed ones, which gives other numbers and no error.
+        Otherwise these kernels would read unpacked experts as packed ones: wrong numbers, and no error.
         """
         # Imported here: vLLM imports this module in processes that have not chosen their platform yet.
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -109,15 +109,15 @@ class WorkerExtension:
 
 
 def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
-    """Return what `WorkerExtension.fingerprints` has sent."""
+    """Return the fingerprints, by weight name, from the JSON that `WorkerExtension.fingerprints` sent."""
     return {name: TensorFingerprint(tuple(shape), digest) for name, (shape, digest) in plain.items()}
 
 
 @dataclass(eq=False)
 class FingerprintedSource(WeightSource):
-    """A stream of weights as vLLM's senders read it, with the fingerprints of what was last sent."""
+    """A stream of weights for vLLM's senders, which also records the fingerprints of the weights it last sent."""
 
-    weights: WeightStream  # replaced for another transfer: a sender keeps the source that it was created with
+    weights: WeightStream  # replaced before each transfer: a sender keeps the source that it was created with
     fingerprints: dict[str, TensorFingerprint] = field(default_factory=dict)
 
     def metadata(self) -> list[ParamMeta]:
@@ -138,8 +138,8 @@ def send_files(
 ) -> None:
     """Write weights to one file after another, and have a server's workers read each.
 
-    `call_workers` calls a method of `WorkerExtension` in all workers. A file has `file_bytes` at most, which also is
-    the shared memory that a transfer takes, unless a single tensor is larger.
+    `call_workers` calls a method of `WorkerExtension` in all workers. A file has at most `file_bytes`, unless a
+    single tensor is larger. Each overwrites the one before, so this also bounds the shared memory of a transfer.
     """
     parent = _SHARED_MEMORY_DIR if _SHARED_MEMORY_DIR.is_dir() else None
     call_workers("begin_reload")

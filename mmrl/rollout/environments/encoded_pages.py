@@ -1,4 +1,4 @@
-"""Search of `mmrl_datasets.environments.pages`, whose pages are found by an encoder of their pictures.
+"""The search of `mmrl_datasets.environments.pages`, with pages ranked by embeddings of their pictures.
 
     python -m mmrl.rollout.environments.encoded_pages pages.jsonl ENCODER
 
@@ -34,8 +34,8 @@ def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = 
 
     Options:
         corpus, top_k, relevant: those of `mmrl_datasets.environments.pages:make`; pages need no text.
-        encoder: folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. It is
-            loaded with the first search of a process, within the step's `timeout_s`.
+        encoder: folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. Each
+            process loads it in its first search, within the step's `timeout_s`.
 
     Raises:
         UserError: the table cannot be read, or there is no index of it and the encoder.
@@ -44,7 +44,7 @@ def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = 
 
 
 def index_file(table: Path, encoder: str) -> Path:
-    """Return the file of the index, beside the table and named by the digests of table and encoder.
+    """Return the path of the index: beside the table, with a digest of table and encoder in its name.
 
     Raises:
         UserError: the table or the encoder cannot be read.

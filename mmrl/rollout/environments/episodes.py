@@ -1,8 +1,8 @@
 """Episodes of environments in worker processes that can be killed. Nothing heavy is imported: every process imports it.
 
-An episode is its sample, its seed and its actions. What a process holds of it is a copy, which is made again from those
-where a process was killed: each observation must then have the digest that it had before. So a run that is resumed, or
-repeated with other processes, sees the same episodes.
+A sample, a seed and actions define an episode. After its process was killed, another process begins it again and
+repeats the actions, and each observation must have the same digest as before. So a run that is resumed, or repeated
+with other processes, sees the same episodes.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 
 MakeEnvironment: TypeAlias = Callable[[], Environment]
 EpisodeKey: TypeAlias = tuple[int, int]
-"""Number of a rollout's group in the batch, and place of the rollout in it."""
+"""Index of a rollout's group in the batch, and of the rollout in its group."""
 
 _MAX_BATCH_SIZE = 8  # steps of most environments take about as long as a message between processes
 
 
 class Ask(Enum):
-    """A request that stands in place of an action."""
+    """A request to the environment in place of an action."""
 
     EXPERT = "expert"  # the action that the environment's expert would take
-    STATE = "state"  # no action: `gigpo` compares siblings by the state of a turn that holds none
+    STATE = "state"  # the current state, without an action; `gigpo` compares siblings by it
 
 
 class EpisodeRequest(NamedTuple):
-    """One action, and all that leads to the state in which it is taken."""
+    """One action, with everything that is needed to repeat the episode up to it."""
 
     key: EpisodeKey
     sample: Sample
@@ -76,7 +76,7 @@ class EpisodeRequest(NamedTuple):
 
 
 class EpisodeReply(NamedTuple):
-    """What came of an action."""
+    """The result of one request."""
 
     action: str | Action | None  # the action that was taken, if any
     state: str  # name of the state in which it was taken
@@ -99,9 +99,9 @@ def load_environment(base: Path, options: EnvironmentConfig) -> MakeEnvironment:
 
 @dataclass(slots=True)
 class EpisodeWorkers:
-    """Runs the episodes of a step in processes, from the first action until `close`. Each holds those of some keys."""
+    """Runs the episodes of a step in processes, from first action to `close`. An episode's key decides its process."""
 
-    load_maker: Callable[[], MakeEnvironment]  # loads what makes an environment, in a process
+    load_maker: Callable[[], MakeEnvironment]  # called in each process; returns what makes an environment
     options: EnvironmentConfig
     media_opener: MediaOpener | None = None  # through which environments see the media of samples; picklable
     _pools: list[WorkerPool[Any, Any]] = field(default_factory=list)
@@ -117,12 +117,12 @@ class EpisodeWorkers:
 
         Raises:
             UserError: a process cannot be started, or the environment cannot be loaded, or refuses to be made.
-            KeyboardInterrupt: this process is to stop, and an environment hangs.
+            KeyboardInterrupt: this process was asked to stop while an environment hangs.
         """
         timeout_s = self.options.timeout_s
         outcomes = self._call(requests, [timeout_s] * len(requests))
-        # A process that was killed takes its other episodes with it. Those have to be played again within the calls
-        # that come next, which therefore may have exceeded a deadline that is meant for one action.
+        # A killed process loses its other episodes. Their next calls repeat all earlier actions first, and so may have
+        # exceeded a deadline that is meant for one action. These calls are made again with more time.
         repeated: dict[int, float] = {}
         lost_workers: set[int] = set()
         for index, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
@@ -138,7 +138,7 @@ class EpisodeWorkers:
         return [self._describe(outcome) for outcome in outcomes]
 
     def close_episodes(self, keys: Sequence[EpisodeKey]) -> None:
-        """Close environments whose episodes go on but are not needed any more."""
+        """Close the environments of these episodes if they are still open."""
         keys_of: dict[int, list[EpisodeKey]] = {}
         for key in keys:
             keys_of.setdefault(self._worker_of(key), []).append(key)
@@ -173,11 +173,12 @@ class EpisodeWorkers:
             return
         limits = WorkerLimits(STARTUP_TIMEOUT_S, reads_output=True, **self.options.worker_limits.model_dump())
         for _ in range(self.options.workers):
-            # A pool for each process, because an episode stays where it began. An environment may start threads or
-            # open connections as it is loaded, which a fork would lose.
+            # One pool per process, because an episode stays in the process where it began. With `shared_imports` each
+            # process loads after the fork: a fork would lose threads and connections that loading starts.
             load = partial(_load_episodes, self.load_maker, self.media_opener)
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
-        # A corpus or package that is missing would otherwise fail in every episode, which `on_error: skip` only counts.
+        # Make one environment in each: a missing corpus or package would else fail every episode, which
+        # `on_error: skip` only counts.
         trials = [pool.submit(None, self.options.timeout_s) for pool in self._pools]
         for pool, trial in zip(self._pools, trials, strict=True):
             pool.wait_for_calls([trial])
@@ -214,7 +215,7 @@ def _read_outcome(future: Future[Any]) -> EpisodeReply | RewardFailure | WorkerE
 def _load_episodes(
     load_maker: Callable[[], MakeEnvironment], media_opener: MediaOpener | None, report: ReportActivity
 ) -> Callable[[EpisodeRequest | list[EpisodeKey] | None], EpisodeOutcome | None]:
-    """Import the environment's file, so that no deadline of an action pays for it."""
+    """Load the environment before the first action, so that loading does not count toward the action's deadline."""
     report("loading the environment")
     return _Episodes(load_maker(), media_opener)
 
@@ -243,7 +244,7 @@ class _Episodes:
         if request is None:
             with ErrorCatcher() as caught:
                 self.make().close()
-            # Of other errors, such as those of a server that is busy, `on_error` decides in each episode.
+            # Other errors, such as those of a busy server, are left to `on_error` in each episode.
             if isinstance(caught.error, UserError):
                 raise caught.error
             return None
@@ -251,7 +252,7 @@ class _Episodes:
             for key in request:
                 self._close(key)
             return None
-        # Whatever code of users raises is an outcome of the episode.
+        # An error of the user's code is an outcome of the episode, not of the worker.
         with ErrorCatcher() as caught, use_media_opener(self.media_opener):
             return self._act(request)
         self._close(request.key)
@@ -285,7 +286,7 @@ class _Episodes:
         return EpisodeReply(action, state, result, digest, replayed)
 
     def _begin(self, request: EpisodeRequest) -> _Episode:
-        """Begin the episode of a request, in place of one that has the same key."""
+        """Begin the episode of a request, and close an earlier one with the same key."""
         self._close(request.key)
         environment = self.make()
         first = check_observation(environment.reset(request.sample, request.seed))

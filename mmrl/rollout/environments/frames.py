@@ -31,8 +31,8 @@ def save_frame(folder: Path, content: bytes) -> ImageRef:
             os.utime(path)  # in use again, so that it is not deleted now
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            # Other ranks may write the same picture. It is not synced to the disk, which would take longer than all
-            # else of a step: what a power cut damages is told by its size, and by its digest where it is opened.
+            # Other ranks may write the same picture. It is not synced to disk, which would take longer than the rest
+            # of a step: its size, or its digest when it is opened, shows damage by a power cut.
             fresh = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
             fresh.write_bytes(content)
             fresh.replace(path)

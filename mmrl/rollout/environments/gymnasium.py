@@ -29,7 +29,7 @@ class GymnasiumEnvironment:
         return Observation(text=self.question, media=(encode_png(self.env.render()),))
 
     def step(self, action: str | Action) -> StepResult:
-        """Take the action that a word names; another word changes nothing and is not valid."""
+        """Take the action that the text names. Other text changes nothing, and the step is not valid."""
         word = action.name.lower() if isinstance(action, Action) else action.strip().lower()
         number = self.actions.get(word)
         if number is None and not self.actions and word.isdecimal():

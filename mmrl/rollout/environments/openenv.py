@@ -3,8 +3,8 @@
 Source: OpenEnv 685de41, `src/openenv/core/env_client.py` and `env_server/types.py`, as in openenv 0.10.0: JSON messages
 over a WebSocket, one session for each connection. Departure: its single flag `done` counts as terminated.
 
-The server must honour `seed`, or the step needs `replayable: false`; and take as many sessions as there are episodes
-(`max_concurrent_envs`). Needs the package `websockets`.
+The server must honour `seed`, or else the step needs `replayable: false`. It must accept as many sessions as there are
+episodes (`max_concurrent_envs`). Needs the package `websockets`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from mmrl.rollout.environments.pictures import encode_png
 from mmrl.types import Action, Environment, Observation, Sample, StepResult, Unscorable, UserError
 
-_ACTION_ERRORS = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # what came of an action; others are the server's own failure
+_ACTION_ERRORS = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # about an action; other codes are failures of the server
 
 
 class OpenEnvSession:
@@ -55,7 +55,7 @@ class OpenEnvSession:
             text = _describe_error(answer["data"])
             if answer["data"].get("code") not in _ACTION_ERRORS:
                 raise Unscorable(f"the server's session failed: {text}")
-            # What the server says of an action is for the model, who may have written nonsense.
+            # The model reads the server's message about its action, which may have been nonsense.
             return StepResult(observation=Observation(text=text), valid=False)
         answer = answer["data"]
         return StepResult(
@@ -72,7 +72,7 @@ class OpenEnvSession:
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         from websockets.exceptions import ConnectionClosed
 
-        # A server that takes no more sessions says so, and has then closed the connection.
+        # A server without a free session sends an error and closes the connection; the error can still be read.
         with suppress(ConnectionClosed):
             self.connection.send(json.dumps({"type": kind, "data": data}))
         return dict(json.loads(self.connection.recv()))

@@ -15,10 +15,10 @@ def encode_png(pixels: object) -> bytes:
     """Return pixels as a PNG file: uint8 [height, width, 3], as an array or nested lists of numbers.
 
     Raises:
-        UserError: they have another shape or type, or are more than `data.media_limits.max_pixels` is by default.
+        UserError: shape or type differ, or there are more pixels than the default of `data.media_limits.max_pixels`.
     """
     array = np.asarray(pixels)
-    # Encoding a huge picture would take until the deadline; a lower limit of the config is checked as it is opened.
+    # Encoding a huge picture would exceed the deadline. A lower limit in the config is checked when it is opened.
     limit = MediaLimitsConfig().max_pixels
     if array.size > 3 * limit:
         raise UserError(f"a picture of {list(array.shape)} exceeds {limit:,} pixels; draw a smaller one")

@@ -28,10 +28,10 @@ from mmrl.types import Action, Observation, Sample, StepResult
 
 _SCRIPT = Path(__file__).with_name("python_process.py")
 _REMINDER = 'There is one call: {"name": "python", "arguments": {"code": "..."}}.'
-# Sets and dicts of strings then have the same order in every process, so that an episode can be played again.
+# With PYTHONHASHSEED, sets of strings have the same order in every process, so an episode can be played again.
 _ENVIRONMENT = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 _START_S = 30.0
-_told: set[str] = set()  # weaknesses of this machine that were printed
+_told: set[str] = set()  # missing protections of this machine that were already printed
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class PythonEnvironment:
         self.process: subprocess.Popen[bytes] | None = None
 
     def reset(self, sample: Sample, seed: int) -> Observation:
-        """Begin without variables; the question is the sample's."""
+        """Begin without variables. The observation is empty, since the sample states the question."""
         return Observation()
 
     def step(self, action: str | Action) -> StepResult:

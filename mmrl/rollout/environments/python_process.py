@@ -1,8 +1,8 @@
 """The process in which `mmrl.rollout.environments.python` runs code of the model. Needs only the standard library.
 
-It reads a JSON string of code per line and writes a JSON string of what that printed per line. Run as a script, with
-the limits as JSON in its first argument; the last line of its standard error before the first answer is empty, or says
-what this machine does not protect.
+Each line of input is code as a JSON string, and each line of output is what that code printed, as a JSON string. The
+first argument of the script has the limits as JSON. Before the first answer, it writes a line to standard error that
+is empty, or names the protections that this machine lacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     """Give up rights, then answer until standard input ends."""
     limits = json.loads(sys.argv[1])
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    # Code that reads or prints in other ways than by `sys` must not be taken for a request or an answer.
+    # The model's code may read or write these descriptors without `sys`: requests and answers use copies of them.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -86,7 +86,7 @@ def run(code: str, variables: dict[str, object]) -> str:
 
 
 def _give_up_rights() -> str:
-    """Leave the network and lose the system calls for sockets and processes; return "", or what the kernel refuses."""
+    """Give up the network and the system calls for sockets and processes; return "", or the steps that failed."""
     libc = ctypes.CDLL(None, use_errno=True)
     refused = []
     # In a user namespace of its own it cannot read the memory or variables of other processes either.
@@ -102,11 +102,11 @@ def _give_up_rights() -> str:
 
 
 def _filter_program(machine: str) -> bytes:
-    """Return a seccomp filter in classic BPF, which the kernel refuses if it is empty: that of an unknown machine."""
+    """Return a seccomp filter in classic BPF. It is empty for an unknown machine, and the kernel refuses that."""
     if machine not in _MACHINES:
         return b""
     column, architecture = _MACHINES[machine]
-    # An instruction is a code, the number of next ones to skip if a condition holds, and if not, and a value.
+    # An instruction is (code, instructions to skip if its condition holds, instructions to skip if not, value).
     allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERROR + errno.EPERM)
     program = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, architecture), refuse]
     program += [(_LOAD, 0, 0, _CALL), (_AT_LEAST, 0, 1, _X32_CALL), refuse]
@@ -115,7 +115,7 @@ def _filter_program(machine: str) -> bytes:
     for numbers in _REFUSED_CALLS.values():
         if number := numbers[column]:
             program += [(_EQUAL, 0, 1, number), refuse]
-    # Of clone's uses only threads are allowed.
+    # clone may only start threads.
     program += [(_EQUAL, 1, 0, _CLONE[column]), allow]
     program += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_HAS_BIT, 1, 0, _CLONE_THREAD), refuse, allow]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)

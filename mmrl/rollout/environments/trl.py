@@ -1,10 +1,10 @@
 """Environments as TRL's `environment_factory` takes them: `fn: "mmrl.rollout.environments.trl:make"`, `action: call`.
 
-Such a class has `reset(**row)`, whose words belong to the question, public methods that the model may call, and
-perhaps `get_reward()`, which is called once, when a turn without a call has ended the episode.
+Such a class has `reset(**row)`, whose text is part of the question, and public methods that the model may call. It may
+have `get_reward()`, which is called once, when a turn without a call ends the episode.
 
 Source: TRL 1.16, `GRPOTrainer(environment_factory=...)`, https://huggingface.co/docs/trl/openenv.
-Departures: one call a turn; an error of a method is told as words, as there, and the action is not valid.
+Departures: one call per turn; an action whose method raises is not valid, and the model sees its error as in TRL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TrlEnvironment:
                 self.methods[name] = method
 
     def reset(self, sample: Sample, seed: int) -> Observation:
-        """Reset the object with the columns of the sample's row, and the seed, as far as its method takes them."""
+        """Reset the object with the seed and the columns of the sample's row, omitting what `reset` does not take."""
         row = {**sample.meta, "seed": seed}
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -50,7 +50,7 @@ class TrlEnvironment:
             if action.name not in self.methods:
                 raise ValueError(f"Tool {action.name} not found.")
             return StepResult(observation=_observe(self.methods[action.name](**action.arguments)))
-        except Exception as error:  # noqa: BLE001  # as TRL does, which tells the model whatever a method raises
+        except Exception as error:  # noqa: BLE001  # as in TRL, the model sees any error of a method
             return StepResult(observation=Observation(text=json.dumps({"error": str(error)})), valid=False)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Classic multi-turn environments of verifiers: `fn: "mmrl.rollout.environments.verifiers:make"`.
 
-Questions are the rows of the environment's dataset: a sample's columns `prompt` (messages), `answer`, `info`,
-`example_id` and `task` are handed on, and its text is the prompt where it has no such column. When the environment is
-done, its rubric scores the episode, which is the reward of the last turn.
+Questions are the rows of the environment's dataset. The environment gets a sample's columns `prompt` (messages),
+`answer`, `info`, `example_id` and `task`; without a column `prompt` it gets the sample's text. When the episode is
+over, the environment's rubric scores it, and the score is the reward of the last turn.
 
 Source: verifiers 0.1.9 to 0.1.14, `MultiTurnEnv.rollout` and `Rubric.score_rollout`,
 https://github.com/PrimeIntellect-ai/verifiers.
@@ -46,7 +46,7 @@ class VerifiersEpisode:
         return Observation()
 
     def step(self, action: str) -> StepResult:
-        """Add the assistant's message, and show the messages with which the environment answers."""
+        """Add the action as an assistant message, and return the environment's reply."""
         written = [self.write_message(role="assistant", content=action)]
         turn: dict[str, Any] = {"prompt": self.shown, "completion": written, "response": None}
         turn |= {"tokens": None, "reward": None, "advantage": None, "is_truncated": False, "extras": {}}
@@ -64,7 +64,7 @@ class VerifiersEpisode:
         self.loop.close()
 
     def _finish(self, answered: Sequence[Message]) -> StepResult:
-        # Up to 0.1.12 `is_completed` has cleaned up. Later versions do so here, and render the completion as well.
+        # Up to 0.1.12, `is_completed` cleans up. Later versions do so in `_finalize_rollout`, with the completion.
         self._run(getattr(self.env, "_finalize_rollout", self.env.render_completion)(self.state))
         score = self.env.rubric.score_rollout
         limits = {"score_sem": nullcontext()} if "score_sem" in inspect.signature(score).parameters else {}
@@ -90,7 +90,7 @@ def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
     """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`.
 
     Raises:
-        UserError: verifiers is missing, has no such environment, or that is no classic multi-turn environment.
+        UserError: verifiers is missing, has no such environment, or the environment is not a MultiTurnEnv.
     """
     try:
         import verifiers
@@ -106,7 +106,7 @@ def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
 
 
 def _load_message_types() -> tuple[Any, Callable[..., Message]]:
-    """Return a client, which is never asked, and the type of assistant messages that this version takes."""
+    """Return a client, which is never called, and the type of assistant messages in this version of verifiers."""
     try:
         from verifiers.clients import OpenAIChatCompletionsClient
         from verifiers.types import AssistantMessage

@@ -25,10 +25,10 @@ class RolloutStep(Protocol):
       - give the sample of a group's prompt another target, which rewards then compare with;
       - put rollouts that are scored but never trained into `probes`, and counts into `metrics` (`with_metrics`).
 
-    It must not change the tokens, log-probabilities, author and version of every segment that it keeps: the learner
-    computes importance ratios from them. It must keep the number and the order of groups, one for each prompt. Random
-    choices must derive from seed, step, sample id and rollout index, else a resumed run would differ. On several ranks
-    each rank calls it with its own groups, and there may be none.
+    A step must not change tokens, log-probabilities, author or version of a segment that it keeps: the learner computes
+    importance ratios from them. It must keep the number and the order of groups, one for each prompt. Random choices
+    must derive from seed, step, sample id and rollout index, or a resumed run would differ. On several ranks, each rank
+    calls the step with its own groups, of which there may be none.
     """
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
@@ -42,7 +42,7 @@ class RolloutContext:
     sampler: Sampler
     """Generates and extends responses with the current policy."""
     scorer: EvalScorer
-    """Says whether a response is correct, for steps that depend on it."""
+    """Scores responses, for steps that depend on whether a response is correct."""
     processor: PromptProcessor
     """Builds prompts, tokenizes, and parses responses."""
     sampling_params: SamplingParams
@@ -58,7 +58,7 @@ class RolloutContext:
     swap_samples: Sequence[Sample] = ()
     """Samples whose media a blind probe may show in place of a prompt's own."""
     ranks: Ranks = field(default_factory=SingleProcess)
-    """All processes of the run. In an evaluation this one alone: each rank answers its own samples, in its own time."""
+    """All processes of the run. In an evaluation only this one, since each rank answers its own samples by itself."""
     custom_steps: Mapping[str, StepFactory] = field(default_factory=dict)
     """Makes each of the user's own steps, by the name of the step."""
 
@@ -68,7 +68,7 @@ StepFactory = Callable[[RolloutContext], RolloutStep]
 
 
 def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:
-    """Return the batch with `metrics` added to its own. They must be counts: rounds and ranks are summed."""
+    """Return the batch with `metrics` added to its own. They must be counts, as rounds and ranks are summed."""
     counts = Counter(batch.metrics)
     counts.update(metrics)
     return replace(batch, metrics=counts)

@@ -39,12 +39,12 @@ class BlindProbe:
 
     options: BlindProbeConfig
     context: RolloutContext
-    steps: Sequence[RolloutStep] = ()  # all rollouts go through them, so the media are the only difference of probes
+    steps: Sequence[RolloutStep] = ()  # those of ordinary rollouts, so that only the media differ
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide.
 
-        Those of `looked` are in the order of the indices of the rollouts that they belong to.
+        Rollouts of `looked` follow the index order of the rollouts that they were made from.
         """
         if step % self.options.every:
             return batch
@@ -64,7 +64,7 @@ class BlindProbe:
         probe_batch = RolloutBatch(groups=tuple(groups))
         for rollout_step in self.steps:
             probe_batch = rollout_step(probe_batch, step=step)
-        # The metrics of `probe_batch` are dropped: those of the batch count the rollouts that train, and no others.
+        # The metrics of `probe_batch` are dropped: the metrics of a batch count only rollouts that train.
         rollouts = dict(zip(corrupted, probe_batch.groups, strict=True))
         name = step_name(self.options)
         earlier_probes = batch.probes or ({},) * len(batch.groups)
@@ -78,7 +78,7 @@ class BlindProbe:
         """Return the prompt with its media hidden, or None if it has none that this corruption applies to.
 
         Raises:
-            UserError: the answer is a coordinate, and the corruption takes away what it is measured on.
+            UserError: the answer has coordinates, and this corruption removes the image that they are measured in.
         """
         sample, corruption = prompt.sample, self.options.corruption
         if corruption in ("left_out", "cropped"):
@@ -104,15 +104,15 @@ class BlindProbe:
             )
 
     def _keep_shown_parts(self, rollout: Rollout) -> Prompt:
-        """Return the question with what tools showed in a rollout in place of its media, which may be nothing.
+        """Return the question with its media replaced by the parts that tools showed in a rollout, if there are any.
 
-        Of more parts than fit into a prompt, the first are left out.
+        If the parts do not fit into a prompt, the earliest are left out.
         """
         sample = rollout.prompt.sample
         self._check_no_coordinates(sample)
         text = tuple(part for part in sample.parts if isinstance(part, str))
         shown = [observation.ref for observation in rollout.observations]
-        # Responses that looked at the same part are other prompts, with random numbers of their own.
+        # An id for each response: those that looked at the same part must not draw the same random numbers.
         sample = replace(sample, id=f"{sample.id}~{rollout.index}")
         while shown:
             with suppress(PromptTooLongError):
@@ -121,7 +121,7 @@ class BlindProbe:
         return self._build_prompt(replace(sample, parts=text))
 
     def _build_prompt(self, sample: Sample) -> Prompt:
-        # A sample id of its own: random numbers derive from it, and those of the ordinary rollouts are taken.
+        # Random numbers derive from the sample's id, so a probe needs another id than the ordinary rollouts.
         return self.context.processor.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
     def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:

@@ -56,8 +56,8 @@ class CustomStep:
             for old, new in zip(known[rollout.index].segments, rollout.segments, strict=False):
                 count = len(new.token_ids)
                 if new.token_ids != old.token_ids[:count]:
-                    break  # from here on the rollout is another one
-                # The learner computes importance ratios from this record. Tokens may be cut off its end, no more.
+                    break  # the step replaced the rollout from here on
+                # The learner computes importance ratios from this record. A step may only cut tokens off its end.
                 recorded = (old.author, old.version, old.logprobs[:count])
                 if new.author is Author.POLICY and (new.author, new.version, new.logprobs) != recorded:
                     raise UserError(

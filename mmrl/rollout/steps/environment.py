@@ -1,4 +1,4 @@
-"""Episodes: each turn of a response is an action in an environment, and what comes of it is shown before the next turn.
+"""Episodes: each turn of a response is an action in an environment, whose observation precedes the next turn.
 
     .., POLICY | <|im_start|>user .. image .. <|im_start|>assistant, ENVIRONMENT | .., POLICY
 
@@ -80,13 +80,13 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlayer:
-    """Takes actions in the episodes of rollouts, and writes what comes of them into the rollouts."""
+    """Takes the actions of rollouts in their environments, and adds turns and observations to the rollouts."""
 
     options: EnvironmentConfig
     workers: EpisodeWorkers
     processor: PromptProcessor
     frames_dir: Path  # folder of the pictures that environments draw
-    seed: int  # root of the seeds of samples that state none
+    seed: int  # root of the seeds for samples that state none
 
     def play(
         self,
@@ -98,8 +98,8 @@ class EpisodePlayer:
     ) -> dict[str, float]:
         """Play episodes to their end or to a limit, and return their metrics.
 
-        `choose` returns the action that the last turn of a rollout is, and `extend` adds a turn to each of several. An
-        observation must leave `room_for_turn` tokens for that.
+        `choose` returns the action in the last turn of a rollout, and `extend` adds the next turn to several rollouts.
+        An observation must leave `room_for_turn` tokens for the next turn.
 
         Raises:
             UserError: an environment failed, and `on_error` is `stop`.
@@ -129,7 +129,7 @@ class EpisodePlayer:
             longer = extend([episode.rollout for episode in playing.values()]) if playing else ()
             for episode, rollout in zip(playing.values(), longer, strict=True):
                 episode.rollout = rollout
-        # A limit ended some of them, whose environments are still there.
+        # Episodes that a limit ended still have an open environment.
         self.workers.close_episodes([key for key, episode in episodes.items() if episode.rollout.turns])
         return count_episodes(self.options.name, [episode.rollout for episode in episodes.values()], counts)
 
@@ -137,7 +137,7 @@ class EpisodePlayer:
         sample = episode.rollout.prompt.sample
         seed = sample.meta.get(SEED_KEY)
         if seed is None:
-            # A blind probe asks the question of its sample under an id of its own.
+            # A blind probe adds a suffix after "~" to the sample's id, and its episodes get the same seed.
             seed = derive_seed(self.seed, "environment", sample.id.partition("~")[0])
         return EpisodeRequest(
             key=key,
@@ -151,9 +151,9 @@ class EpisodePlayer:
         )
 
     def _record(self, episode: Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
-        """Add a turn to an episode, and the text of the action where the expert took it; return what came of it.
+        """Add a turn to an episode, with the text of the action if the expert took it; return the step's result.
 
-        After a turn without an action that can be read, the model is told so, or the episode ends.
+        If no action can be read from the turn, the result is a message to the model, or it ends the episode.
         """
         result, rollout = reply.result, episode.rollout
         if reply.action is None:
@@ -179,7 +179,7 @@ class EpisodePlayer:
         return result
 
     def _demonstrate(self, action: str | Action) -> Segment:
-        """Return the turn in which the expert takes an action."""
+        """Return a segment with the expert's action, as the model would write it."""
         match action:
             case Action(name, arguments):
                 call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
@@ -198,10 +198,10 @@ class EpisodePlayer:
         episode.end(failure=RewardFailure(failure.error_kind, f"action {len(request.past) + 1}: {failure.reason}"))
 
     def _show(self, episode: Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
-        """Append an observation; the episode ends where it does not fit. Return what is wrong with it, if anything is.
+        """Append an observation, or end the episode if it does not fit. Return the failure if a medium cannot be used.
 
-        It stands between the brackets of the options. Only these may hold special tokens: what an environment writes
-        cannot end its turn or open another.
+        The brackets of the options enclose the observation. Only they may hold special tokens: the text of an
+        environment cannot end its turn or open another.
         """
         options, processor, rollout = self.options, self.processor, episode.rollout
         pending = self._open_observation(rollout)
@@ -217,7 +217,7 @@ class EpisodePlayer:
                     pending = ()
                 segments.append(processor.build_tool_segment(ref))
         except (ValueError, OverflowError) as error:
-            # The policy asked for a part that is not there, which the environment cannot know.
+            # The policy asked for a part that does not exist, and the environment could not know that.
             rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
             observation, segments = Observation(text=f"This cannot be shown: {error}."), []
             pending = self._open_observation(rollout)
@@ -235,17 +235,17 @@ class EpisodePlayer:
         return None
 
     def _open_observation(self, rollout: Rollout) -> tuple[int, ...]:
-        """Return the tokens before an observation: they end the model's turn, unless it has ended it."""
+        """Return the tokens before an observation. They begin with EOS if the model has not ended its turn."""
         token_ids = self.processor.tokenize(self.options.brackets[0], parse_special=True)
         eos = int(self.processor.tokenizer.eos_token_id)
         has_ended = self.options.action == "call" or rollout.segments[-1].token_ids[-1] == eos
         return token_ids if has_ended else (eos, *token_ids)
 
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
-        """Return references to the media of an observation, hidden as those of the question are.
+        """Return references to the media of an observation, corrupted like those of the question.
 
         Raises:
-            ValueError: a medium that was shown has no such part; in words for the model.
+            ValueError: a medium has no such part; in words for the model.
             UserError: a frame cannot be saved.
         """
         refs: list[MediaRef] = []
@@ -274,7 +274,7 @@ class EpisodePlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentStep:
-    """Takes the turns of rollouts as actions, and lets the policy continue after what comes of them."""
+    """Takes each turn of a rollout as an action, and lets the policy continue after the observation."""
 
     player: EpisodePlayer
     sampler: Sampler
@@ -302,7 +302,7 @@ class EnvironmentStep:
         return with_metrics(replace(batch, groups=tuple(groups)), metrics)
 
     def _read_action(self, rollout: Rollout) -> str | Action | Ask:
-        """Return the action that the last turn of a rollout is; without one, ask for the state alone."""
+        """Return the action in the last turn of a rollout, or `Ask.STATE` if none can be read."""
         options, processor = self.player.options, self.player.processor
         if options.action == "tag":
             return Ask.STATE if rollout.answer.text is None else rollout.answer.text
@@ -322,7 +322,7 @@ class EnvironmentStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertDemonstrations:
-    """Makes demonstrations of episodes: an environment's expert acts, and what it sees stands between its actions.
+    """Makes demonstrations of episodes: actions of the environment's expert, with the observations between them.
 
     .., DEMONSTRATION | <|im_start|>user .. image .. <|im_start|>assistant, ENVIRONMENT | .., DEMONSTRATION
     """
@@ -330,7 +330,7 @@ class ExpertDemonstrations:
     player: EpisodePlayer
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
-        """Return an episode for each demonstration, whose own text is empty, and counts of all episodes.
+        """Return an episode for each of `demonstrations`, which come without text, and metrics of all episodes.
 
         Raises:
             UserError: an environment failed, or has no expert.
@@ -351,7 +351,7 @@ class ExpertDemonstrations:
 def make_player(
     options: EnvironmentConfig, tool_runner: ToolRunner, processor: PromptProcessor, *, seed: int
 ) -> EpisodePlayer:
-    """Return what plays the episodes of a step, with processes of its own. They start with the first action."""
+    """Return the player of a step's episodes. It has its own processes, which start with the first action."""
     media_cache = processor.encoder.media_cache
     media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
     workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options, media_opener)

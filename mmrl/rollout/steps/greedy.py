@@ -21,7 +21,7 @@ class GreedyResponses:
     steps: Sequence[RolloutStep] = ()  # all rollouts go through them
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with a greedy response to each prompt, of the name `GREEDY_PROBE`."""
+        """Return the batch with a greedy response to each prompt, under the name `GREEDY_PROBE`."""
         prompts = []
         for group in batch.groups:
             prompt = group[0].prompt
@@ -33,7 +33,7 @@ class GreedyResponses:
         greedy_batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         for rollout_step in self.steps:
             greedy_batch = _make_greedy(rollout_step, context)(greedy_batch, step=step)
-        # Its metrics are dropped: those of the batch count the rollouts that train, and no others.
+        # The metrics of `greedy_batch` are dropped: the metrics of a batch count only rollouts that train.
         probes = []
         for earlier, rollouts in zip(batch.probes or ({},) * len(prompts), greedy_batch.groups, strict=True):
             probes.append({**earlier, GREEDY_PROBE: rollouts})
@@ -41,7 +41,7 @@ class GreedyResponses:
 
 
 def _make_greedy(step: RolloutStep, context: RolloutContext) -> RolloutStep:
-    """Return a step of ours as it is at the temperature of `context`; one of the user's has been made with its own."""
+    """Return a built-in step with the temperature of `context`. A user's step is returned as it is."""
     match step:
         case ForcedRethink():
             return replace(step, context=context, options=step.options.model_copy(update={"temperature": None}))

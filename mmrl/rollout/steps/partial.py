@@ -19,7 +19,7 @@ RolloutGroup = tuple[Rollout, ...]
 class PartialRollouts:
     """Generates in chunks and, after each, ends the step if enough groups are complete or enough tokens were generated.
 
-    Both are counted over all ranks, which must therefore generate equally many chunks.
+    Groups and tokens are counted over all ranks, so every rank generates the same number of chunks.
     """
 
     sampler: Sampler
@@ -64,7 +64,7 @@ class PartialRollouts:
 
     def _has_enough(self, groups: Sequence[RolloutGroup], num_new_tokens: int) -> bool:
         num_complete = sum(not any(map(self._is_unfinished, group)) for group in groups)
-        # Every rank compares the same sums, so all stop after the same chunk: the next `all_gather` would hang else.
+        # Every rank compares the same sums, so all stop after the same chunk. Else the next `all_gather` would hang.
         of_ranks = self.ranks.all_gather((num_complete, len(groups), num_new_tokens))
         num_complete, num_groups, num_new_tokens = map(sum, zip(*of_ranks, strict=True))
         over_budget = self.token_budget is not None and num_new_tokens >= self.token_budget
@@ -75,7 +75,7 @@ class PartialRollouts:
 
     def _extend_unfinished(self, groups: Sequence[RolloutGroup], step: int) -> list[RolloutGroup]:
         """Extend every unfinished response by a chunk, or by as much of one as its length limit leaves."""
-        # By place, not by identity: equal rollouts of a sample that is in flight twice are one object after a resume.
+        # By index, not by identity: if a sample is in flight twice, equal rollouts are one object after a resume.
         places_by_chunk: dict[int, list[tuple[int, int]]] = {}
         extended = list(map(list, groups))
         for group_index, group in enumerate(groups):

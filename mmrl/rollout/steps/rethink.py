@@ -110,7 +110,7 @@ class ForcedRethink:
             rng = random.Random(derive_seed(self.context.seed, self.options.name, step, sample_id, rollout.index))
             if may_continue and rng.random() < self.options.fraction:
                 drawn.append((rng.random(), position, rng))
-        # The lowest of their second random numbers win: taking the first ones would favour low indices.
+        # Those with the lowest second random number are kept: keeping the first ones would favour low indices.
         drawn = sorted(drawn)[: self.options.max_attempts_per_group]
         for _, position, rng in sorted(drawn, key=lambda entry: entry[1]):
             yield _Attempt(
@@ -152,13 +152,13 @@ class ForcedRethink:
         if answer_offset is None:
             return first_response.num_tokens
         token_ids = [token for segment in first_response.segments for token in segment.token_ids]
-        # The text also has the thought that the prompt opens, which is none of these tokens.
+        # The text begins with `response_opening`, which is part of the prompt and not of these tokens.
         opening = len(self.context.processor.encoder.response_opening)
         before = first_response.text[opening : start + answer_offset]
         return count_tokens_before(token_ids, before, self.context.processor.decode)
 
     def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
-        """Return counts of attempts, kept or not, by verdict before and after, and of what they cost."""
+        """Return counts of all attempts by verdict before and after, of kept ones, of new tokens and of truncations."""
         name = self.options.name
         # All names are there, also with a count of 0: metrics files then have the same columns at every step.
         moves = ("correct_to_correct", "correct_to_incorrect", "incorrect_to_correct", "incorrect_to_incorrect")

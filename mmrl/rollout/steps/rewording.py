@@ -1,4 +1,4 @@
-"""Co-Reward: most answers to a question in other words become the target of responses to its own words."""
+"""Co-Reward: the majority answer to a reworded question becomes the target of responses to the original question."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mmrl.types import Prompt, RewardErrorKind, RewardFailure, RolloutBatch, Use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewordedTargets:
-    """Replaces each target by what most responses to the reworded question say. No target is read.
+    """Replaces each target's value, which is never read, by the majority answer to the reworded question.
 
-    Source: Co-Reward (arXiv:2508.00410). Departures: responses to the other wording do not train, unless a second row
-    holds the pair the other way round; without a majority the group is left out, where the code takes what came first.
+    Source: Co-Reward (arXiv:2508.00410). Departures: responses to the rewording do not train, unless a second row has
+    the two wordings swapped; without a majority the group is left out, where the code takes the first answer.
     """
 
     context: RolloutContext
-    column: str  # of `meta`: the question in other words
+    column: str  # column of `meta` with the reworded question
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with these targets. Raises UserError for a sample that has no other wording."""
+        """Return the batch with these targets. Raises UserError for a sample without rewording or of an unfit type."""
         prompts = [self._reword(group[0].prompt) for group in batch.groups]
         context, groups, missing = self.context, [], 0
         reworded = context.sampler.generate(prompts, context.group_size, context.sampling_params, step=step)

@@ -51,7 +51,7 @@ class ToolStep:
             continued = self.context.sampler.extend(answered, self.context.sampling_params, step=step)
             for (group_index, position), rollout in zip(calling, continued, strict=True):
                 groups[group_index][position] = rollout
-        # Calls beyond the limits of turns or tokens; one that the length limit cut does not count.
+        # Calls beyond the limits of turns or tokens. A call that the length limit cut off is not among them.
         counts["unanswered"] = sum(map(_ends_in_call, chain.from_iterable(groups)))
         metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)

@@ -1,8 +1,8 @@
 """Tools that come with mmrl. A model can call those that a config names, and no others.
 
 A tool is `(call, sample, *, options) -> str`, or returns a part of an image or video. `call` holds the arguments that
-the model wrote; options come from YAML. A tool raises ValueError, in words for the model, for a call that it cannot
-answer.
+the model wrote; options come from YAML. For a call that it cannot answer, a tool raises a
+ValueError whose message is written for the model.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class ToolExecutor:
             UserError: a file has changed since the run started.
         """
         media = list(find_media(media_result, rollout))
-        # An observation is an image or video that an earlier call of this response was shown.
+        # `observations` are the images and videos that earlier calls of this response showed.
         num_allowed = self.options.max_media - len(rollout.observations)
         if len(media) > num_allowed:
             raise ValueError(f"{num_allowed} more pictures or videos may be shown, not {len(media)}")
@@ -152,13 +152,13 @@ class DemonstrationTools:
 
         .. <tool_call>..</tool_call>, DEMONSTRATION | <tool_response>..</tool_response>, ENVIRONMENT | .., DEMONSTRATION
 
-    A demonstration in a dataset holds the text that the model is to write, and nothing else.
+    A demonstration in a dataset holds only the text that the model should write, without results.
     """
 
     executor: ToolExecutor
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
-        """Return demonstrations with a result after each call that something follows, and counts of the calls.
+        """Return the demonstrations with a result after each call but a final one, and counts of the calls.
 
         A demonstration without such a call is returned as it is.
 
@@ -170,7 +170,7 @@ class DemonstrationTools:
         completed = []
         for demonstration, turns in zip(demonstrations, turns_of, strict=True):
             completed.append(self._append_segments(replace(demonstration, segments=()), turns[0]))
-        # Turn by turn over all demonstrations, so that one hung tool delays the others once and not once each.
+        # One turn of all demonstrations at a time: a hung tool then delays them once, not once per demonstration.
         for turn in range(1, max(map(len, turns_of), default=0)):
             calling = [index for index, turns in enumerate(turns_of) if turn < len(turns)]
             messages = self._execute_turn([completed[index] for index in calling], turn)
@@ -216,7 +216,7 @@ class DemonstrationTools:
         return turns
 
     def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
-        # The text becomes only that of this turn: the executor looks for the call at its end.
+        # `text` holds only this turn, because the executor looks for the call at its end.
         text = self.executor.processor.decode_segments(segments)
         return replace(rollout, segments=(*rollout.segments, *segments), text=text)
 
@@ -235,7 +235,7 @@ def cut_text(text: str, limit: int) -> str:
 
 
 def encode_part(processor: PromptProcessor, ref: MediaRef) -> Segment:
-    """Return the segment of an image or video; raises ValueError, in words for the model, if it has no such part."""
+    """Return the segment of `ref`. Raises ValueError, in words for the model, if the file has no such part."""
     try:
         return processor.build_tool_segment(ref)
     except MediaRangeError as error:

@@ -53,8 +53,8 @@ def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, Med
 def _crop_image(
     image_crop: ImageCrop, ref: ImageRef, resize_map: ResizeMap, coordinate_system: CoordinateSystem
 ) -> tuple[str, ImageRef]:
-    """Return the part of an image with every pixel that the box touches, described in the model's coordinates."""
-    # The part refers to the pixels of the file, also where the image is itself a part: it is as sharp as the file.
+    """Return a description, in the model's coordinates, and a reference to all pixels that the box touches."""
+    # The crop counts pixels of the file even if the image is itself a crop, so the part is as sharp as the file.
     units = image_crop.coordinate_system or coordinate_system
     x1, y1, x2, y2 = resize_map.convert(image_crop.box, units, CoordinateSystem.PX_ORIGINAL)
     (left, top), (width, height) = resize_map.offset, resize_map.original

@@ -63,7 +63,7 @@ class ToolWorkers:
 
         Raises:
             UserError: a process cannot be started, or a tool cannot be loaded.
-            KeyboardInterrupt: this process is to stop, and a tool hangs.
+            KeyboardInterrupt: this process was asked to stop while a tool hangs.
         """
         options = self.options
         if self._pool is None:
@@ -81,7 +81,7 @@ class ToolWorkers:
             try:
                 results.append(future.result())
             except (WorkerTimeoutError, WorkerDiedError):
-                # One answer for both: that a tool ended its process is nothing that the model could act on.
+                # One message for both: the model could do nothing about a tool that ended its process.
                 results.append(ToolResult(f"The tool did not answer within {options.timeout_s:g} s.", "timeouts"))
             except WorkerLimitError as error:
                 results.append(ToolResult(f"The tool was stopped: it {error}.", "limits"))
@@ -98,7 +98,7 @@ class ToolWorkers:
 def _load_tools(
     loaders: Mapping[str, Callable[[], ToolFunction]], report: ReportActivity
 ) -> Callable[[ToolRequest], ToolResult]:
-    """Import the files of all tools, so that no deadline of a call pays for it."""
+    """Load all tools before the first call, so that loading does not count toward the call's deadline."""
     report("loading tools")
     return partial(_call_tool, {name: load_tool() for name, load_tool in loaders.items()})
 
