@@ -98,7 +98,7 @@ def report_save_errors(folder: Path) -> Iterator[None]:
 
 
 def _find_os_error(error: Exception) -> OSError | None:
-    """Return the error of the operating system after one of safetensors or torch.save, None if there is none."""
+    """Return the operating system's error behind an error of safetensors or torch.save; None for another cause."""
     if isinstance(error, SafetensorError):
         # safetensors is written in Rust, and gives the number of the OS error in its text alone.
         number = re.search(r"\(os error (\d+)\)", str(error))
@@ -195,7 +195,7 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
 
 
 def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
-    """Return the hash that each file must have, or a sentence if that is known to be wrong without reading files."""
+    """Return the hash that each file must have, or a sentence about damage that shows without hashing any file."""
     if not (folder / HASHES_FILE).is_file():
         return f"{HASHES_FILE} is missing"
     try:
@@ -207,5 +207,5 @@ def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
     for name in (*required, *hashes):
         if not (folder / name).is_file():
             return f"{name} is missing"
-    # A required file without a hash cannot be checked: the empty one matches nothing, so it counts as damaged.
+    # A required file without a hash cannot be checked: an empty hash matches nothing, so the file counts as damaged.
     return dict.fromkeys(required, "") | hashes

@@ -64,7 +64,7 @@ class ModelCardFacts(NamedTuple):
     comparison: Sequence[TaskComparison]  # rewards before and after training; empty before the run has ended
     last_metrics: Mapping[str, Any]  # metrics of the last training step
     checkpoint: str  # name of the checkpoint
-    num_mtp_weights: int = 0  # weights for predicting several tokens at once that the base model has beyond the export
+    num_mtp_weights: int = 0  # weights for predicting several tokens at once that the export lacks
 
 
 def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:
@@ -74,7 +74,7 @@ def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: boo
     skipped. With `merge` the adapter is merged into its base model, instead of written alone.
 
     Raises:
-        UserError: there is no such run or checkpoint, the folder exists, or the base model is not what it was.
+        UserError: there is no such run or checkpoint, the folder exists, or the base model has changed since.
     """
     if to.exists():
         raise UserError(f"{to} exists; export to a new folder")
@@ -100,7 +100,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     """Build the model that `config` describes, with the weights of the checkpoint in `folder`.
 
     Raises:
-        UserError: the base model is not what it was.
+        UserError: the base model has changed since the run began.
     """
     processor_config = config.model
     if config.model.from_scratch is not None:
@@ -117,7 +117,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     )
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
     weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
-    # Refuses a base model that is not what it was, by the fingerprint of its frozen weights.
+    # Raises if the base model has changed, because the fingerprint of its frozen weights then differs.
     checkpoint.load_weights(folder, weights)
     return RestoredModel(model_bundle, adapter, policy)
 

@@ -8,9 +8,9 @@ JSON's own values are written as they are. Everything else is an object of one k
     ImageRef(path="a.png", ..)   {"$ref": 0}, its place in the table of objects
 
 The text is `{"$objects": [..], "$value": ..}`. The table has every dataclass instance once, `{"$ImageRef": {"path":
-"a.png", ..}}`, after those that it refers to. Equal instances are one object there, whether or not they are one in
-memory: the text depends on the value alone, and a run that was resumed writes what an undisturbed one does. So rollouts
-of one group share their prompt in the text, and again after it is read.
+"a.png", ..}}`, after those that it refers to. Equal instances share one entry, even if they are separate objects in
+memory, so the text depends on the value alone and a resumed run writes the same text as an undisturbed one. Rollouts of
+one group share their prompt in the text, and again after it is read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _ValueEncoder:
         return self._encoders.get(type(value), self._encode_object)(value)
 
     def _encode_items(self, values: Sequence[object]) -> list[object]:
-        # Rollouts are mostly token ids, and for these the call is saved.
+        # Most items are token ids; testing their type here saves a call for each.
         return [value if type(value) in _JSON_SCALAR_TYPES else self.encode(value) for value in values]
 
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
@@ -114,9 +114,9 @@ class _ValueEncoder:
 
 
 class _ValueDecoder:
-    """Decodes one value. `json` completes the objects of the table in order, so instances come by their numbers.
+    """Decodes one value. `json` completes the objects of the table in order, so the n-th of them, from 0, is `$ref` n.
 
-    It also reads texts of earlier versions, where each instance is in the place where it first occurred.
+    It also reads texts of earlier versions, which hold each instance at the place where it first occurs.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class _ValueDecoder:
 
 
 def _is_plain_key(key: object) -> bool:
-    # JSON has to give the key back as it is, and must not take it for a tag.
+    # A plain key comes back from JSON unchanged, and cannot be mistaken for a tag.
     return type(key) is str and _encode_text(key) == key and not key.startswith("$")
 
 

@@ -70,7 +70,7 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for a write in the background; warn of its failure if another error is on its way out already."""
+        """Wait for a write in the background. If the block itself raised, only warn of a failed write."""
         try:
             # With several ranks and an error here, the others may never reach a collective call, so none is made.
             if kind is None or self._ranks.size == 1:
@@ -86,7 +86,7 @@ class CheckpointManager:
     def save(self, snapshot: Snapshot, *, before_write: Callable[[], None]) -> None:
         """Save a checkpoint, then remove those that need not stay.
 
-        With `async_save`, returns once the snapshot is copied, and waits first for the checkpoint before.
+        With `async_save`, waits for the previous checkpoint, copies the snapshot, and returns while it is written.
         `before_write` is called on the writing thread before anything is written.
 
         Raises:
@@ -150,8 +150,8 @@ class CheckpointManager:
         error = self._write_part(folder, snapshot, before_write)
         if error or self._ranks.rank:
             return error
-        # Ranks meet through the file system, since a collective call on this thread could cross one of the training
-        # loop's.
+        # This thread watches the file system for the parts of other ranks, because a collective call here could meet
+        # one of the training loop's.
         parts = list(map(partial_path(folder).joinpath, part_file_names(self._ranks.size)))
         while not all(map(Path.exists, parts)):
             if self._settle_requested.wait(_POLL_S):
@@ -215,10 +215,10 @@ def remove_later_stages(checkpoints: Path, last_stage: int) -> None:
 def find_checkpoint(
     checkpoints: Path, name: str | None, best: BestCheckpointConfig | None, warn: Callable[[str], None]
 ) -> Path:
-    """Return the checkpoint of this name, the one called `best`, or for None the newest intact one.
+    """Return the checkpoint called `name`: for "best" the one with the best metric, for None the newest intact one.
 
-    It only reads, so the run may continue. `best` is the metric that the best one goes by. `warn` is called for each
-    damaged one that is skipped.
+    It only reads, so the run may be in progress. The argument `best` says which metric decides. `warn` is called for
+    each damaged checkpoint that is skipped.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
@@ -243,11 +243,11 @@ def find_checkpoint(
 
 
 def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
-    """Remove the checkpoints that need not stay, and what an interrupted save has left."""
+    """Remove the checkpoints that `options` does not keep, and the leftovers of an interrupted save."""
     saved = _list_checkpoints(checkpoints)
     kept = set(sorted(saved)[-options.keep_last :])
     if options.keep_every:
-        # Step 0, between two stages, is a multiple of everything, and none of the steps that were asked for.
+        # Step 0, saved between two stages, is a multiple of every number, but `keep_every` does not mean it.
         kept |= {step_id for step_id in saved if step_id.step and step_id.step % options.keep_every == 0}
     best = _find_best(saved, options.best)
     if best is not None:

@@ -104,7 +104,7 @@ def fingerprint_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def part_file_names(count: int) -> list[str]:
-    """Return the names of the files with which each of `count` ranks says that its part is written."""
+    """Return the names of the files that the `count` ranks write last, each once its part is complete."""
     return [_sharded_file_name("part.json", rank, count) for rank in range(count)]
 
 
@@ -148,7 +148,7 @@ def load_checkpoint(
     for path in _list_part_files(folder, OPTIMIZER_FILE):
         # Mapped, so that the processes of a machine share its memory, and each reads only the share that it uses.
         for table, entries in torch.load(path, weights_only=True, mmap=True).items():
-            # A table that nobody reads would silently change how the run continues.
+            # Ignoring an unknown table would silently change how the run continues.
             if table not in OPTIMIZER_TABLES:
                 raise UserError(
                     f"{path} holds {table!r}, which this version of mmrl does not know; continue with the version that "
@@ -187,7 +187,7 @@ def save_weights(folder: Path, weights: CheckpointWeights) -> None:
 def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False) -> None:
     """Overwrite `weights.trained` with those of a checkpoint, or of what `save_weights` wrote.
 
-    With `mmap` they become maps of the files, whose memory the processes of a machine share, instead of copies.
+    With `mmap` the tensors map the files instead of copying them, so the processes of a machine share the memory.
 
     Raises:
         UserError: the model is not the one whose weights were saved.
@@ -218,7 +218,7 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
 
 
 def _sharded_file_name(name: str, rank: int, count: int) -> str:
-    # Several are numbered as Hugging Face numbers shards.
+    # The files of several ranks are numbered like shards of Hugging Face.
     stem, _, suffix = name.partition(".")
     return name if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.{suffix}"
 

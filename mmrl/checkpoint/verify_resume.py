@@ -1,4 +1,4 @@
-"""The check that a run which is killed and resumed ends like one that nobody disturbed, byte for byte."""
+"""Checks that a run that was killed and resumed writes the same files as an undisturbed one, byte for byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def verify_resume(
     Raises:
         UserError: a run fails, or ends before it can be killed.
     """
-    # Every checkpoint and every step's rollouts are kept, so that all of them can be compared. Trackers get none of it.
+    # Every checkpoint and every step's rollouts are kept, so that all of them can be compared. Trackers are off.
     keep_all = [
         "logging.trackers=[]",
         f"checkpoints.every={max(1, steps // 4)}",
@@ -64,7 +64,7 @@ def verify_resume(
 
 
 def find_differing_files(one: Path, other: Path) -> list[str]:
-    """Return the files that two runs do not have in common, among all that a seed decides and their checkpoints."""
+    """Return the compared files (`_COMPARED_PATTERNS`) that differ between two runs, or that only one of them has."""
     names = {*_compared_files(one), *_compared_files(other)}
     # A file that only one of them has counts as unreadable.
     _, differing, unreadable = filecmp.cmpfiles(one, other, names, shallow=False)
@@ -89,7 +89,7 @@ def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None
             if metrics.exists() and metrics.read_bytes().count(b"\n") >= num_lines:
                 break
             time.sleep(_POLL_S)
-        # Listed before the launcher dies: its children are then nobody's, and could not be found.
+        # Listed before the launcher dies: after that, nothing says which processes were its children.
         ranks = child_processes(process.pid) if "--nproc" in command and process.poll() is None else []
         process.kill()
         for rank in ranks:

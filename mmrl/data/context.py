@@ -12,10 +12,10 @@ from mmrl.types import DatasetContext, MediaPolicy
 
 
 def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
-    """Return what the config's dataset functions are called with.
+    """Return the argument that the config's dataset functions receive.
 
     Relative paths start from `base_dir`, the config's folder; files that functions make go into `work_dir`. Media may
-    lie there, in `data.media_roots`, and beside the files of benchmarks.
+    lie in `work_dir`, in `data.media_roots`, and beside the files of benchmarks.
     """
     roots = [work_dir, *(base_dir / root for root in config.data.media_roots)]
     for benchmark in config.evaluation.benchmarks:

@@ -1,4 +1,4 @@
-"""The record of a run's data, by which a resumed run notices that rows or media are not those that it began with."""
+"""The record of a run's data. A resumed run compares its rows and media with it, and so notices changed data."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SplitDigests = dict[str, dict[str, str]]
 class DataRecord:
     """A file with a digest for every field of every sample that the run began with.
 
-    Media count by their content, so that data may move to another folder. Of a streamed source the file has the rows
-    that are checked at the start.
+    Media are identified by their content, so data may move to another folder. Of a streamed source, only the rows that
+    are checked at the start are recorded.
     """
 
-    path: Path  # the file; a run that has not begun has none
+    path: Path  # the file; it does not exist before the run has begun
     data: DataConfig  # names the sources, and says whether changed data end the run
     console: Console  # receives the differences where the run continues with them
     differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
-    # By split, of this start: each sample's digests as JSON, which takes a quarter of the memory of a dictionary.
+    # Digests of this start, by split and sample: as JSON text, which takes a quarter of the memory of a dictionary.
     _digests: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def check(self, splits: Mapping[str, SplitRows]) -> None:
@@ -158,7 +158,7 @@ def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
 
 def _stable_text(value: object) -> str:
     """Return a text that every process gives for a value: without memory addresses or the order of a set."""
-    if isinstance(value, _PLAIN_TYPES):  # most values; to find out that one is no Mapping takes longer
+    if isinstance(value, _PLAIN_TYPES):  # most values; tested first, as a test for Mapping takes longer
         return _strip_addresses(repr(value))
     if isinstance(value, Mapping):
         entries = [f"{key!r}: {_stable_text(inner)}" for key, inner in value.items()]

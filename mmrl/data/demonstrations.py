@@ -16,7 +16,7 @@ TargetField = Literal["label", "target", "response", "expert"]
 def demonstration_text(sample: Sample, target_field: TargetField) -> Target | str:
     """Return what supervised training imitates: target, label, or a full response; raises UserError without one.
 
-    What an expert does in an environment is known once it has been played; until then the text is empty.
+    For `expert` the text is empty: the expert's actions are known only after the environment has been played.
     """
     if target_field == "expert":
         return ""

@@ -49,7 +49,7 @@ MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
 _CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
-_TURN_S = 60.0  # the other ranks would take rank 0 for lost while it decodes for hours
+_TURN_S = 60.0  # a rank that decodes for hours without an exchange would be reported as lost
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -88,7 +88,7 @@ class DataSplits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompts:
-    """Samples of a split, by what came of measuring their prompts."""
+    """Samples of a split, sorted by whether their prompts can be used."""
 
     kept: list[Sample]
     bad: list[RejectedRow]  # their media or text cannot be used
@@ -111,9 +111,9 @@ class DatasetLoader:
     ) -> None:
         """Create a loader that calls the dataset `functions` of each split with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
-        which a run has opened before, are not opened again, and videos in it not decoded again. `record` has the data
-        that the run began with.
+        It puts the size of every image and the frame plan of every video into `media_cache`. `opened_index` lists media
+        that earlier runs opened: its images are not opened again, and its videos not decoded again. `record` has the
+        data that the run began with.
         """
         self._drawn_images: dict[ImageRef, Size] = {}
         self._config, self._functions = config, functions
@@ -132,7 +132,7 @@ class DatasetLoader:
         loaded: dict[str, SplitRows] = {}
         for split in sources_by_split(self._config.data):
             streaming = self._config.data.streaming if split == "train" else None
-            # Of a streamed source only as many rows are checked now as training will hold at once.
+            # A streamed source is checked only in its first rows, as many as training will hold at once.
             rows = self.read_split(split, limit=streaming.shuffle_buffer_size if streaming else None)
             for sample_id, times in Counter(map(attrgetter("id"), rows.samples)).items():
                 if times > 1:
@@ -169,10 +169,10 @@ class DatasetLoader:
         limit: int | None = None,
         on_error: Callable[[DataSourceConfig, UserError], None] | None = None,
     ) -> SplitRows:
-        """Return the rows of a split that pass the row filters of its sources, of the first `limit` rows of each.
+        """Return the rows of a split that pass their source's row filter, among the first `limit` rows of each source.
 
-        `on_error` is called with a source that breaks off, whose rows before the error are kept; without it, the error
-        is raised.
+        If a source raises midway, its rows before the error are kept and `on_error` is called with the source and the
+        error. Without `on_error`, the error is raised.
         """
         sources = sources_by_split(self._config.data)[split]
         kept: list[Sample | RejectedRow] = []
@@ -268,7 +268,7 @@ class DatasetLoader:
         if index:
             known_sizes |= index.known_sizes(ref for ref in refs if ref not in known_sizes)
         new_refs = [ref for ref in refs if ref not in known_sizes]
-        # Pixels are not kept: of many images only those would stay that were opened last.
+        # The run's cache gets no pixels: of many images it would keep only the last ones opened.
         open_size = self._worker_cache(_CHECK_CACHE_BYTES).check_image
         opened = dict(open_media(new_refs, open_size, options=options, console=self._console))
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
@@ -320,7 +320,7 @@ def measure_prompts(
     measure_prompt: Callable[[Sample], object],
     opened_videos: Mapping[VideoRef, FramePlan | MediaError],
 ) -> MeasuredPrompts:
-    """Measure the prompt of each sample, and separate those that cannot be used; `filter_by_prompt` says by what."""
+    """Measure the prompt of each sample, and separate those that cannot be used; errors as in `filter_by_prompt`."""
     measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
     for sample in samples:
         problem = find_media_problem(sample, opened_videos)
@@ -425,7 +425,7 @@ def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaErro
     try:
         return future.result()
     except UserError as error:
-        # `_open_or_error` returns what the decoder raises, so this is the end of the worker's process.
+        # `_open_or_error` returns a decoder's error as a value, so an exception means that the worker was lost.
         return MediaError(str(error))
 
 

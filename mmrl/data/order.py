@@ -110,7 +110,7 @@ class CurriculumOrder:
     ) -> None:
         """Create an order from one order for each phase.
 
-        `state.phase_ends` is read at every take, since selection settles ends while training continues.
+        `state.phase_ends` is read at every take, because a plateau of the reward may end a phase during training.
         """
         self._orders, self._phases, self._state = orders, phases, state
 
@@ -160,7 +160,7 @@ class PriorityOrder:
 
     def _weight(self, sample: Sample) -> float:
         visits = self._state.reward_history.get(sample.id)
-        if not visits:  # a sample that was never drawn is worth a visit
+        if not visits:  # a sample that was never drawn has full weight
             return 1.0
         mean = visits[-1].mean
         # The variance of a reward of 0 or 1, scaled to at most 1: half right, half wrong gives the most signal.
@@ -237,7 +237,7 @@ def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
     shares: list[tuple[float, ...]] = []
     for point_step, weights in options.points:
         steps.append(point_step)
-        # Scaled first, so that interpolation mixes shares: points may be written to different sums.
+        # Weights become shares first: those of two points may have different sums, and interpolation must mix shares.
         total = sum(weights)
         shares.append(tuple(weight / total for weight in weights))
     following = bisect_right(steps, step)
@@ -269,7 +269,7 @@ def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
 
 
 class StreamingOrder:
-    """Passes rows through a shuffle buffer. Each comes once per epoch, at most about `buffer` rows before its turn.
+    """Passes rows through a shuffle buffer. Each comes once per epoch, at most about `buffer` rows before its place.
 
     Continuing from the last position costs nothing. A jump to another position reads the rows before it again, at most
     one whole epoch and a part of another.
@@ -325,7 +325,7 @@ class StreamingOrder:
 class CachedOrder:
     """Keeps the rows of the last take, so that an order is not read twice by a caller that looks ahead.
 
-    A prefetching caller takes the rows of the next step early, and takes them again, more or fewer, when it begins.
+    A prefetching caller takes the rows of the next step early, and again, more or fewer, when that step begins.
     """
 
     def __init__(self, order: DataOrder) -> None:

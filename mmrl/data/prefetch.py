@@ -21,8 +21,8 @@ class Prefetcher:
     """Takes samples from an order and encodes them; implements `protocols.SampleSource`.
 
     With workers, the rows of the next step are encoded while this one trains: as many as the largest take so far. Rows
-    that the next step leaves are there for the one after it. Without workers, samples are encoded when they are taken,
-    to the same bytes.
+    that the next step does not take are kept for the one after it. Without workers, samples are encoded when they are
+    taken, to the same bytes.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Prefetcher:
         can_prefetch: bool = True,
         warn: Callable[[str], None],
     ) -> None:
-        """Create a source. Without `workers`, `processor` encodes in this process; it keeps what was encoded.
+        """Create a source. `processor` keeps the encoded prompts and, without `workers`, encodes them in this process.
 
         `skip_unusable` and `drop_too_long` leave out such rows instead of ending the run; `warn` prints the first few.
         `can_prefetch` is False for an order whose next rows are not known before the step ends; workers then encode the
@@ -52,7 +52,7 @@ class Prefetcher:
     def take(self, start_position: int, count: int) -> list[Sample]:
         """Return the samples at `count` positions from `start_position` on, without unusable ones.
 
-        There may be none: another rank may have some, or unfinished rollouts be work enough.
+        The list may be empty: other ranks may have samples, or the round may consist of unfinished rollouts.
 
         Raises:
             UserError: a sample is not usable and may not be left out.

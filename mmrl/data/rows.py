@@ -1,7 +1,7 @@
-"""From a data source of the config to samples: its function is loaded, called, and its rows are named and filtered.
+"""Reads a data source of the config: loads and calls its function, then names and filters the rows that it yields.
 
-`mmrl_datasets` has the functions that come with mmrl; each yields samples, and a `RejectedRow` for a row that makes
-none. Imports without torch.
+`mmrl_datasets` has the functions that come with mmrl; each yields samples, and a `RejectedRow` for a row that cannot
+become a sample. Imports without torch.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def write_history_table(path: Path, samples: Iterable[Sample], history: Mapping[
 def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the training samples that a `select` stage chose, with its findings in their `meta`.
 
-    A sample comes once for each row, with the id and the response of the row.
+    Each row gives a copy of its sample, with the id and the response of the row.
 
     Raises:
         UserError: the table cannot be read, or names a sample that is not in the training data.

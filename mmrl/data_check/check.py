@@ -99,10 +99,10 @@ class DataCheck:
         self._media_cache = MediaCache(media_policy, limits, max_bytes=IMAGE_CACHE_BYTES)
         functions: dict[str, list[DatasetFunction]] = {}
         for split, sources in self._sources.items():
-            # One that cannot be loaded is a finding, like one that cannot read its data.
+            # Loaded only when called: one that cannot be loaded becomes a finding, like one that cannot read its data.
             functions[split] = [partial(_load_and_read, source, base_dir) for source in sources]
         self._loader = DatasetLoader(config, self._dataset_context, functions, self._media_cache, console)
-        # It keeps no image, so that worker processes can be sent a copy of it.
+        # A cache without images, because worker processes receive a copy of it.
         self._worker_cache = MediaCache(media_policy, limits, max_bytes=0)
         # Thumbnails of images and videos, by sha256.
         self._fingerprints: dict[str, bytes] = {}
@@ -112,7 +112,7 @@ class DataCheck:
         self._samples: dict[str, list[Sample]] = {}
         self._token_counts: dict[str, list[tuple[int, int]]] = {}
         self._benchmarks: dict[str, BenchmarkReport] = {}
-        # None if the processor cannot be loaded, which tells how frames are sampled.
+        # How frames are sampled, which the model's processor decides; None if it cannot be loaded.
         self._frame_sampling: FrameSampling | None = None
 
     def run(self) -> DataCheckReport:
@@ -213,7 +213,7 @@ class DataCheck:
         return opened
 
     def _open_videos(self, samples: Iterable[Sample]) -> dict[VideoRef, OpenedVideo | MediaError]:
-        """Open the videos as `_open_images` does; none without the model's processor, which tells the frames."""
+        """Open the videos as `_open_images` does; none without the model's processor, which decides on the frames."""
         sampling = self._frame_sampling
         if sampling is None:
             return {}
@@ -232,7 +232,7 @@ class DataCheck:
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score."""
-        # A reward may hang on every sample, and each would take its deadline.
+        # A reward may hang on every sample until its deadline, so none is tried after the first lost worker.
         worker_failed = False
         for split, samples in self._samples.items():
             unscorable: dict[str, str] = {}
@@ -260,7 +260,7 @@ class DataCheck:
     def _check_prompts(self) -> None:
         """Measure every prompt without its pixels, and drop samples whose prompt is misread or too long."""
         config = self._config
-        # The encoder refuses prompts beyond the limit without telling their lengths, so it gets none.
+        # The encoder refuses prompts beyond the limit without reporting their lengths, so it gets no limit.
         unlimited = config.model.model_copy(update={"max_prompt_tokens": sys.maxsize})
         try:
             processor = build_processor(config, self._samples["train"], self._base_dir)

@@ -72,7 +72,7 @@ def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> 
 
 
 def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, int]:
-    """Return the index of the most similar of `others` by index of the query, for queries that have a similar one."""
+    """Return query index → index of the most similar of `others`, for queries that have a similar one."""
     most_similar: dict[int, int] = {}
     for query_start in range(0, len(queries), _BLOCK_ROWS):
         block = _normalize_thumbnails(queries[query_start : query_start + _BLOCK_ROWS])
@@ -87,7 +87,7 @@ def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, in
 
 
 def find_near_duplicates(fingerprints: list[bytes]) -> dict[int, int]:
-    """Return the index of the first similar fingerprint before each one that has one, by its index."""
+    """Return index → index of the first similar fingerprint before it, for fingerprints that have one."""
     first_similar: dict[int, int] = {}
     for start in range(0, len(fingerprints), _BLOCK_ROWS):
         block = _normalize_thumbnails(fingerprints[start : start + _BLOCK_ROWS])

@@ -1,6 +1,6 @@
 """Show samples as the model sees them: the exact prompt, the resized pixels, and where the answer lies in them.
 
-A part of that is to find answers that lie outside their image.
+It also finds answers that lie outside their image.
 """
 
 from __future__ import annotations

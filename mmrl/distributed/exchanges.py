@@ -1,7 +1,7 @@
 """Exchanges between ranks: what a step gathers or sums over all processes of the run.
 
 Each function is collective: it waits until every rank has called it, so all ranks make the same calls in the same
-order, also a rank that has nothing to give. In a single process each returns what this process has.
+order, even a rank that has nothing to give. In a single process each returns what this process has.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def count_dropped_samples(
     `num_requested` counts what all ranks together asked for, `num_usable` what this rank could use.
 
     Raises:
-        UserError: no rank has a usable sample, unless `may_be_all`: unfinished rollouts are work enough for a round.
+        UserError: no rank has a usable sample. With `may_be_all` this is allowed: the round has unfinished rollouts.
     """
     total = sum(ranks.all_gather(num_usable))
     if not total and not may_be_all:
@@ -95,7 +95,7 @@ def find_media_problems_on_all_ranks(
 ) -> dict[str, str]:
     """Check the media of each prompt on one rank; return on all ranks what is wrong with them, by digest.
 
-    `media_owners` learns which rank has just decoded a prompt's media, so that the learner uses them there.
+    `media_owners` records which rank has just decoded a prompt's media, so that the learner trains on it there.
     """
     # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
     # ranks would drop different rollouts and disagree about the step from then on.

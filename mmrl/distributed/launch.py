@@ -21,7 +21,7 @@ from typing import Final
 from mmrl.utils.processes import kill_processes, list_tree
 
 SHUTDOWN_GRACE_S: Final = 15.0
-"""Time that the other ranks have to report what they lost, once one has failed."""
+"""Seconds that the other ranks have to report an error once one has failed; then they are killed."""
 
 RankProcess = subprocess.Popen[bytes]
 
@@ -45,7 +45,7 @@ def launch(argv: Sequence[str], num_processes: int) -> int:
             "LOCAL_WORLD_SIZE": str(num_processes),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            # This process may be gone before a rank first asks for its parent, so the rank is told whom to watch.
+            # The rank watches this process id. If the launcher dies early, `os.getppid` in the rank would give another.
             "MMRL_LAUNCHER": str(os.getpid()),
         }
         command = [sys.executable, "-m", "mmrl", *argv]

@@ -61,7 +61,7 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
 
     Shares are contiguous. An item goes to the rank into whose equal part of the total size its middle falls.
     """
-    total = max(1, sum(sizes))  # 1 for items that are all empty, which then go to rank 0 and not into a division by 0
+    total = max(1, sum(sizes))  # 1 avoids a division by 0 if all items are empty; they then go to rank 0
     own = []
     for index, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
         owner = min(int((end - size / 2) / total * ranks.size), ranks.size - 1)

@@ -34,7 +34,7 @@ from mmrl.types import UserError
 from mmrl.utils.control_chars import escape_controls
 
 T = TypeVar("T")
-_BUCKET_BYTES: Final = 64 * 2**20  # tensors are summed together up to this size; a flat copy of them is made
+_BUCKET_BYTES: Final = 64 * 2**20  # most bytes of tensors that are copied into one flat tensor and summed together
 _MAX_PUBLISH_INTERVAL_S: Final = 1.0
 _SILENT_AFTER_S: Final = 5.0  # a rank that published nothing for longer is reported as silent
 
@@ -132,7 +132,7 @@ class TorchRanks(Ranks):
 
 
 class Heartbeat(threading.Thread):
-    """Publishes this rank's activity to the shared store, so that a rank can say for whom it has waited too long.
+    """Publishes this rank's activity to the shared store, so that errors and warnings of other ranks can name it.
 
     When the activity has not changed for `patience_s` seconds, it prints a warning with the activities of all ranks and
     the stacks of all threads of this process, once. It also ends this process when its launcher is gone.

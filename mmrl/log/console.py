@@ -27,11 +27,11 @@ from mmrl.log.metric_registry import METRICS, Metric
 from mmrl.utils.activity import Activity
 from mmrl.utils.control_chars import escape_controls
 
-# Columns of tables in a pipe, which has no width.
+# Width of tables in a pipe, in characters: a pipe has no width of its own.
 _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
 _MAX_SILENCE_S = 60.0
-# The first line about a task that is still running; the pauses between later ones double up to `_MAX_SILENCE_S`.
+# Seconds to the first line about a task that is still running; later pauses double up to `_MAX_SILENCE_S`.
 _FIRST_HEARTBEAT_S = 5.0
 # Steps before a remaining time is shown: the first steps are slower and would predict too much.
 _MIN_STEPS_FOR_ETA = 5
@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 
 
 class _CountAndTimes(ProgressColumn):
-    """How many items are done, the time since the start, and the time left; without what is unknown."""
+    """Shows the number of finished items, the elapsed time and the time left; unknown values are left out."""
 
     def render(self, task: Task) -> Text:
         """Return the text for a task."""
@@ -68,7 +68,7 @@ class _CountAndTimes(ProgressColumn):
 
 
 class _ProgressBar(Progress):
-    """A progress bar, with a line of metrics and one of the current activity beneath it if it is that of a stage."""
+    """A progress bar. The bar of a stage also has a line of metrics and one of the current activity beneath it."""
 
     metrics_line = ""
     activity: Activity | None = None
@@ -97,7 +97,7 @@ class _StageProgress:
 @contextmanager
 def _heartbeat(print_line: Callable[[str], None], describe: Callable[[], str], pause_s: float) -> Iterator[None]:
     """Print from a thread what `describe` returns, if anything, after pauses that double from `pause_s` to a minute."""
-    ended = Event()  # the thread lives on while the task hangs, which is thus seen to hang
+    ended = Event()  # until then the thread keeps printing, also while the task hangs, so that the user notices
 
     def run(pause_s: float) -> None:
         while not ended.wait(pause_s):
@@ -248,7 +248,7 @@ class Console:
 
 
 def describe_activity(activity: Activity, min_seconds: float) -> str:
-    """Return what is going on, how far it is and how long it will take; empty if it began less than that ago."""
+    """Return the activity with its progress and remaining time; empty if it began less than `min_seconds` ago."""
     name, count = activity.name, activity.counts.get(activity.name)
     seconds = time.monotonic() - activity.started_at
     if not name or seconds < min_seconds:

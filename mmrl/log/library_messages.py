@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# Libraries whose loggers have their own handlers, and pass nothing to the root's.
+# Libraries whose loggers have their own handlers, and pass nothing on to the root logger.
 _LIBRARIES: Final = ("transformers", "huggingface_hub", "DeepSpeed", "vllm")
 _MAX_REMEMBERED: Final = 10_000
 

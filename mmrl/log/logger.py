@@ -93,9 +93,9 @@ class RunLogger:
         version: int,
         token_values: Mapping[int, TokenValues] | None = None,
     ) -> Path:
-        """Write rollouts/`name`.jsonl as `write_records` does, which says more; return the file.
+        """Write rollouts/`name`.jsonl by `write_records`; return the file.
 
-        `version` is that of the policy which the step trained from, or that answered.
+        `version` is the version of the policy that the step trained from or, in an evaluation, that answered.
         """
         path = self._run_dir.rollouts / f"{name}.jsonl"
         place = {"stage": self._stage or None, "step": state.step, "version": version}
@@ -158,7 +158,7 @@ class NullLogger:
 
     @property
     def metrics(self) -> NullLogger:
-        """Stand in for the metrics file."""
+        """Return this logger, which has the methods of the metrics file."""
         return self
 
     status = metrics
@@ -174,7 +174,7 @@ MetricsLogger = RunLogger | NullLogger
 
 @contextmanager
 def report_end(report: Callable[[RunState], None]) -> Iterator[None]:
-    """Call `report` at the end of this block, inside which a run goes on, with how it ended."""
+    """Call `report` at the end of this block with the outcome of the run inside it."""
     state: RunState = "failed"
     try:
         yield
@@ -187,7 +187,7 @@ def report_end(report: Callable[[RunState], None]) -> Iterator[None]:
 
 
 class StatusFile:
-    """status.json of a run: where the run is. Whoever looks at the run tells by it whether the run is still alive."""
+    """status.json of a run: its stage and step, and a time stamp that shows whether the run is still alive."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -195,7 +195,7 @@ class StatusFile:
 
     @contextmanager
     def report(self) -> Iterator[None]:
-        """Write the file while this block runs, from a thread of its own, and at the end how the run ended."""
+        """Rewrite the file every few seconds from a thread while this block runs; at its end, write the outcome."""
         ended = Event()
         thread = Thread(target=self._beat, args=(ended,), daemon=True, name="status")
         self._write("running")
@@ -224,7 +224,7 @@ class StatusFile:
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
             "heartbeat_s": HEARTBEAT_S,
         }
-        # A full disk ends the run where it writes what it needs, with a message; this file is not worth that.
+        # A run on a full disk fails with a message when it writes a file that it needs; it does not need this one.
         with suppress(UserError):
             write_atomically(self._path, json.dumps(status) + "\n")
 
@@ -251,7 +251,7 @@ class MetricsFile:
             UserError: the disk is full or the file cannot be written.
         """
         remaining = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
-        # An open file takes what is written in silence, even if it was deleted.
+        # Writing to an open file succeeds silently even after the file was deleted.
         check_not_deleted(self._path)
         with report_write_errors(self._path):
             # An unbuffered write may take only a part of the bytes.
@@ -263,7 +263,7 @@ class MetricsFile:
         return self._file.seek(0, os.SEEK_END)
 
     def sync(self) -> None:
-        """Wait until everything written is on disk; called before a checkpoint that records the position is."""
+        """Wait until everything written is on disk. A checkpoint records the position, so it is written after this."""
         with report_write_errors(self._path):
             os.fsync(self._file.fileno())
 

@@ -1,7 +1,7 @@
 """Records of rollouts: JSON lines for people and `mmrl view`, and the numbers of their tokens in a file beside them.
 
-docs/records.md lists the keys. Media and marks are read back here. The bytes of both files follow from the config and
-its seed, so a run that was killed and resumed ends with the same ones.
+docs/records.md lists the keys. Media and marks are also read back here. The bytes of both files follow from the config
+and its seed, so a run that was killed and resumed ends with the same files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RECORDS_VERSION: Final = 2
 AUTHORS: Final = (Author.POLICY, Author.DEMONSTRATION, Author.FORCED, Author.ENVIRONMENT)
 """The authors in the order of their numbers in a file of tokens."""
 BAD_VALUE: Final = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
-"""What arithmetic on the values of a damaged or hostile record may raise."""
+"""Exceptions that arithmetic on the values of a damaged or hostile record may raise."""
 _IMAGE, _VIDEO, _RESIZE_MAP = TypeAdapter(ImageRef), TypeAdapter(VideoRef), TypeAdapter(ResizeMap)
 
 # The columns of a file of tokens; the last five are the fields of `TokenValues`.
@@ -63,7 +63,7 @@ _NOT_COMPUTED: Final = (nan, nan, nan, nan, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """A rollout to be recorded, with what became of it."""
+    """A rollout to be recorded, with its score and selection."""
 
     group: int  # number of its group in the file
     rollout: Rollout
@@ -72,7 +72,7 @@ class RolloutRecord:
 
 
 class TextSource(Protocol):
-    """The processor that read the prompts, which also knows the text of tokens."""
+    """The processor that built the prompts; it also turns tokens into text."""
 
     def render_prompt(self, prompt: Prompt) -> str:
         """Return the prompt as text, its placeholders folded."""
@@ -82,9 +82,9 @@ class TextSource(Protocol):
 
 
 def list_step_records(selected: SelectedExperiences, *, max_groups: int, version: int) -> list[RolloutRecord]:
-    """Return the records of a step: its first `max_groups` groups, then what it replays of as many prompts.
+    """Return the records of a step's first `max_groups` groups, then of the rollouts it replays, of as many prompts.
 
-    `version` is that of the policy which the step trained from.
+    `version` is the policy version that the step trained from.
     """
     index_by_id: dict[int, int] = {}
     for place, experience in enumerate(selected.experiences):
@@ -183,7 +183,7 @@ def _pack_tokens(
     rows: list[tuple[float, ...]] = []
     for record, ends in zip(records, token_ends, strict=True):
         own = None if record.experience is None else values.get(record.experience)
-        # Of the tokens that the policy sampled; a rollout that the learner did not compute has none.
+        # The learner's values cover the tokens that the policy sampled; a rollout that it did not compute has none.
         computed, remaining_ends = zip(*own or (), strict=True), iter(ends)
         for segment in record.rollout.segments:
             author, is_policy = AUTHORS.index(segment.author), segment.author is Author.POLICY
@@ -281,7 +281,7 @@ def _segments(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None)
 
 
 def _medium(ref: MediaRef, resize_map: ResizeMap, run_dir: Path) -> dict[str, Any]:
-    """Return an image or video as a line has it. Paths inside the run directory are relative, so that it can move."""
+    """Return the entry of an image or video in a line. Paths in the run directory are relative, so that it can move."""
     path, kind = Path(ref.path), "image" if isinstance(ref, ImageRef) else "video"
     own_path = str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
     return {"kind": kind, **asdict(ref), "path": own_path, **asdict(resize_map)}
@@ -316,8 +316,8 @@ def make_marks(
 ) -> list[dict[str, Any]]:
     """Return the marks of an answer: coordinates as fractions of the medium, times in seconds of a video.
 
-    `frame` is the coordinate system of `value`. Without it or a resize map an answer has no boxes or points; what is
-    not a value of its type has no marks, since half of them would mislead.
+    `frame` is the coordinate system of `value`. Without it or a resize map, boxes and points are left out. A value that
+    does not fit its type has no marks at all, since some of them would mislead.
     """
     marks = []
     try:

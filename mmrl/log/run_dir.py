@@ -52,14 +52,14 @@ class RunDir:
         self.outputs = path / "outputs"  # tables of `sample`, `select` and `rl` stages
         self.data_record = path / "data_digests.json"  # digests of every row and medium that the run began with
         self.processor = path / "processor"  # processor and config of a model made from scratch, which no hub has
-        self.reference_weights = path / "reference_weights"  # those at the start of stages with a fixed KL reference
+        self.reference_weights = path / "reference_weights"  # weights of fixed KL references, a folder for each stage
         self.engine = path / "engine"  # for a rollout engine in another process: model, current adapter, log
         self.benchmarks = path / "benchmarks"  # results: a folder for each benchmark, in it one for each evaluation
         self.trackers = path / "trackers"  # how far each tracker is, and what trackers write on this machine
         self.tensorboard = path / "tensorboard"  # event files of TensorBoard
         self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
         self.model = path / "model"  # the final Hugging Face folder, written last: a run that has it is finished
-        self._changed: Sequence[SettingChange] = ()  # settings with which a begun run continues
+        self._changed: Sequence[SettingChange] = ()  # settings that a begun run changes when it continues
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ class RunDir:
             raise
 
     def is_finished(self) -> bool:
-        """Return True if the run has exported its model, and was not claimed with more steps than it had."""
+        """Return True if the run has exported its model, and the config it was claimed with adds no steps."""
         return self.model.exists() and all(change.lengthened_stage is None for change in self._changed)
 
     def find_lengthened_stage(self) -> int | None:
@@ -145,7 +145,7 @@ class RunDir:
         return min((stage for stage in stages if stage is not None), default=None)
 
     def reopen(self, config: Config) -> None:
-        """Write the changed settings of a begun run, and remove its exports, which its end will write again."""
+        """Write the changed settings of a begun run, and remove its exports; the end of the run writes them again."""
         if not self._changed:
             return
         with report_write_errors(self.path):
@@ -182,8 +182,8 @@ class RunDir:
     ) -> None:
         """Write manifest.json; `data` maps each split to the digest of its samples.
 
-        Relative paths of the config start from `base_dir`. `data_differences`, of the data from those that the run
-        began with, are added to those of earlier starts.
+        Relative paths of the config start from `base_dir`. `data_differences` describe how the data differ from those
+        that the run began with; they are added to the differences of earlier starts.
         """
         changes = json.loads(self.manifest.read_text()).get("data_changes", []) if self.manifest.exists() else []
         noticed = datetime.now(UTC).isoformat(timespec="seconds")
@@ -235,7 +235,7 @@ class RunDir:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
             named = [path for path in vars(self).values() if isinstance(path, Path) and path != self.path]
-            # The last is of runs of earlier versions, which kept the index of files there.
+            # Earlier versions kept the index of files in the last of these.
             for path in (*named, self.path / "opened_media.json"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
@@ -285,8 +285,8 @@ def _check_version(path: Path) -> None:
 def _wait_for_lock(lock: int, path: Path) -> None:
     """Take the lock of the open directory `path`.
 
-    The system releases a lock when its process ends, however it ends. It frees the memory of that process first, which
-    takes a moment, so a run that is started right after a kill waits for a while.
+    The system releases a lock when its process ends, even by a kill. It frees the memory of that process first, which
+    takes a moment, so a run that is started right after a kill has to wait.
 
     Raises:
         UserError: another process has held it all the while.

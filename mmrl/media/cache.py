@@ -32,7 +32,7 @@ class MediaCache:
     """
 
     def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:
-        """`max_bytes` is the size of the cache, at 3 bytes a pixel; 0 keeps no image.
+        """Create a cache of `max_bytes`, at 3 bytes a pixel; 0 keeps no image.
 
         Raises:
             UserError: decord is to read videos and is not installed.
@@ -98,8 +98,8 @@ class MediaCache:
         """Decode the frames of a video that the model sees.
 
         Raises:
-            MediaError: as `get_frame_plan`; a frame does not decode; or the frame plan differs from the one before, by
-                which the prompt was measured.
+            MediaError: as `get_frame_plan`; a frame does not decode; or the frame plan differs from the earlier one,
+                with which the prompt was measured.
         """
         video = self._decode(ref, sampling, self.media_policy)
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
@@ -136,5 +136,5 @@ class MediaCache:
 
 
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:
-    """Return the key of a frame plan. A corruption hides the frames and leaves the plan as it is."""
+    """Return the key of a frame plan, without the corruption: it changes pixels, not the plan."""
     return replace(ref, corruption=None), sampling

@@ -33,7 +33,7 @@ def corrupt_image(image: Image.Image, ref: MediaRef) -> Image.Image:
 
 def corrupt_video(video: DecodedVideo, ref: MediaRef) -> DecodedVideo:
     """Return a video with the corruption of its reference applied to its frames. Their timestamps stay."""
-    # It takes seconds: a process that opens images alone does not wait for it.
+    # Importing torch takes seconds; a process that opens images alone does not wait for it.
     import torch
 
     frames = video.frames_TCHW

@@ -1,10 +1,10 @@
-"""Read frames of a video file by decord, where it is known to give the frames that are asked for.
+"""Read frames of a video file by decord, where it is known to return the requested frames.
 
-decord counts frames: it goes to the key frame before the wanted one and decodes as many as lie between them. It takes a
-key frame's number from the order in which frames are stored, which in an open GOP is not the order in which they are
-shown, and counts frames that an edit list hides (dmlc/decord, `VideoReader::IndexKeyframes`). Of AVI files it gave
-different frames from one reading to the next (dmlc/decord, issues 195 and 252). Where a frame does not decode it
-repeats a neighbour, which `check_frames_agree` notices.
+decord finds a frame by counting: it seeks to the key frame before it and decodes as many frames as lie between them. It
+numbers key frames in the order of storage, which in an open GOP is not the order of display, and also counts frames
+that an edit list hides (dmlc/decord, `VideoReader::IndexKeyframes`). From AVI files it returned different frames from
+one reading to the next (dmlc/decord, issues 195 and 252). Where a frame does not decode, it repeats a neighbour;
+`check_frames_agree` detects that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DecordFileReader:
     """Reads frames of a video by decord, with the interface of `VideoFileReader`, which has checked the file."""
 
     def __init__(self, path: str, checked: VideoFileReader) -> None:
-        """Take over what PyAV knows of the file.
+        """Copy path, timeline and frame size from the reader by which PyAV checked the file.
 
         Raises:
             MediaError: decord would give other frames than those asked for.
@@ -58,8 +58,8 @@ class DecordFileReader:
         """
         decord = load_decord()
         try:
-            # One thread gives the same frames each time. The tolerance is a share of the frames, less than one of them:
-            # decord raises an error where it would repeat a neighbour of a frame that is missing.
+            # With one thread, decord returns the same frames each time. `fault_tol` is the share of frames that may be
+            # missing; below one frame, decord raises an error instead of repeating a neighbour of a missing one.
             reader: Any = decord.VideoReader(self._file, num_threads=1, fault_tol=1e-9)
             count = len(self.timeline.timestamps)
             if len(reader) != count:

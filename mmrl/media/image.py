@@ -1,4 +1,4 @@
-"""Open image files, and give the size to resize them to. All is checked before it is decoded, nothing is repaired."""
+"""Open image files, and compute the size to resize them to. A file is checked before it is decoded, never repaired."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _read_image(
     limits: MediaLimitsConfig,
     read_pixels: Callable[[Image.Image, bytes], ReadT],
 ) -> ReadT:
-    """Return what `read_pixels` makes of an image with a good header and of its file; raises as `open_image`."""
+    """Check an image file and its header, and return what `read_pixels` makes of it; raises as `open_image`."""
     path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
     try:
         content = path.read_bytes()
@@ -157,7 +157,7 @@ def _check_pixels(image: Image.Image, content: bytes) -> Size:
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
     ImageOps.exif_transpose(image, in_place=True)
-    # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
+    # A direct conversion to RGB would show the colours stored under transparent pixels, mostly black.
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)

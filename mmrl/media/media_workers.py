@@ -1,4 +1,4 @@
-"""Worker processes that open media while this one trains. A file that crashes its decoder costs one item."""
+"""Worker processes that open media while this one trains. A file that crashes its decoder fails only its own item."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def start_media_workers(
 ) -> WorkerPool[ItemT, EncodedT]:
     """Return a pool that applies `work`, which must be picklable, to `num_workers` items at a time.
 
-    Its futures raise a UserError that `work` raised, a UserError that names the item where something ended the process
-    (a crash in a decoder, memory running out) or took longer than `timeout_s` seconds, and a RuntimeError where `work`
-    failed in any other way. `name` returns what an error calls an item, such as `sample x` or a file.
+    A future raises the UserError that `work` raised. It raises a UserError that names the item if the process ended (a
+    crash in a decoder, memory running out) or took longer than `timeout_s` seconds, and a RuntimeError if `work` failed
+    in any other way. `name` returns the name of an item in such errors, like `sample x` or a file.
     """
     return WorkerPool(
         partial(_use_one_thread, work),
@@ -40,7 +40,7 @@ def start_media_workers(
 
 
 def _use_one_thread(work: Callable[[ItemT], EncodedT], _: ReportActivity) -> Callable[[ItemT], EncodedT]:
-    torch.set_num_threads(1)  # there is a process for each core that data.media_workers is to have
+    torch.set_num_threads(1)  # data.media_workers sets the number of processes, each meant for one core
     return work
 
 

@@ -14,7 +14,7 @@ from mmrl.utils.file_index import FileIndex, stamp_file
 from mmrl.utils.files import resolve_inside
 
 _NO_FILE = ""
-"""Path of an entry about a video, which the sha256 identifies: a folder of frames is more than one file."""
+"""Path of every video's entry: the sha256 identifies a video, because a folder of frames is more than one file."""
 
 
 class OpenedMediaIndex:
@@ -24,7 +24,7 @@ class OpenedMediaIndex:
     """
 
     def __init__(self, files: FileIndex, policy: MediaPolicy, limits: MediaLimitsConfig) -> None:
-        """Keep entries in `files`. An image outside the folders of `policy` is unknown, whoever opened it."""
+        """Keep entries in `files`. Images outside the folders of `policy` are unknown, whichever run opened them."""
         self.files, self._roots = files, policy.roots
         # Other limits, or another Pillow, may refuse what was opened.
         self._opening = text_digest(f"{limits!r} {PIL.__version__}")[:16]

@@ -1,7 +1,7 @@
 """Opens the media of samples for rewards, each once, in whatever process the rewards run.
 
-Every worker process receives a `PixelReader`. Libraries are imported when a reward first looks: workers whose rewards
-never do start without them.
+Every worker process receives a `PixelReader`. It imports image and video libraries when a reward first opens a medium,
+so that workers whose rewards open none start without them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CACHE_BYTES: Final = 2**27
 class PixelReader:
     """Implements `MediaOpener`. The most recently used images and frames stay in memory, so that siblings share them.
 
-    Pickled, it becomes one of the same files and limits that has opened nothing.
+    A pickled copy has the same policy and limits, but no pixels.
     """
 
     def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig | None = None) -> None:
@@ -83,7 +83,7 @@ class PixelReader:
             from mmrl.media.image import open_shown_image
 
             return np.asarray(open_shown_image(ref, self._media_policy.roots, self._limits))
-        # It loads torch, which takes seconds: a process that reads no video does not wait for it.
+        # This module imports torch, which takes seconds: a process that reads no video does not wait for it.
         from mmrl.media.cache import MediaCache
 
         return np.asarray(MediaCache(self._media_policy, self._limits, max_bytes=0).get_image(ref))

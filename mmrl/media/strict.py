@@ -1,7 +1,7 @@
 """Decode PNG and JPEG files as their formats demand, without repairs.
 
-Pillow compares no checksum of a PNG's pixel data with the data, leaves rows black that are missing, and hides the
-warnings of libjpeg, which fills the rest of a damaged scan with grey. A model would learn from such invented pixels.
+Pillow does not verify the checksums of a PNG's pixel data, and leaves missing rows black. It hides the warnings of
+libjpeg, which fills the rest of a damaged scan with grey. A model would learn from such invented pixels.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import simplejpeg
 from PIL import Image
 
 PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG
-_CHUNK_BYTES: Final = 12  # of a PNG's chunk in addition to its data: length, name and CRC
-_SMALL_BYTES: Final = 1 << 16  # of pixel data that inflates faster than a second PNG is made and opened
+_CHUNK_BYTES: Final = 12  # bytes of a PNG's chunk besides its data: length, name and CRC
+_SMALL_BYTES: Final = 1 << 16  # up to so much pixel data, inflating it again is faster than making a second PNG
 _CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # values of a pixel, by the colour type in a PNG's header
 _PALETTE: Final = 3  # colour type of a PNG whose pixels are indices
 _PLAIN_CHUNKS: Final = {b"IHDR", b"IDAT", b"IEND"}
-_LAST_FILTER: Final = 4  # of the filters of a PNG's rows, which are numbered from 0
+_LAST_FILTER: Final = 4  # highest number of a filter of a PNG's rows, counted from 0
 # Passes of an interlaced PNG: the first column and row, and the steps to the next ones (PNG specification, 8.2).
 _PASSES: Final = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
@@ -32,7 +32,7 @@ _JPEG_COLORS: Final = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}  # simplejpeg'
 # A marker that ends the coded data of a scan: no stuffed zero, no restart marker, no fill byte.
 _JPEG_MARKER: Final = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _PROGRESSIVE_FRAME, _START_OF_SCAN, _END_OF_IMAGE = 0xC2, 0xDA, 0xD9
-_COEFFICIENTS: Final = 64  # of a JPEG's block
+_COEFFICIENTS: Final = 64  # coefficients of a JPEG's block
 
 
 def decode_jpeg(image: Image.Image, content: bytes) -> Image.Image:
@@ -101,9 +101,9 @@ def store_png(content: bytes) -> bytes:
 
 
 def is_plain_png(content: bytes) -> bool:
-    """Check a PNG as `store_png` does; return True if nothing is left that only decoding could find broken.
+    """Check a PNG as `store_png` does; return True if decoding could find no further damage.
 
-    That is the case if it has no other chunks, no palette and no passes, and all its filters exist.
+    That is the case if it has 8 bits a channel, no optional chunks, no palette, no passes, and only existing filters.
     """
     chunks, scanlines = _inflate_png(content)
     width, _, depth, color_type, _, _, interlaced = struct.unpack(">IIBBBBB", chunks[0][1])

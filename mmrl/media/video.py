@@ -88,7 +88,7 @@ def plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, lim
     """
     timeline = reader.timeline
     indices = _choose_indices(ref, sampling.video, timeline)
-    # The model is told one frame rate. Frames of a variable rate would be at other times than it is told.
+    # The prompt states one frame rate, so frames of a variable rate would be at other times than the prompt says.
     for index in indices:
         expected, actual = index / timeline.fps, timeline.seconds_at(index)
         if abs(actual - expected) > limits.max_frame_drift_s:
@@ -126,7 +126,7 @@ def find_frame(path: str, second: float, timeline: VideoTimeline) -> int:
 
 
 def check_frames_agree(path: str, by_decord: DecodedVideo, by_pyav: DecodedVideo) -> None:
-    """Raise a MediaError where decord gives another frame than PyAV, as it conceals damage by neighbouring frames."""
+    """Raise a MediaError if a frame of decord differs from PyAV's: decord hides damage by repeating a neighbour."""
     differences_T = (by_decord.frames_TCHW - by_pyav.frames_TCHW).abs().amax((1, 2, 3))
     for index, difference in zip(by_decord.plan.indices, differences_T.tolist(), strict=True):
         if difference > _MAX_DIFFERENCE:
@@ -138,7 +138,7 @@ def check_frames_agree(path: str, by_decord: DecodedVideo, by_pyav: DecodedVideo
 def _choose_indices(ref: VideoRef, video: VideoConfig, timeline: VideoTimeline) -> tuple[int, ...]:
     """Choose evenly spaced frames from `start` to `end` of the reference, as qwen-vl-utils does.
 
-    qwen-vl-utils takes fewer frames than `min_frames` where a video has not as many. Here that is an error.
+    If a video has fewer than `min_frames` frames, qwen-vl-utils takes fewer. Here that is an error.
     """
     # qwen-vl-utils imports torchvision, which takes seconds: a process that reads no video does not wait for it.
     from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes

@@ -73,12 +73,12 @@ class VideoFileReader:
         self._stream = self._select_video_stream()
         self._coded_size = Size(self._stream.width, self._stream.height)
         self._check_header()
-        # Why counting decoded frames from a key frame, as decord does, ends at other frames; None if it does not.
+        # The reason why decord, which counts frames from a key frame, would return wrong ones; None if it would not.
         self.counting_problem: str | None = None
         self.timeline = self._read_timeline()
         self._quarter_turns = self._read_rotation()
         width, height = self._coded_size
-        # Of the frames as they are shown, upright.
+        # Size of the frames as they are shown, upright.
         self.size: Final = Size(height, width) if self._quarter_turns % 2 else Size(width, height)
 
     def read_frames(self, indices: Sequence[int]) -> Iterator[FramePixels]:
@@ -163,8 +163,8 @@ class VideoFileReader:
     def _check_stored_order(self, times: Sequence[int], timeline: VideoTimeline) -> None:
         """Refuse damaged times, given those of the frames as they are stored.
 
-        A search that begins at another key frame skips a frame whose time is wrong. Frames that build on it would then
-        decode without an error, to other pixels than a search from the beginning of the file gives.
+        Decoding that starts at another key frame skips a frame whose time is wrong. Frames that depend on it would then
+        decode without an error, but to other pixels than when decoding starts at the beginning of the file.
         """
         codec = self._stream.codec_context.codec.canonical_name
         in_order = set(times if codec in _CODECS_IN_ORDER else timeline.keyframe_timestamps)
@@ -223,7 +223,7 @@ class VideoFileReader:
     def _decode_from(self, key: int) -> Iterator[VideoFrame]:
         self._container.seek(key, stream=self._stream)
         for packet in self._container.demux(self._stream):
-            # Frames that are stored after the key frame but shown before it need frames before it. None is asked for.
+            # Frames stored after the key frame but shown before it need earlier frames. They are never requested.
             if packet.pts is None or packet.pts >= key:
                 yield from packet.decode()
 

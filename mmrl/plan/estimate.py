@@ -25,7 +25,7 @@ FIXED_GB = 2.0  # CUDA context, libraries and what the allocator leaves unused: 
 USABLE_FRAC = 0.95  # share of a GPU's memory that a plan may fill
 HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assumed
 DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
-# A layer's calls for a token of all rows, by the hf engine: the GPU waits for the host. Measured beside an H100.
+# Seconds of a layer for a token of all rows, by the hf engine: the GPU waits for the host. Measured on an H100's host.
 HF_LAYER_S = 1.4e-3
 PHASES = ("generating", "learning", "updating")
 _ENGINE_TOKENS = 2**18  # most tokens of a batch of the hf engine
@@ -61,12 +61,12 @@ class MemoryPart(NamedTuple):
     name: str  # what it is
     gigabytes: float  # GB on one GPU, or in host memory for one process
     place: str = "gpu"  # `gpu` of the learner, `server` for a GPU of a rollout server, `host`
-    phases: tuple[str, ...] = PHASES  # when it is there
+    phases: tuple[str, ...] = PHASES  # phases of a step in which it is allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A stage on some GPUs, and what was counted of it."""
+    """A stage on a number of GPUs, with the sizes and counts from which its memory and time follow."""
 
     config: Config
     stage: RlStage
@@ -77,22 +77,22 @@ class Plan:
     workload: Workload
     micro_batch: MicroBatchSizes  # the fullest micro-batch
     components: tuple[ComponentSummary, ...]  # parameters by component
-    trained_width: int  # bytes of a trained number: an adapter is float32
-    gathered: int  # numbers that are whole at a time under ZeRO-3: two blocks, embeddings and output matrix
+    trained_width: int  # bytes of a trained parameter: 4 for an adapter, which is float32
+    gathered: int  # parameters that ZeRO-3 gathers at a time: two blocks, embeddings and output matrix
 
     @property
     def parameters(self) -> int:
-        """Numbers of the whole model."""
+        """Number of parameters of the whole model."""
         return sum(component.num_parameters for component in self.components)
 
     @property
     def trained(self) -> int:
-        """Numbers that are trained."""
+        """Number of trained parameters."""
         return sum(component.num_trained for component in self.components)
 
     @property
     def width(self) -> int:
-        """Bytes of a number of the model."""
+        """Bytes of a parameter of the model."""
         return 4 if self.config.model.dtype == "float32" else 2
 
     @property
@@ -133,7 +133,7 @@ class Plan:
 
     @property
     def measurement(self) -> Measurement:
-        """Work and memory of `micro_batch`. It takes seconds, so what this process has measured is kept."""
+        """Work and memory of `micro_batch`. Measuring takes seconds, so each result is kept while the process lives."""
         options = self.config.model.with_freeze(self.stage.freeze)
         key = options.model_dump_json(), self.micro_batch
         if key not in _measured:
@@ -193,7 +193,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
-    """Yield what is held between micro-batches, as ZeRO divides it."""
+    """Yield the memory held between micro-batches, as the stage of ZeRO divides it among GPUs."""
     deepspeed, lora, trained = plan.config.deepspeed, plan.config.model.lora, plan.trained / 1e9
     # Stage 1 divides the optimizer's numbers, stage 2 gradients too, stage 3 weights too.
     optimizer_share, gradient_share, weight_share = (
@@ -204,7 +204,7 @@ def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
     yield MemoryPart("weights", weights / weight_share, in_host)
     if lora:
         yield MemoryPart("adapter", plan.trained_width * trained / weight_share)
-    # DeepSpeed keeps the memory of gradients; torch gives it back after the update, or as they become float32 in it.
+    # DeepSpeed keeps the memory of gradients; torch frees it after the update, or when the update makes them float32.
     phases: tuple[str, ...] = PHASES
     if not plan.zero_stage:
         phases = ("learning", "updating") if plan.trained_width == 4 else ("learning",)
@@ -221,7 +221,7 @@ def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
         bucket = plan.trained_width * min(deepspeed.bucket_elements, plan.trained) / 1e9
         yield MemoryPart("bucket of gradients", bucket, phases=("learning",))
     if plan.stage.loss.kl.coef and (deepspeed or not lora):
-        # DeepSpeed's policy is copied whole; else frozen weights are shared, and the model without its adapter is free.
+        # Under DeepSpeed the reference is a full copy. Else it shares frozen weights; with LoRA it takes no memory.
         yield MemoryPart("reference", plan.width * (plan.parameters if deepspeed else plan.trained) / 1e9)
     yield MemoryPart("CUDA, libraries, fragments (assumed)", FIXED_GB)
 
@@ -239,7 +239,7 @@ def _learning_parts(plan: Plan) -> Iterator[MemoryPart]:
 
 
 def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
-    """Yield what the rollout engine takes: beside the learner's weights, or of a server's GPU."""
+    """Yield the memory of the rollout engine: on the learner's GPU, or on that of a server."""
     engine, vllm = plan.config.rollout.engine, plan.config.rollout.vllm
     key_bytes, state_bytes = cache_bytes(plan)
     if engine == "hf":
@@ -309,7 +309,7 @@ def step_seconds(plan: Plan) -> dict[str, float]:
     recomputes = stage.loss.old_logprobs == "recomputed" and stage.num_mini_batches > 1
     seconds["old log-probs"] = forward * (1 - 1 / stage.num_mini_batches) if recomputes else 0.0
     seconds["reference"] = forward if stage.loss.kl.coef else 0.0
-    # Generating: prompts are read at the arithmetic's speed; a token more reads all weights, and all rows' keys.
+    # Generating: arithmetic limits the prefill; each further token reads all weights and the keys of all rows.
     gpus, rows = (vllm.tensor_parallel_size if plan.server_gpus else 1), _rows_of_engine(plan)
     batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)
     token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens

@@ -1,7 +1,7 @@
 """Work and memory of one micro-batch of the learner, counted while its real code runs on the pretended device.
 
-Blocks of a model are alike, so a model of few blocks runs, and one of a few more; from their difference follow work and
-memory of all blocks. What is extrapolated is a straight line, and tests compare it with whole models.
+Blocks of a model are alike, so two models with few blocks run, one with more than the other. Their difference gives the
+work and memory of each further block. The extrapolation is linear, and tests compare it with whole models.
 
 Suffixes of tensor names as in `mmrl.policy.batch`.
 """
@@ -45,7 +45,7 @@ class Measurement:
     """Work and memory of one micro-batch."""
 
     flops: Mapping[tuple[str, str], float]  # by part (vision, language, attention, logits, rest) and pass
-    peak: Mapping[str, float]  # bytes above weights and gradients when most are in use, by part
+    peak: Mapping[str, float]  # by part: bytes in use at the peak, besides weights and gradients
 
     def total_flops(self, *parts: str, passes: Sequence[str] = ("forward", "backward")) -> float:
         """Return the FLOPs of these parts, or of all."""
@@ -53,7 +53,7 @@ class Measurement:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts FLOPs and live memory by part while operators run inside it. The model's hooks tell it the part."""
+    """Counts FLOPs and live memory by part while operators run inside it. Hooks of the model set the part."""
 
     def __init__(self, read: Callable[[torch.Tensor], torch.Tensor], visible_frac: float) -> None:
         """Begin with nothing counted.
@@ -68,7 +68,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.vision_attention: list[float] = []
         """FLOPs of attention in each vision block, forward."""
         self.peaks: dict[str, Counter[str]] = {}
-        """Live bytes by part when they were most, of each part and pass."""
+        """For each part and pass that ran, the live bytes by part at the moment of their largest sum."""
         self._read, self._visible_frac = read, visible_frac
         self._live: Counter[str] = Counter()
         self._storages: dict[int, ref[Any]] = {}
@@ -140,7 +140,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     blocks = {"vision": model.vision.depth, "language": model.text.num_hidden_layers}
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
     if model.num_recurrent_layers:
-        # The first forward of a process with such layers keeps its tensors alive, so it runs on few tokens.
+        # In each process, the first forward of such layers keeps its tensors alive, so a run on few tokens comes first.
         _run(
             model.trim(4, 1),
             options,
@@ -152,7 +152,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
         )
         for run in (0, 1)
     )
-    # How many times the difference of the two runs is still missing above the larger one.
+    # How many times the difference of the two runs must be added to the larger one, to reach all blocks.
     left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
     left["attention"] = left["language"]
 
@@ -255,7 +255,7 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
         patch.object(vision_attention, "scaled_dot_product_attention", _attend),
         torch.library._scoped_library("aten", "IMPL") as library,
     ):
-        # One kernel on a GPU. Torch would take it apart, and hold several tensors of the wide inner layer at once.
+        # A GPU runs this as one kernel. torch would decompose it, and hold several wide tensors at once.
         library.impl("silu_backward", lambda grad, values: torch.empty_like(values), "PrivateUse1")
         policy, meter = make_policy(model, options), Meter(device.read, pairs / size.num_tokens**2)
         device.place(policy.model)
@@ -274,16 +274,16 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:  # noqa: ANN401
-    """Attend in one operator, which as FlexAttention copies no keys for the query heads that share them.
+    """Attend in one operator that, like FlexAttention, copies no keys for the query heads that share them.
 
-    Torch itself would take attention apart on a device that it does not know.
+    On a device that it does not know, torch would decompose attention into several operators.
     """
     output: torch.Tensor = _ATTENTION(query, key, value, scale=options["scale"])[0]
     return output
 
 
 def _watch_parts(policy: PolicyModel, meter: Meter) -> None:
-    """Tell a meter which part of the model runs: by hooks in the forward pass, by gradients in the backward pass."""
+    """Set the meter's part as the model runs: by module hooks in the forward pass, by tensor hooks in the backward."""
 
     def enter(part: str, *_: object) -> None:
         if meter.pass_name == "forward":

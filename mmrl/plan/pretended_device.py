@@ -3,8 +3,8 @@
 A tensor on it has a shape and a dtype, but no memory, and nothing is computed. Tensors on the CPU stay what they are.
 A mixture of both raises as on CUDA, and what would cost time or memory on a GPU is counted.
 
-Small tensors carry their values beside them, as far as these follow from values on the CPU: code reads grids and
-lengths. What nobody knows, such as a sampled token, reads as 1, so a mask is true everywhere and a loss is finite.
+Small tensors keep their values if these follow from values on the CPU, because code reads grids and lengths. An unknown
+value, such as a sampled token, reads as 1, so a mask is true everywhere and a loss is finite.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _INDEXING = {
 
 
 class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch gives it no types
-    """The device, and what it was asked to do. `pretend_device` makes it."""
+    """The device, with counts of its operators and of the CPU's waits for it. `pretend_device` makes it."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -82,10 +82,10 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
                     tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
 
     def read(self, tensor: Any) -> Any:  # noqa: ANN401
-        """Return the values of a tensor on the CPU, in its shape; ones where nobody knows them."""
+        """Return the values of a tensor on the CPU, in its shape; ones if they are unknown."""
         values = self._values_of(tensor)
         if values is None and isinstance(tensor, FakeTensor):
-            # Of a large tensor one number in all places, so that its copy on the CPU takes no memory.
+            # All places of a large tensor share one number, so that its copy on the CPU takes no memory.
             ones = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
             return ones.clone() if tensor.numel() <= _MOST_VALUES else ones
         return tensor if values is None else values
@@ -111,7 +111,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run an operator: as ever if it concerns the CPU alone, else pretended."""
+        """Run an operator: as usual if it concerns the CPU alone, else on the pretended device."""
         kwargs = kwargs or {}
         leaves = list(_iter_leaves(*args, *kwargs.values()))
         target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
@@ -255,7 +255,7 @@ def pretend_device() -> Iterator[PretendedDevice]:
     """Offer a pretended device inside this block. All its tensors must be made, and dropped, inside.
 
     Raises:
-        UserError: this torch lacks what the device needs, or has computed a gradient before it knew of the device.
+        UserError: this torch lacks what the device needs, or computed a gradient before the device was registered.
     """
     register_device()
     _check_autograd()
@@ -264,7 +264,7 @@ def pretend_device() -> Iterator[PretendedDevice]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(FakeTensor, "is_cuda", property(_is_on_gpu)))
         stack.enter_context(patch.object(FakeTensor, "tolist", _tolist))
-        # Compiling it takes half a minute, and a GPU.
+        # Compiling FlexAttention takes half a minute, and needs a GPU.
         stack.enter_context(patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _flex_attention))
         # `torch.tensor(..., device=...)` would otherwise make its tensor on the device, outside the mode.
         torch._C._set_only_lift_cpu_tensors(True)
@@ -278,7 +278,7 @@ def pretend_device() -> Iterator[PretendedDevice]:
 
 @cache
 def register_device() -> None:
-    """Tell torch of a device that is made in Python. It cannot be taken back, and nothing else uses it.
+    """Register a device implemented in Python with torch. This cannot be undone, and nothing else uses the device.
 
     Raises:
         UserError: this torch lacks what the device needs.
@@ -296,7 +296,7 @@ def register_device() -> None:
 
 @cache
 def _check_autograd() -> None:
-    """Compute a gradient on the device. Autograd makes its queues, one a device, at the first of a process."""
+    """Compute a gradient on the device: autograd makes its queues, one a device, at a process's first gradient."""
     with PretendedDevice() as probe:
         number = torch.zeros((), device=probe.device, requires_grad=True)
         try:

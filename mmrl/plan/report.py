@@ -1,4 +1,4 @@
-"""A plan as a table for people, and as JSON; and what to change where a run does not fit."""
+"""Describe a plan as a table for people or as JSON, and find settings to change if the run does not fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Settings = dict[str, Any]
 
 
 def memory_lines(plan: Plan) -> list[str]:
-    """Return the table of memory, without heading, as comments of recipes hold it."""
+    """Return the table of memory, without heading, as it is in the comments of recipes."""
     parts, sizes = plan.memory_parts(), plan.phase_gigabytes()
     lines = [_memory_line(part) for part in parts if part.gigabytes >= 0.05]
     lines.append("a GPU that learns: " + ", ".join(f"{sizes[phase]:.0f} GB while {phase}" for phase in PHASES))
@@ -67,7 +67,7 @@ def table_lines(plan: Plan, other: Plan) -> Iterator[str]:
 
 
 def as_json(plan: Plan, remedy: Settings | None) -> Mapping[str, Any]:
-    """Return the plan as JSON. `remedy` holds the settings with which it fits, None if it does or none helps."""
+    """Return the plan as JSON. `remedy` holds settings with which it fits; None if it fits already, or if none help."""
     return {
         "parameters": {part.component: part.num_parameters for part in plan.components},
         "trained": {part.component: part.num_trained for part in plan.components},
@@ -85,9 +85,9 @@ def as_json(plan: Plan, remedy: Settings | None) -> Mapping[str, Any]:
 
 
 def find_remedy(plan: Plan, plan_with: Callable[[Settings], Plan]) -> Settings | None:
-    """Return the first rungs of a ladder with which a run fits; None if all together do not help.
+    """Return the changes of `_ladder`, added one by one until the run fits; None if all together are not enough.
 
-    `plan_with` plans with settings on top of the config, by dotted path.
+    `plan_with` makes a plan with settings, by dotted path, on top of the config.
     """
     settings: Settings = {}
     for change in _ladder(plan):

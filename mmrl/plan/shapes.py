@@ -61,7 +61,7 @@ class ModelShapes:
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:layers]
         if depth < vision.depth:
-            # One block with full attention, whose work is counted apart.
+            # One block keeps full attention, because `measure` counts it apart from window attention.
             if getattr(vision, "fullatt_block_indexes", None):
                 vision.fullatt_block_indexes = [0]
             if getattr(vision, "deepstack_visual_indexes", None):
@@ -102,7 +102,7 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
     note, known = "", shipped_models()
     contained = [shipped for shipped in known if shipped in name]
     if contained and not path.is_dir() and name not in known:
-        # The longest, as some of these names begin others.
+        # The longest match, because some names are the beginning of others.
         name = max(contained, key=len)
         note = f"assumed: {path} has the shapes of {name}, which its name contains"
     file = path / "config.json" if path.is_dir() else _MODELS.joinpath(f"{name}.json")

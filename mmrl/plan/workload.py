@@ -1,4 +1,4 @@
-"""Sizes of prompts and responses that a plan counts with: from the data where there are any, else assumed."""
+"""Sizes of prompts and responses for a plan: measured on the data if they can be read, else assumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmrl.types import ImageRef, Sample, Size, UserError
 
 _MOST_ROWS = 256  # rows of each source that are measured
 _ASSUMED_TEXT_TOKENS = 256
-_CHARACTERS_PER_TOKEN = 3.0  # of English; it is said that this was assumed
+_CHARACTERS_PER_TOKEN = 3.0  # of English; the notes of a plan say that this is assumed
 _CHAT_TOKENS = 64  # chat template and instruction
 
 
@@ -66,7 +66,7 @@ class Workload:
 def find_workload(
     config: Config, stage: RlStage, base_dir: Path, model: ModelShapes, mean_response: int | None
 ) -> Workload:
-    """Return the sizes of a stage's prompts and responses; `mean_response` None plans for the longest."""
+    """Return the sizes of a stage's prompts and responses; without `mean_response`, all are as long as the longest."""
     notes = [model.note] if model.note else []
     prompts: list[tuple[int, tuple[Grid, ...]]] = []
     try:
@@ -125,7 +125,7 @@ def _measure_prompts(
 
 
 def _image_grid(config: Config, model: ModelShapes, size: Size | None) -> Grid:
-    """Return the grid of an image of this size, in pixels; of a square one of `model.max_pixels` without a size."""
+    """Return the grid of an image of `size` pixels; without a size, of a square one of `model.max_pixels`."""
     patch, side = model.vision.patch_size, int(config.model.max_pixels**0.5)
     width, height = model.family.resized_image_size(
         size or Size(side, side),

@@ -1,4 +1,4 @@
-"""The four trackers, and the protocol that they fill. Each imports its library when a run is opened in it."""
+"""The four trackers, and the protocol that they implement. Each imports its library when a run is opened in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Points = set[tuple[int, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a tracker is told once about the run."""
+    """Facts about the run that a tracker receives once, when it is opened."""
 
     id: str  # identifies the run in the tracker, over all its resumes
     name: str  # `run.name`
@@ -48,16 +48,16 @@ class StepRow:
 class Picture(NamedTuple):
     """A rollout to look at."""
 
-    image: Image  # what it was asked about, with boxes drawn on it
+    image: Image  # the image of the question, with boxes drawn on it
     text: str  # question, target, response and reward
 
 
 class Tracker(Protocol):
-    """A run in a tracker. Methods return once what they were given would survive a kill of this process."""
+    """A run in a tracker. Once a method returns, the data that it received would survive a kill of this process."""
 
     def begin(self, step: int, sent: Points) -> Points:
-        """Return what the tracker has from global step `step` on, where the mark is; the mark knows of `sent`."""
-        return sent  # of a tracker that cannot be asked
+        """Return the points that the tracker has from global step `step` on. The mark holds `step` and `sent`."""
+        return sent  # for a tracker that cannot be queried
 
     def log(self, rows: Sequence[StepRow]) -> None:
         """Add rows, whose steps rise."""
@@ -70,7 +70,7 @@ class Tracker(Protocol):
 
 
 class _Tensorboard:
-    """Event files in RUN/tensorboard. A resumed run adds one, which takes back what earlier ones have from its step."""
+    """Event files in RUN/tensorboard. A resumed run adds one; it voids what earlier ones hold from its step on."""
 
     def __init__(self, run: RunFacts) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -121,7 +121,7 @@ class _Tensorboard:
 
 
 class _Wandb(Tracker):
-    """A run of wandb. Its steps are our field `global_step`, as wandb's own steps take no values late."""
+    """A run of wandb. The field `global_step` holds the step, because wandb's own steps take no late values."""
 
     def __init__(self, run: RunFacts) -> None:
         import wandb
@@ -196,7 +196,7 @@ class _Mlflow:
     """A run on an MLflow server or in a database."""
 
     def __init__(self, run: RunFacts) -> None:
-        # By default it tries for many minutes before it says that a server is gone.
+        # By default MLflow retries for many minutes before it reports that a server is gone.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         from mlflow import MlflowClient, entities
@@ -248,4 +248,4 @@ TRACKERS: Final[dict[str, Callable[[RunFacts], Tracker]]] = {
     "trackio": _Trackio,
     "mlflow": _Mlflow,
 }
-"""What starts a run in a tracker, or continues the one with this id; the tracker's name is that of its package."""
+"""Name of a tracker, and of its package → class that starts a run in it, or continues the one with this id."""

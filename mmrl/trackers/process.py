@@ -1,12 +1,12 @@
 """The process of each tracker, `python -m mmrl.trackers.process RUN NAME BASE_DIR`, and how a run starts and ends it.
 
-A tracker's library has threads, exit handlers and a server that may not answer; here it can neither delay a step nor
-the run's end. Standard input receives the run's status when it ends, and nothing when it is killed. Standard output has
-lines for the user; what libraries print goes to RUN/trackers/NAME.log.
+A tracker's library has threads, exit handlers and a server that may not answer; in a process of its own it can delay
+neither a step nor the run's end. Standard input receives the run's status when it ends, and nothing when it is killed.
+Standard output has lines for the user; what libraries print goes to RUN/trackers/NAME.log.
 
-RUN/trackers/NAME.json has a mark: the last global step that the tracker took, and which of its metrics. It is written
-after the tracker took them, and a resumed run's repeated steps up to it are left out. What a kill between the two
-leaves beyond the mark is asked of the tracker.
+RUN/trackers/NAME.json holds the mark: the last global step that was sent, and which of its metrics. It is written after
+each batch was sent. A resumed run repeats steps; those up to the mark are not sent again. After a kill between sending
+a batch and writing the mark, the tracker is queried for what it has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAX_TEXT_CHARS: Final = 2000  # of a question or response
 _GOLD, _PREDICTED = (0, 158, 115), (230, 97, 0)  # colours that people with any colour vision tell apart
 _POLL_S: Final = 1.0
 _FIRST_RETRY_S, _MAX_RETRY_S = 10.0, 600.0
-# Seconds that trackers have for what is left: a run that was stopped can send it when it resumes.
+# Seconds that trackers have to send what is left; a run that was stopped can send it when it resumes.
 _DRAIN_S: Final = {"finished": 30.0, "stopped": 10.0, "failed": 10.0}
 Started = tuple[str, subprocess.Popen[str], Thread]
 
@@ -82,7 +82,7 @@ def start_tracker(name: str, base_dir: Path, run_dir: RunDir, console: Console) 
 
 
 def _end(started: Sequence[Started], run_dir: RunDir, console: Console, status: RunState) -> None:
-    """Let the trackers send what is left, and say what they have not sent."""
+    """Let the trackers send what is left, and warn of what they have not sent."""
     until = time.monotonic() + _DRAIN_S[status]
     try:
         for _, process, _ in started:
@@ -141,13 +141,13 @@ class RunReader:
 
     def read_new(self) -> list[StepRow]:
         """Return what was appended since the last call, a row for each step."""
-        # First, so that the metrics of these steps are in their file by now. A step that a killed run repeats has
-        # several lines, of which the last counts.
+        # Timings are read first, so that the metrics of these steps are in their file by now. A step that a killed run
+        # repeats has several lines, of which the last counts.
         times = {(record["stage"], record["step"]): record for record in self._read(self._run_dir.timings)}
         rows: dict[int, StepRow] = {}
         for record in self._read(self._run_dir.metrics):
             stage, step = record["stage"], record["step"]
-            if stage is not None:  # as it is after the last one
+            if stage is not None:  # None between stages and after the last one
                 self._last_step = max(self._last_step, self._first_steps.setdefault(stage, self._last_step) + step)
                 record |= {"stage/index": list(self._first_steps).index(stage) + 1, "stage/step": step}
             row = self._add(rows, self._last_step, record)
@@ -177,7 +177,7 @@ class RunReader:
 
 @dataclass(slots=True)
 class Mark:
-    """Says how far a tracker is; RUN/trackers/NAME.json holds it."""
+    """The place up to which a tracker has received the run; RUN/trackers/NAME.json holds it."""
 
     id: str  # of the run in the tracker
     step: int = 0  # last global step that was sent
@@ -207,7 +207,7 @@ class Mark:
         return unsent
 
     def move_past(self, rows: Sequence[StepRow]) -> None:
-        """Move the mark behind rows that were sent."""
+        """Move the mark past rows that were sent."""
         self.step = rows[-1].step
         for row in rows:
             self.sent.update((row.step, name) for name in (*row.values, _PICTURES))
@@ -224,7 +224,7 @@ class Follower:
         self._tracker: Tracker | None = None
 
     def send_new(self) -> Tracker:
-        """Send what the tracker lacks, and return it; raises whatever it raises. The next call starts from the mark."""
+        """Send what the tracker lacks, and return the tracker. Its errors are raised; the next call then reopens it."""
         tracker = self._tracker or self._open()
         # Should this fail, the tracker may have taken a part: the next call opens it anew and asks what it has.
         self._tracker = None
@@ -266,7 +266,7 @@ class Follower:
 
 
 def count_unsent(run_dir: RunDir, name: str) -> int:
-    """Return of how many steps a tracker lacks metrics."""
+    """Return the number of steps of which a tracker lacks metrics."""
     return len(Mark.read(run_dir.trackers / f"{name}.json").select_unsent(RunReader(run_dir).read_new()))
 
 
@@ -276,9 +276,9 @@ def _read_flat(path: Path) -> dict[str, Any]:
 
 
 def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -> list[Picture]:
-    """Return pictures of the first rollouts of the first groups in a file. Those about no still image are left out.
+    """Return a picture of the first rollout of each of the first groups in a file; those without an image are left out.
 
-    Images may lie in the run directory and where those of the config may; its folders start from `base_dir`.
+    Images may lie in the run directory or in `data.media_roots`, whose relative folders start from `base_dir`.
     """
     roots = [run_dir.path.resolve(), *((base_dir / root).resolve() for root in config.data.media_roots)]
     first_rollouts: dict[int, dict[str, Any]] = {}

@@ -1,8 +1,8 @@
-"""Asynchronous rollouts: a step's first round is generated while the step before it is being learned.
+"""Asynchronous rollouts: while the learner trains on one step, the first round of the next step is generated.
 
-Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. That round is complete before the sampler
-receives new weights and before anything is saved. Its tokens therefore depend on the policy version and on seeds, not
-on which of the two threads was faster, and a checkpoint holds all of it.
+Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. The round is complete before the sampler receives
+new weights and before anything is saved. Its tokens therefore depend on the policy version and on seeds, not on thread
+timing, and a checkpoint holds the whole round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PendingRound:
     version: int  # policy version that generates them
 
     def wait(self) -> RolloutBatch:
-        """Return the rollouts of this rank once they are complete. Raises what the thread raised, with a note.
+        """Return the rollouts of this rank once they are complete. Re-raises an error of the thread, with a note.
 
         Raises:
             RuntimeError: a policy version other than `version` generated a token.

@@ -1,6 +1,6 @@
-"""Benchmarks during training: read and checked before the first step, then taken with the policy of the moment.
+"""Benchmarks during training: questions are checked before the first step, and answered by the current policy when due.
 
-They run the code of `mmrl eval` and leave its files, so that a checkpoint evaluated later has the same bytes.
+They run the code of `mmrl eval` and write the same files, so evaluating the checkpoint later gives the same bytes.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def digest_questions(config: Config, questions: Sequence[BenchmarkQuestions]) ->
     """Return the digest of each benchmark's questions, by its name and files."""
     digests = {}
     for options, benchmark_questions in zip(config.evaluation.benchmarks, questions, strict=True):
-        # With the files, since a run may continue with others on purpose.
+        # The key names the files, so that a run may continue with other files on purpose.
         digests[f"{options.name} ({', '.join(options.data)})"] = benchmark_questions.digest()
     return digests
 
 
 class _PreparedBenchmark(NamedTuple):
-    """A benchmark that is checked and can be taken at any step."""
+    """A benchmark whose questions were checked, ready to run at any step."""
 
     options: BenchmarkConfig  # its section of the config
     benchmark: Benchmark  # its rules
@@ -117,19 +117,19 @@ class TrainingBenchmarks:
             self._benchmarks.append(self._prepare(options, benchmark, questions))
 
     def evaluate_due(self, state: TrainingState, moment: EvalMoment) -> dict[str, float]:
-        """Take the benchmarks that are due, and return their metrics. Finished ones are read again.
+        """Run the benchmarks that are due, and return their metrics. Predictions already on disk are reused.
 
         Raises:
             UserError: the disk is full, or an image or video has changed.
         """
-        # A resumed run has taken them before its first step already.
+        # Only a run that begins measures its initial policy; a resumed run has those results already.
         if moment == "before" and (state.step or state.stage_index != self._first_training_stage):
             return {}
         due: list[_PreparedBenchmark] = []
         for prepared in self._benchmarks:
             every = prepared.options.every
             due_at_step = every is not None and state.step % every == 0
-            # A stage whose last step was due already is not followed by another time at its end.
+            # If a benchmark was due at the stage's last step, it is not run again at the end of the stage.
             if moment == "before" or due_at_step == (moment == "step"):
                 due.append(prepared)
         # Hashing all weights takes a while, so only when a benchmark is due.
@@ -178,7 +178,7 @@ class TrainingBenchmarks:
         return missing
 
     def _evaluate(self, prepared: _PreparedBenchmark, state: TrainingState, revision: str) -> dict[str, float]:
-        """Take a benchmark in a folder named as the checkpoint of this step would be, and return its metrics."""
+        """Run a benchmark, in a folder named like the checkpoint of this step, and return its metrics."""
         ranks = self._run.ranks
         step_id = str(checkpoint.StepId(state.stage_index, state.step))
         eval_dir = EvalDir(self._run.run_dir.benchmarks / prepared.question_set.name / step_id)
@@ -210,7 +210,7 @@ class TrainingBenchmarks:
     def _answer_questions(
         self, prepared: _PreparedBenchmark, eval_dir: EvalDir, state: TrainingState
     ) -> list[Prediction]:
-        """Return all predictions, of which those on disk are not generated again. Collective over ranks."""
+        """Return all predictions; generate only those that are not on disk yet. Collective over ranks."""
         run = self._run
         batches = make_batches(
             prepared.question_set.questions,
@@ -244,7 +244,7 @@ def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Pa
 
 
 def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict[str, float]:
-    """Return what metrics.jsonl holds of a report."""
+    """Return the metrics of a report, by their names in metrics.jsonl."""
     values = {
         "accuracy": report["strict"]["value"],
         "official_accuracy": report["official"]["value"],

@@ -1,6 +1,6 @@
 """Builds what outlives the stages of a run: rewards, data, model, rollout engine.
 
-`mmrl.training.run` calls `build_run`. What one stage works with is built by that stage.
+`mmrl.training.run` calls `build_run`. The parts of a single stage are built when it begins (`mmrl.training.stage`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Rewards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedData:
-    """The samples of a run whose images can be opened, and what read them."""
+    """The samples of a run whose images can be opened, with the loader and the cache that opened them."""
 
     samples: DataSplits
     loader: DatasetLoader
@@ -114,7 +114,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class RunComponents(RunSetup):
-    """Everything of a run that outlives its stages. The functions of `callbacks` are called with it."""
+    """Everything of a run that outlives its stages. The functions of the config's `callbacks` receive it."""
 
     scorer: RewardFunctionScorer
     group_rewards: tuple[BoundGroupReward, ...]
@@ -152,7 +152,7 @@ class RunComponents(RunSetup):
 
 
 def import_model_classes(config: Config) -> None:
-    """Import transformers and, as far as the config alone says which, the classes of the model's family."""
+    """Import torchvision and, for a model from scratch, the classes of its family, which the config names."""
     import_torchvision()
     if config.model.from_scratch is not None:
         FAMILIES[config.model.from_scratch.family]
@@ -173,8 +173,8 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     console, ranks = setup.console, setup.ranks
     set_thread_count(config.run.cpu_threads, ranks.size)
     torch.manual_seed(config.run.seed)
-    # A missing device, a damaged tokenizer and responses beyond the context are refused before images are opened for
-    # an hour.
+    # Opening every image may take an hour, so a missing device, a damaged tokenizer and responses beyond the context
+    # are refused before that.
     if select_device(config).type == "cpu":
         keep_freed_memory()
     processor_bundle = None
@@ -233,7 +233,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
 
 
 def build_rewards(setup: RunSetup, resources: ExitStack) -> Rewards:
-    """Return the rewards, after a check of their case tables. `resources` ends the processes that they start.
+    """Build the rewards and check them against their case tables. `resources` ends the processes that they start.
 
     Raises:
         UserError: a reward contradicts its case table.

@@ -1,6 +1,6 @@
 """One finished training step, and the callbacks that run after it: logging, benchmarks, validation, checkpoints.
 
-`mmrl.training.run` puts them in order, the user's among them. Imports without torch.
+`mmrl.training.stage.build_callbacks` puts them in order; `StepLogger` calls the user's. Imports without torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EvalMoment = Literal["before", "step", "after"]
 
 @dataclass(slots=True, kw_only=True)
 class TrainStepResult:
-    """Groups, metrics and times of one training step, as the callbacks receive them in turn."""
+    """Groups, metrics and times of one training step. All callbacks of the step receive the same object."""
 
     selected: SelectedExperiences  # groups, advantages, experiences; in `sft` a demonstration is a group of one
     metrics: Mapping[str, float]  # reproducible numbers of the step, with those of the user's callbacks before this one
@@ -64,9 +64,9 @@ class Callback(Protocol):
 
 @dataclass(slots=True)
 class StepTimer:
-    """Accumulates the wall-clock seconds of one step by activity, and says which one is going on."""
+    """Accumulates the wall-clock seconds of one step by activity, and keeps `current` up to date."""
 
-    current: Activity = field(default_factory=Activity)  # the console's, in a run
+    current: Activity = field(default_factory=Activity)  # the current activity; in a run, the console shows it
     seconds: dict[str, float] = field(default_factory=dict)  # by `time/<activity>_s`
 
     @contextmanager
@@ -87,7 +87,7 @@ class UserCallback:
     callback: Callback
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Call it, and add the metrics that it returns to `result.metrics`.
+        """Call the user's callback, and add the metrics that it returns to `result.metrics`.
 
         Raises:
             UserError: it returned something other than metrics, or one whose name is taken.
@@ -106,7 +106,7 @@ class UserCallback:
 def check_metric_name(owner: str, name: str, *, taken: Container[str]) -> None:
     """Raise a UserError if mmrl itself writes a metric of this name, or if it is `taken`.
 
-    What a rollout step writes begins with the name of the step, and is `taken` where there is such a step.
+    A name like `<step>/calls` is refused only if it is `taken`: mmrl writes it only for a rollout step of that name.
     """
     builtin = find_builtin_metric(name)
     if builtin and builtin.name.startswith("<step>/"):
@@ -118,7 +118,7 @@ def check_metric_name(owner: str, name: str, *, taken: Container[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecorder:
-    """Writes the rollouts of a stage's steps that are due, with what the learner computed for their tokens."""
+    """Writes the rollouts of the steps that `options` selects; with `options.tokens` also the learner's token data."""
 
     options: RolloutRecordsConfig
     logger: MetricsLogger
@@ -131,7 +131,7 @@ class RolloutRecorder:
         if not (force or state.step == 1 or state.step % self.options.every == 0):
             return None
         max_groups = len(selected.groups) if force else self.options.max_groups
-        # The step has advanced the version already.
+        # The training loop has already advanced the version; the step trained from the one before.
         version = state.version - 1
         records = list_step_records(selected, max_groups=max_groups, version=version)
         values = None
@@ -168,7 +168,7 @@ class StepLogger:
             result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
         times = dict(result.seconds)
         tokens = sum(_count_generated(rollout) for group in result.selected.groups for rollout in group.all_rollouts)
-        # Asynchronous rollouts are generated in the background, and the step's time is that of waiting for them.
+        # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
         if tokens and times.get("time/rollout_s") and not self.async_rollouts:
             times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]
         try:
@@ -219,7 +219,7 @@ class Validation:
         held_out = self.evaluate(state)
         self.record(state, held_out.groups)
         task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
-        # Of the tasks, not of the samples: a task with many samples should not decide alone.
+        # The mean over tasks, not over samples: a task with many samples should not decide alone.
         mean = fmean(task_means.values())
         means = {**task_means, "mean": mean}
         metrics = {**means, **held_out.rollout_metrics}
@@ -241,7 +241,7 @@ class PeriodicCheckpointer:
     every: int
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Save the run if it is due.
+        """Save the run if a checkpoint is due or the user asked to stop.
 
         Raises:
             RunInterrupted: the user asked to stop; everything is saved.
@@ -251,7 +251,7 @@ class PeriodicCheckpointer:
         if not self.stop_requested() and state.step % self.every:
             return
         self.save(state)
-        # Asked again: the signal may have arrived while the checkpoint was being saved.
+        # Checked again: the signal may have arrived while the checkpoint was being saved.
         if self.stop_requested():
             self.manager.wait()
             raise RunInterrupted

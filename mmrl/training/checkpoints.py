@@ -19,12 +19,12 @@ from mmrl.training.build import RunComponents, is_zero3
 from mmrl.types import TrainingState
 
 OptimizerState = Mapping[str, Mapping[int, Any]]
-"""State of the optimizer, and of a reference that moves, by kind and index of the parameter."""
+"""State of the optimizer and of a moving reference: table name (`OPTIMIZER_TABLES`) → parameter index → state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """State that a run continues from; that of a new run is empty."""
+    """State that a run continues from; empty for a new run."""
 
     state: TrainingState
     optimizer: OptimizerState  # belongs to the interrupted stage; empty between stages
@@ -51,7 +51,7 @@ class RunCheckpoints:
         """
         run, ranks = self._run, self._run.ranks
         config, run_dir, console = run.config, run.run_dir, run.console
-        # A stage with more steps than it had continues from its own last checkpoint, even if the run was finished.
+        # If the config gives a stage more steps, even a finished run continues from that stage's last checkpoint.
         lengthened = ranks.on_rank0(run_dir.find_lengthened_stage)
         folder = checkpoint.find_latest(run_dir.checkpoints, console.warn, ranks, until=lengthened)
         if folder is None:
@@ -63,12 +63,12 @@ class RunCheckpoints:
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=is_zero3(config),
         )
-        # The config is written after this: a kill in between leaves a run that resumes with either.
+        # `RunDir.reopen` writes the new config later: a run killed before that resumes with the old or the new one.
         if lengthened is not None:
             ranks.on_rank0(partial(checkpoint.remove_later_stages, run_dir.checkpoints, lengthened))
             console.info(describe_lengthening(config.stages[lengthened], state))
         if any(ranks.all_gather(bool(run.data_record.differences))):
-            # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
+            # Their prompts may have changed. Replayed and carried-over groups are checked at selection instead.
             state.unfinished, state.next_batch = (), None
         if state.stage_index < len(config.stages):
             console.info(f"Resuming from {folder}: stage {config.stages[state.stage_index].name}, step {state.step}.")
@@ -91,12 +91,12 @@ class RunCheckpoints:
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
 
     def _delete_frames(self) -> None:
-        """Delete pictures that environments drew before the last checkpoint, and that nothing refers to since."""
+        """Delete pictures that environments drew before the last save and that no checkpoint or record refers to."""
         run_dir = self._run.run_dir
         frames = run_dir.data / FRAMES_FOLDER
         # Rank 0 looks for all: what follows is collective, and a shared disk may show other ranks an older folder.
         if self._run.ranks.on_rank0(frames.is_dir):
-            # What the state keeps was there at the last checkpoint, which must be complete to be read.
+            # Pictures that old and still in use are named in the last checkpoint, which must be complete to be read.
             self.manager.wait()
             texts = [*run_dir.checkpoints.glob(f"*/{checkpoint.STATE_FILE}"), *run_dir.rollouts.glob("*.jsonl")]
             delete = partial(delete_unused_frames, frames, texts, older_than=self._last_save)

@@ -154,7 +154,7 @@ def load_configured_benchmark(options: BenchmarkConfig, base_dir: Path) -> Bench
             return load_benchmark(options.fn, base_dir, options.args)
         return get_benchmark(options.benchmark_name, base_dir)
     except UserError as error:
-        if error.call:  # by which the line of the config is found
+        if error.call:  # `locate_errors` finds the line of the config by it
             raise
         raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
 

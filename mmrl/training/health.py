@@ -20,8 +20,8 @@ class HealthRule(NamedTuple):
 
     metric: str  # name of the metric
     name: str  # name of the limit; one that begins with `min_` is a lower limit, any other an upper
-    limit: float | None  # None: `HealthConfig` has the limit, as a field of that name
-    message: str  # format string that receives the mean as `value`; for a single step its value, and `owner`
+    limit: float | None  # None: the limit is the field `name` of `HealthConfig`
+    message: str  # format string; `value` is the mean or the step's value, `owner` the rollout of a single token
 
 
 HEALTH_RULES: Final = (  # of windowed means
@@ -134,7 +134,7 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
 
 
 class HealthMonitor:
-    """A callback that warns of means over the last `health.window` steps, and of single tokens, beyond their limits.
+    """A callback that warns when a mean over the last `health.window` steps, or a single token, violates a limit.
 
     A problem is reported when it begins, and ends once it was absent for a whole window.
     """
@@ -145,7 +145,7 @@ class HealthMonitor:
         warn: Callable[[str], None],
         log_event: Callable[[TrainingState, str, str | None], None] = lambda *_: None,
     ) -> None:
-        """`log_event` records the name of a problem where it begins, with a message, and where it ends, without."""
+        """Create a monitor. `log_event` records that a problem begins, with a message, or that it ends, with None."""
         self._options, self._warn, self._log_event = options, warn, log_event
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
         self._first_means: Mapping[str, float] = {}
@@ -174,7 +174,7 @@ class HealthMonitor:
         begun = self._find_new(f"step {step}", step, self._find_violations(STEP_RULES, metrics))
         if len(self._window) == self._options.window:
             means = self.window_means()
-            # The first full window is what falling reward terms are compared with.
+            # `_find_falling_terms` compares later windows with the first full one.
             self._first_means = self._first_means or means
             basis = f"step {step}, mean of {self._options.window} steps"
             begun += self._find_new(basis, step, self._find_problems(means))
@@ -228,7 +228,7 @@ class HealthMonitor:
         yield from self._find_falling_terms(means)
 
     def _find_blind_probes(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        # Of each probe, the reward term that depends most on the media: a format term never loses anything.
+        # Each probe is judged by the reward term that depends most on the media: a format term never loses anything.
         gaps: dict[str, float] = {}
         for name, gap in means.items():
             if name.startswith(BLIND_GAP_PREFIX):
@@ -309,8 +309,8 @@ class FailedStepCounter:
 class FailedStepLimit:
     """A callback that ends a run which no longer learns."""
 
-    max_nonfinite_steps: int  # consecutive steps that may leave out an update because its gradient was not finite
-    # Consecutive steps that may have no advantage but replayed ones; None for stages without advantages.
+    max_nonfinite_steps: int  # the run ends after so many consecutive steps with a non-finite gradient
+    # The run ends after so many consecutive steps without a new rollout of nonzero advantage; None in other stages.
     max_steps_without_signal: int | None = None
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:

@@ -44,7 +44,7 @@ class HeldOutEvaluation:
         samplers, ranks = self._run.samplers, self._run.ranks
         samplers.sync_weights(state.version)
         with samplers.gather_for_sampling():
-            # Evenly spaced, as samples of a task may follow each other.
+            # Recorded samples are evenly spaced, because samples of one task may follow each other.
             stride = -(-len(samples) // self._run.config.logging.rollouts.max_groups)
             recorded_ids = frozenset(sample.id for sample in samples[::stride])
             measure = partial(self._measure_own, step=state.step, recorded_ids=recorded_ids)
@@ -76,7 +76,7 @@ class HeldOutEvaluation:
         return EvalRewards(rewards, metrics, tuple(recorded))
 
     def measure_test_samples(self, state: TrainingState, moment: str) -> None:
-        """Measure the test samples `before` or `after`, unless that was done, and keep the rewards in the state."""
+        """Measure the test samples `before` or `after` training, unless the state has the rewards; store them there."""
         if moment in state.eval_rewards or not self._run.samples.test:
             return
         rewards, rollout_metrics, groups = self.measure(self._run.samples.test, state)

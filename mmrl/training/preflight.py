@@ -1,8 +1,8 @@
 """Checks that take a second, before torch is imported or an image is opened.
 
-The run directory, the model's files, the libraries that the config needs, and every function that it names, with its
-options. The checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports without torch;
-a function of the user's may import it.
+They cover the run directory, the model's files, the libraries that the config needs, and every function that it names,
+with its options. Checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports without
+torch, unless a user's function imports it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_unless_finished(config: Config, base_dir: Path) -> Functions | None:
 
 
 def find_problems(loaded: LoadedConfig) -> list[str]:
-    """Return what is wrong with model, libraries and functions, with the line. The run directory is not checked."""
+    """Return the problems of model, libraries and functions, with their config lines; ignores the run directory."""
     problems, base_dir = [], loaded.files[0].parent
     for check in (partial(check_model_and_libraries, loaded.config), partial(load_functions, loaded.config, base_dir)):
         try:

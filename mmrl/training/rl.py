@@ -7,8 +7,8 @@ A round is one batch of prompts, rolled out and scored together; a step has one,
 kinds of rollouts cross from one step to the next, in `TrainingState`: `unfinished` responses that partial rollouts cut
 off, the `next_batch` of asynchronous rollouts, and scored groups that are `carried_over`.
 
-The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, also a
-rank that has no samples. In a single process they return what they are given.
+The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, even a
+rank without samples. In a single process they return what they are given.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
             components.sleep_engine()
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
-        # That round samples with the weights of `state.version`: it must be complete before the sampler gets new ones.
+        # The next round samples with weights `state.version`, so it must be complete before the sampler gets new ones.
         if next_round is not None:
             with timer.time("rollout"):
                 state.next_batch = finish_next_round(next_round, settings.prompts_per_round, components.ranks)
@@ -111,7 +111,7 @@ def collect_groups(settings: RlSettings, components: RlComponents, state: Traini
 def generate_and_score(
     settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch
 ) -> None:
-    """Roll out one round of prompts and score it. Partial rollouts leave some groups to `state.unfinished`."""
+    """Roll out one round of prompts and score it. With partial rollouts, unfinished groups go to `state.unfinished`."""
     ranks = components.ranks
     # Responses that an earlier step cut off midway are finished before new ones begin: they take the first places of
     # the round, and new prompts the rest. Each rank works on its own slice of the places.

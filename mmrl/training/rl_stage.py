@@ -53,7 +53,7 @@ def train_rl_stage(
         run_rl_stage(settings, components, state)
         run.console.info(health.summary())
     if stage.track_rewards:
-        # What each sample of the stage earned, for stages of kind `select`.
+        # Later `select` stages read the rewards of each sample from this table.
         table_path, samples = run.run_dir.outputs / f"{stage.name}.jsonl", run.stage_data.stage_samples(stage)
         run.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
 
@@ -156,7 +156,7 @@ def check_logprobs(
 ) -> LogprobCheck | None:
     """Check that the sampler's log-probs match the learner's; return the check, to be repeated as it is due.
 
-    By default the policy itself samples, and there is nothing to check.
+    Return None for the engine `hf`, where the policy itself samples, unless `logprob_check.every` is set.
     """
     run, options = services.run, services.run.config.rollout
     if options.engine == "hf" and not options.logprob_check.every:
@@ -180,9 +180,9 @@ def check_logprobs(
 
 
 def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners) -> Selector:
-    """Return what decides which experiences a step of the stage trains on."""
+    """Return the selector, which decides which experiences a step of the stage trains on."""
     seed = run.config.run.seed
-    # Collective: one rank may still hold in memory what another would find changed, so they have to agree.
+    # Collective: one rank may still hold a file in memory that another finds changed on disk, so ranks must agree.
     check_media = partial(
         find_media_problems_on_all_ranks,
         check=partial(find_media_problems, run.processor.build),

@@ -78,14 +78,14 @@ def train(
                     complete_run(setup, loaded.warnings, stop, has_begun=has_begun)
                 ranks.on_rank0(partial(print_summary, setup.run_dir, console))
         except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
-            # A signal reaches all ranks, and those that stop first are lost to the others.
+            # A signal reaches all ranks. Slower ones may lose those that stop first, which is then not an error.
             if isinstance(stopped, RankLostError) and stop.received is None:
                 raise
             saved = "Saved."
             if not isinstance(stopped, RunInterrupted):
                 saved = "Stopped; the last checkpoint is what is saved."
             console.info(f"{saved} Continue with: {resume_command}")
-            # The exit code of a shell for a process that a signal ended.
+            # Shells report a process that a signal ended with this exit code.
             return 128 + (stop.received or signal.SIGINT)
     return 0
 
@@ -95,7 +95,7 @@ def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[bool]:
     """Lock the run directory and make it ready for the run; yield True if it has a checkpoint. Collective.
 
     Raises:
-        UserError: another process runs there, or it holds something else than this run.
+        UserError: another process runs there, or it holds something other than this run.
     """
     run_dir, ranks = setup.run_dir, setup.ranks
     # SIGTERM too should unwind and clean up, as Ctrl-C does.
@@ -117,7 +117,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         checkpoints, state, optimizer = services.checkpoints, resumed.state, resumed.optimizer
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
             if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
-                # A run without a checkpoint starts over and removes its files, the table of this stage among them.
+                # Without a checkpoint, a restarted run would remove its files, including the table of this stage.
                 checkpoints.save(state, {})
             for stage in setup.config.stages[state.stage_index :]:
                 match stage:

@@ -93,7 +93,7 @@ def _rows_to_write(stage: SelectStage, sample: _SampleMetric) -> Iterator[TableR
 
 
 def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
-    """Yield the pass rate or first correct rollout of each sample, without samples whose rollouts have no verdict."""
+    """Yield each sample's pass rate, or number of its first correct rollout; skip samples without any verdict."""
     for sample_id, sample_rows in groupby(rows, itemgetter("sample")):
         judged = []
         verdicts = []
@@ -120,7 +120,7 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
 
 
 def _keep_best(stage: SelectStage, samples: Sequence[_SampleMetric]) -> list[_SampleMetric]:
-    """Return the samples within `range`, the `top_k` highest of these, in the order of the table."""
+    """Return the `top_k` highest of the samples whose value lies within `range`, in the order of the table."""
     low, high = stage.range
     upper = inf if high is None else high
     in_range = [index for index, sample in enumerate(samples) if low <= sample.value <= upper]

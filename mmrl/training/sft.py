@@ -1,6 +1,6 @@
 """The supervised loop: build demonstrations, learn, call back. Imports without torch.
 
-Ranks exchange their demonstrations, so that each trains on its share of all of them.
+Ranks exchange their demonstrations; each then trains on its share of all of them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
             components.sleep_engine()
             metrics |= components.learner.step(experiences, step=state.step)
 
-        # No sampler has to know of the new weights: a stage that samples fetches them when it begins.
+        # No weight sync: validation, benchmarks and stages that sample sync the weights before they generate.
         state.step, state.version = state.step + 1, state.version + 1
         state.data_position += settings.batch_size
         result = TrainStepResult(selected=_as_selected(own_experiences), metrics=metrics, seconds=timer.seconds)
@@ -94,7 +94,7 @@ def build_demonstration(settings: SftSettings, processor: Processor, sample: Sam
 
 
 def _as_selected(experiences: Sequence[Experience]) -> SelectedExperiences:
-    """Present demonstrations to callbacks as groups of one rollout that no reward has scored."""
+    """Return demonstrations as callbacks expect them: groups of one rollout, with NaN for the missing reward."""
     unscored = Score(terms={}, total=math.nan)
     groups = []
     for experience in experiences:

@@ -47,7 +47,7 @@ def train_sft_stage(
 
 
 def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:
-    """Return what runs the tool calls of a stage's demonstrations, or plays its environment; None without either."""
+    """Return the runner of tool calls in demonstrations, or the player of the environment; None without either."""
     match stage.rollout_steps:
         case (ToolsConfig() as options,):
             return DemonstrationTools(executor=run.tool_runner.make_executor(options, run.processor))

@@ -39,7 +39,7 @@ class StageServices:
     """Logger, checkpoints and measurements that the stages of a run use besides its `RunComponents`."""
 
     run: RunComponents
-    sharded_model: DeepspeedModel | None  # the policy's model in the hands of DeepSpeed, where the config has it
+    sharded_model: DeepspeedModel | None  # the policy's model, managed by DeepSpeed; None without `deepspeed`
     logger: MetricsLogger
     checkpoints: RunCheckpoints
     held_out: HeldOutEvaluation
@@ -50,7 +50,7 @@ class StageServices:
 
 @contextmanager
 def open_stage(stage: SftStage | RlStage, services: StageServices, state: TrainingState) -> Iterator[SampleSource]:
-    """Freeze what the stage freezes, and yield its samples; measure what is due before and after the block."""
+    """Freeze components as the stage says, and yield its samples; run due measurements before and after the block."""
     run = services.run
     with (
         run.policy.freeze(run.config.model.with_freeze(stage.freeze).freeze),
@@ -122,7 +122,7 @@ def build_callbacks(
     save_optimizer: Callable[[], OptimizerState],
     health: HealthMonitor | None,
 ) -> list[Callback]:
-    """Return what happens after each step, in order. `save_optimizer` returns what a checkpoint of the stage adds."""
+    """Return the callbacks of each step, in order. `save_optimizer` returns the optimizer state of a checkpoint."""
     config, console, logger = services.run.config, services.run.console, services.logger
     is_rl = isinstance(stage, RlStage)
 
@@ -130,7 +130,7 @@ def build_callbacks(
         with console.activity.during("save"):
             services.checkpoints.save(state, save_optimizer())
 
-    # The count comes first: the logger saves the rollouts of a step that extends it.
+    # The counter comes first: the logger records all rollouts of a step when `nonfinite_steps` is above 0.
     callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
     # The logger precedes all that may end the run, so that the last step of a failed run is in its files. It calls
     # the user's callbacks itself: it logs what they return, and logs the step even if one of them raises.
@@ -156,7 +156,7 @@ def build_callbacks(
         measure = partial(services.held_out.measure, services.run.samples.validation)
         record = recorder.record_validation
         callbacks.append(Validation(measure, stage.validation, logger.log_metrics, record, console.info))
-    # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
+    # The checkpoint comes last: it holds what the others decided (`stage_done`) and the size of what they logged.
     every = config.checkpoints.every
     callbacks.append(PeriodicCheckpointer(save, services.checkpoints.manager, services.stop_requested, every=every))
     return callbacks

@@ -26,10 +26,10 @@ class StopSignal:
 
     @contextmanager
     def handle(self, *signals: signal.Signals, finish_step: bool) -> Iterator[None]:
-        """Inside this block let `signals` raise KeyboardInterrupt.
+        """Raise KeyboardInterrupt when one of `signals` arrives inside this block.
 
-        With `finish_step` the first one is only recorded, so that the step can end and be saved. Outside the main
-        thread, which alone receives signals, this changes nothing.
+        With `finish_step`, the first signal is only recorded, so that the step can end and be saved; a second one
+        raises. Outside the main thread this does nothing, because only the main thread receives signals.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

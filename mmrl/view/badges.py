@@ -1,4 +1,4 @@
-"""What the page says of a rollout in a few words: what became of it in training, and what is unusual about it."""
+"""Badges of a rollout on the page: a few words on whether it was trained on, and on anything unusual about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Badge(NamedTuple):
 
     text: str
     kind: str = ""  # for its colour: good, bad, warn or quiet
-    why: str = ""  # shown under the mouse
+    why: str = ""  # shown when the mouse is over the badge
 
 
 _FLIPS: Final[dict[object, tuple[str | None, Badge | None]]] = {  # by both verdicts, before and after rethinking

@@ -32,7 +32,7 @@ SCRIPTS: Final = (
     *("tokens.js", "responses.js", "groups.js", "compare.js", "benchmarks.js", "overview.js", "app.js"),
 )
 ICON: Final = "icon.svg"
-LICENSE: Final = "uPlot.LICENSE"  # asks to go with every copy of uPlot
+LICENSE: Final = "uPlot.LICENSE"  # must accompany every copy of uPlot
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NOTHING_ELSE: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
@@ -49,7 +49,7 @@ _HEADERS: Final = {
 }
 _TEXT: Final = "text/plain; charset=utf-8"
 Documents = Iterable[tuple[str, dict[str, Any] | bytes]]  # key and content; bytes become base64
-Media = Iterable[tuple[str, bytes]]  # id and content of pictures, read after the documents, which make them
+Media = Iterable[tuple[str, bytes]]  # id and content of pictures; read after the documents, whose building makes them
 
 
 def write_folder(folder: Path, documents: Documents, media: Media) -> None:
@@ -152,8 +152,8 @@ def _write(path: Path, content: bytes) -> None:
 class PageServer(ThreadingHTTPServer):
     """Serves the live page, of runs that may still grow, to a browser on this machine until it is shut down.
 
-    Whoever has the token of its address may read; other sites and other users do not have it. A request names a
-    document or a picture of the runs, never a file.
+    Reading needs the token of its address, which other sites and other users do not have. A request names a document or
+    a picture of the runs, never a file.
     """
 
     daemon_threads = True
@@ -165,7 +165,7 @@ class PageServer(ThreadingHTTPServer):
             UserError: the port cannot be used.
         """
         self.runs, self.pictures, self.token = runs, pictures, secrets.token_urlsafe(24)
-        # Documents and pictures are made one at a time: they share what is known of the runs.
+        # Documents and pictures are made one at a time, because they share the caches of the runs.
         self.lock = Lock()
         try:
             super().__init__((_ADDRESS, port), _Handler)
@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> tuple[int, str, bytes]:
         """Return status, type and content."""
-        # The port is not compared: through `ssh -L` the browser's is another.
+        # The port is not compared: through `ssh -L` the browser uses another one.
         if re.sub(r":\d+$", "", self.headers.get("Host", "")) not in _NAMES:
             return 403, _TEXT, b"this name is not the address of the page\n"
         path, _, query = self.path.partition("?")

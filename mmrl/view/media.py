@@ -38,7 +38,7 @@ class Medium(NamedTuple):
     size: Size  # size for the model
 
     def picture_id(self, frame: int) -> str:
-        """Return the name of the picture of a frame, which other pictures do not have."""
+        """Return a unique name for the picture of a frame."""
         return text_digest(json.dumps([type(self.ref).__name__, asdict(self.ref), self.size, frame]))[:16]
 
 
@@ -48,9 +48,9 @@ class RunMedia:
     def __init__(
         self, run_dir: Path, settings: Mapping[str, Any], config_folder: Path, media_roots: Sequence[Path]
     ) -> None:
-        """Take the rules from `settings`, the run's config, of which unusable parts count as the defaults.
+        """Take the rules from `settings`, the run's config; parts that cannot be used are replaced by the defaults.
 
-        Its relative folders start from `config_folder`; `media_roots` are more.
+        Its relative folders start from `config_folder`; `media_roots` are further media folders.
         """
         self.run_dir = run_dir
         data = as_mapping(settings.get("data"))
@@ -77,7 +77,7 @@ class RunMedia:
         return "changed since it was recorded" if is_changed else None
 
     def read_frames(self, ref: MediaRef) -> Iterator[tuple[float | None, Image.Image]]:
-        """Yield second and pixels of each frame that the page shows; of an image it is one, without a second.
+        """Yield second and pixels of each frame that the page shows; for an image, one frame whose second is None.
 
         Raises:
             MediaError: the file is gone, changed, outside the media folders, damaged, or exceeds a limit.
@@ -89,7 +89,7 @@ class RunMedia:
         if isinstance(ref, ImageRef) and ref.timestamp is None:
             yield None, open_shown_image(ref, self._policy.roots, self._limits)
             return
-        # They import torch, which takes seconds.
+        # These modules import torch, which takes seconds.
         from mmrl.media.cache import MediaCache
         from mmrl.media.video import FrameSampling
 
@@ -111,7 +111,7 @@ class PictureStore:
     """Makes the pictures of all runs of a page, each once. One thread at a time may use it."""
 
     def __init__(self, *, with_media: bool, is_live: bool = True) -> None:
-        """Without media every picture is left out. A live page shows its text before its pictures are decoded."""
+        """Create a store; without media every picture is left out. A live page decodes an image once it is read."""
         self._with_media, self._is_live = with_media, is_live
         self._described: dict[Medium, Row] = {}
         self._unmade: dict[str, tuple[Medium, RunMedia]] = {}  # by id, images that were described and not decoded
@@ -120,11 +120,11 @@ class PictureStore:
     def describe(self, record: object, opener: RunMedia) -> Row:
         """Return the document's entry of a recorded medium; one that cannot be shown has a `problem` and no pictures.
 
-        For a live page an image is decoded when `read` asks for it. A video is opened here, as its frames are not known
-        before, and so is every image of an export, which then says what is wrong with it.
+        On a live page, an image is decoded only when `read` returns it. A video is decoded here, because its frames are
+        not known before; so is every image of an export, so that its document can name a problem.
         """
         record = as_mapping(record)
-        # The name alone: an export is shown to others, and folders are nobody's business.
+        # Only the file's name, without its folders: an export may be shown to others.
         entry: Row = {"kind": "image", "name": Path(str(record.get("path", ""))).name, "original": None}
         entry |= {"width": 0, "height": 0, "frames": _NO_FRAMES}
         try:
@@ -150,7 +150,7 @@ class PictureStore:
         return self._described[medium]
 
     def read(self, picture_id: str) -> bytes | None:
-        """Return a picture of a document that was made, as JPEG; None if there is none, or it cannot be decoded."""
+        """Return a picture that a document names, as JPEG; None if there is none, or it cannot be decoded."""
         if picture_id in self._unmade:
             self._make(*self._unmade.pop(picture_id))
         return self._made.get(picture_id)
@@ -162,8 +162,8 @@ class PictureStore:
         yield from self._made.items()
 
     def _make(self, medium: Medium, opener: RunMedia) -> None:
-        """Make the pictures of a medium. A problem is shown when a document with it is made again."""
-        # Not larger than shown, whatever size a record has.
+        """Make the pictures of a medium. A problem is shown when a document with the medium is built again."""
+        # A picture is no larger than the page shows it, even if a damaged record has a huge size.
         scale = min(1.0, MAX_SIDE / max(medium.size))
         size = Size(*(max(1, round(side * scale)) for side in medium.size))
         entry = self._described[medium]

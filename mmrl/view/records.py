@@ -62,7 +62,7 @@ class RunFiles:
     def read_lines(self, path: Path) -> Iterator[NumberedRow]:
         """Yield index and object of each line of a JSONL file. Lines that are no JSON object are left out.
 
-        A last line without its end is left out silently: a writer is at it, or was killed there.
+        A last line without a line break is left out silently: it is being written, or its writer was killed.
         """
         bad: list[str] = []
         content = self.read(path, lambda file: file.open("rb"), None)
@@ -98,7 +98,7 @@ def parse_object(text: bytes) -> Row:
 
 
 def find_token_arrays(path: Path) -> dict[str, list[int]]:
-    """Return where each array of a file of tokens begins and ends: a .npy file, compressed by raw deflate.
+    """Return first and end byte of each array in a file of tokens; each is a .npy file, compressed by raw deflate.
 
     Raises:
         OSError: the file cannot be opened.
@@ -112,7 +112,7 @@ def find_token_arrays(path: Path) -> dict[str, list[int]]:
                 name = entry.filename.removesuffix(".npy")
                 with archive.open(entry) as file:
                     kinds[name] = _read_array_kind(file)
-                # The lengths of a name and of an extra field end an entry's header of 30 bytes, which they follow.
+                # An entry's header of 30 bytes ends with the lengths of the name and the extra field that follow it.
                 content.seek(entry.header_offset + 26)
                 start = entry.header_offset + 30 + sum(struct.unpack("<HH", content.read(4)))
                 places[name] = [start, start + entry.compress_size]
@@ -133,7 +133,7 @@ def _read_array_kind(file: IO[bytes]) -> _ArrayKind:
     """Return shape and type of the array in a .npy file.
 
     Raises:
-        ValueError: the format of the file is another than 1.0, or it is none.
+        ValueError: it is not a .npy file of format 1.0.
     """
     if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
         raise ValueError("an array of another format")
@@ -157,7 +157,7 @@ def pick(row: Mapping[str, Any], *keys: str) -> Row:
 
 
 def make_key(name: str) -> str:
-    """Return a part of a key for a file's name: letters, digits, `_`, `-` and `.`, which differ for other names."""
+    """Return a part of a key, of letters, digits, `_`, `-` and `.`, for a file's name; other names give other parts."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return plain if plain == name else f"{plain}.{text_digest(name)[:8]}"
 

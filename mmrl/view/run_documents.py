@@ -50,7 +50,7 @@ _PANELS: Final = {
     "Tokens per second": r"rollout/tokens_per_s",
     "Gradient norm by component": r"learner/grad_norm/.+",
 }
-_MOST_LINES: Final = 12  # of a panel
+_MOST_LINES: Final = 12  # lines of a panel
 Builders = dict[str, Callable[[], Row | bytes]]
 """By key of a document, a function that builds it."""
 
@@ -70,7 +70,7 @@ class RunDocuments:
             raise UserError(f"{path}: {problem}; name a folder with config.yaml and metrics.jsonl or predictions.jsonl")
         self.id, self._kind = run_id, "eval" if is_evaluation else "run"
         self._path, self._pictures, self._files = path, pictures, RunFiles(path)
-        self._held: dict[Path, tuple[object, Row]] = {}  # by file of rollouts, its signature and what it holds
+        self._held: dict[Path, tuple[object, Row]] = {}  # file of rollouts → its signature, and its counts and samples
         self._settings = self._files.read_object(path / "config.yaml")
         # Older versions did not record the folder; training is mostly started in the same one as the page.
         config_folder = Path(str(self._files.read_object(path / "manifest.json").get("config_folder", "")))
@@ -110,7 +110,7 @@ class RunDocuments:
         }
 
     def list_documents(self) -> Builders:
-        """Return what builds each document."""
+        """Return the function that builds each document, by its key."""
         builders: Builders = {f"{self.id}/metrics": self._build_metrics}
         for file, entry in self._list_step_files():
             builders[entry["key"]] = partial(self._build_step, file, entry)
@@ -139,7 +139,7 @@ class RunDocuments:
         return document
 
     def _read_rows(self, file: Path) -> list[NumberedRow]:
-        """Read a file of rollouts, and keep what the index says of it, so that an export parses each file once."""
+        """Read a file of rollouts, and keep its counts for the index, so that an export parses each file once."""
         signature = _signature(file)
         rows = list(self._files.read_lines(file))
         samples = list(dict.fromkeys(str(row.get("sample")) for _, row in rows))
@@ -152,7 +152,7 @@ class RunDocuments:
         return self._held[file][1]
 
     def _list_step_files(self) -> list[tuple[Path, Row]]:
-        """Return the files of rollouts in the order of the run, each with what the index says of its name."""
+        """Return the files of rollouts in the order of the run, each with those index fields that its name decides."""
         stages = [stage["name"] for stage in self._stages]
         found = []
         for path in (self._path / "rollouts").glob("*.jsonl"):
@@ -169,7 +169,7 @@ class RunDocuments:
             key = f"{self.id}/{make_key(path.stem)}"
             tokens = f"{key}.tokens" if path.with_suffix(".npz").exists() else None
             entry = {"key": key, "stage": stage, "step": step, "kind": kind, "label": label, "tokens": tokens}
-            # Of one step, the rollouts that were trained on come before the validation that followed.
+            # Within a step, the rollouts that were trained on come before the validation that followed.
             found.append(((place, step, kind), path, entry))
         return [(path, entry) for _, path, entry in sorted(found, key=itemgetter(0))]
 
@@ -206,7 +206,7 @@ def _signature(file: Path) -> tuple[int, int] | None:
 
 
 def _state(status: Row) -> str:
-    """Return the state of a run; one that says it is running and has not reported for a while is dead."""
+    """Return the state of a run: "dead" if status.json says that it runs, but was not renewed for a while."""
     if status.get("state") != "running":
         return str(status["state"]) if status.get("state") in _ENDED else "unknown"
     try:
@@ -284,7 +284,7 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
 
 
 def list_panels(columns: Sequence[str]) -> list[Row]:
-    """Return the panels that show these columns of metrics; a column that none of them takes has its own."""
+    """Return the panels that show these columns of metrics; a column that fits none of them gets its own."""
     left = list(columns)
     panels = []
     for title, pattern in _PANELS.items():
@@ -296,7 +296,7 @@ def list_panels(columns: Sequence[str]) -> list[Row]:
 
 
 def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
-    """Return dotted path and text of every setting. Of texts, keys, tokens, passwords and users in URLs are masked."""
+    """Return dotted path and text of every setting, with keys, tokens, passwords and users in URLs masked in texts."""
     rows = []
     # By name, so that two runs are compared stage by stage.
     stages = {str(as_mapping(each).get("name", place)): each for place, each in enumerate(settings.get("stages") or ())}
@@ -307,7 +307,7 @@ def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
 
 
 def list_benchmarks(files: RunFiles, stages: Sequence[Row]) -> dict[str, tuple[Path, Row]]:
-    """Return the benchmarks of a run with these stages: by the end of the key, folder and entry of the index."""
+    """Return the benchmarks of a run with these stages: end of the document's key → folder and entry of the index."""
     folders = sorted((files.root / "benchmarks").glob("*/*"))
     # A folder of `mmrl eval` is one benchmark.
     if (files.root / "predictions.jsonl").exists() or (files.root / "verdicts.jsonl").exists():
@@ -355,7 +355,7 @@ def _add_response(items: dict[str, Row], row: Row, verdict: Row) -> None:
     item["subsets"] = item["subsets"] or as_mapping(verdict.get("subsets"))
     text = str(row.get("response") or "")
     start, end = verdict.get("start"), verdict.get("end")
-    # Of the text that was read as the answer.
+    # The range of the text that was read as the answer.
     span = [start, end] if isinstance(start, int) and isinstance(end, int) else None
     count_units(text, [span])
     response = {"response": text, **pick(verdict, *_VERDICT_KEYS), **pick(row, "tokens", "finish"), "span": span}

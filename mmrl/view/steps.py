@@ -1,4 +1,4 @@
-"""The document of a step: what the page shows of its groups and rollouts, made of the lines of a file of rollouts."""
+"""The document of a step: the groups and rollouts that the page shows, built from the lines of a file of rollouts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StepBuilder:
         response, answer, thinking = row["response"], row.get("answer_text"), row.get("thinking")
         segments = list(_cover_text(self._build_segments(row), len(response)))
         outcome = describe_outcome(row, segments, in_training=self.in_training)
-        # The last place of the answer: a forced second look repeats the first answer, and replaces it.
+        # The answer is searched from the end: forced rethinking repeats the first answer, and replaces it.
         thinking_chars = _make_range(response.find(thinking), thinking) if thinking else None
         answer_chars = _make_range(response.rfind(answer), answer) if answer else None
         count_units(response, [thinking_chars, answer_chars, *(segment["chars"] for segment in segments)])
@@ -91,7 +91,7 @@ class StepBuilder:
             "marks": record_marks(row, "answer"),
             "tokens_n": row.get("tokens"),
             "terms": terms,
-            "line": line,  # which its tokens have in the file of tokens
+            "line": line,  # index of its tokens in the file of tokens
         }
 
     def _build_segments(self, row: Row) -> Iterator[Row]:
@@ -101,7 +101,7 @@ class StepBuilder:
             start, end = map(int, segment.get("chars") or (end, len(row["response"])))
             shows, crop = as_mapping(segment.get("shows")), []
             if media and shows.get("path") == as_mapping(media[0]).get("path"):
-                # In pixels of the file.
+                # The crop is in pixels of the file.
                 whole = parse_resize_map(media[0])
                 crop = make_marks(AnswerType.BOX, shows.get("crop"), CoordinateSystem.PX_ORIGINAL, 0, whole)
             yield {
@@ -138,7 +138,7 @@ def _check_types(row: Row) -> None:
 
 
 def _cover_text(segments: Iterable[Row], length: int) -> Iterator[Row]:
-    """Yield segments from the beginning of a text to its end; what nobody wrote counts as the policy's."""
+    """Yield segments that cover a text from beginning to end; text in no segment counts as the policy's."""
     begin = 0
     for segment in segments:
         start, end = (min(max(begin, place), length) for place in segment["chars"])
