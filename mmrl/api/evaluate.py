@@ -1,4 +1,4 @@
-"""`mmrl.evaluate`: a model on a benchmark from Python, as `mmrl eval` does it."""
+"""`mmrl.evaluate`: evaluate a model on a benchmark from Python, as `mmrl eval` does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmrl.types import CoordinateSystem
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A finished evaluation. Verdicts and predictions are read from its folder when they are asked for."""
+    """A finished evaluation. Verdicts and predictions are read from its folder on each access."""
 
     out_dir: Path  # folder of all results
     report: Mapping[str, Any]  # contents of report.json: accuracy with intervals, by subset too

@@ -45,8 +45,8 @@ def name_function(
 ) -> str:
     """Return the name by which a config finds a function: `package.module:function`, or one in `mmrl_in_memory`.
 
-    With `copy_for_workers`, worker processes find it too. One that cannot be copied is refused when a worker loads it.
-    Name and digest are those of `stands_for`, if it is given.
+    With `copy_for_workers`, worker processes find it too. If it cannot be copied, the worker that loads it raises a
+    UserError. Name and digest are those of `stands_for`, if it is given.
     """
     named = _innermost(stands_for or function)
     name, module_name = getattr(named, "__qualname__", type(named).__qualname__), named.__module__
@@ -74,7 +74,7 @@ def name_rows(samples: Sequence[object], split: str) -> str:
 
 
 def replace_functions(settings: object, *, copy_for_workers: bool = False) -> Any:  # noqa: ANN401 - as what is given
-    """Return the settings of a config with the name of each function in its place."""
+    """Return the settings of a config with each function replaced by its name."""
     if isinstance(settings, Mapping):
         replaced = {}
         for key, value in settings.items():
@@ -114,7 +114,7 @@ def _is_member(function: AnyFunction, module_name: str, name: str) -> bool:
 def _describe(value: object, home: str, seen: set[int]) -> str:
     """Return a text that changes with the code of functions and classes in module `home`, and with constants.
 
-    Objects that may change while a run continues, such as a list or a model, count by their type alone. `seen` has the
+    Objects that may change while a run continues, such as a list or model, are described by type alone. `seen` has the
     ids of functions and classes that are described already.
     """
     if isinstance(value, str | bytes | bool | int | float | complex | None):
@@ -127,7 +127,7 @@ def _describe(value: object, home: str, seen: set[int]) -> str:
 
 
 def _find_parts(value: object, home: str) -> Iterable[object]:
-    """Return the objects that a value consists of, as far as they decide what code does."""
+    """Return the parts of a value that affect what its code does."""
     parts: Iterable[object]
     match value:
         case Reward():
@@ -142,7 +142,7 @@ def _find_parts(value: object, home: str) -> Iterable[object]:
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items())
             parts = (value.__code__, defaults, closure, used)
         case CodeType():
-            # Neither the file nor the lines, which differ from cell to cell.
+            # Without file and line numbers, which differ from cell to cell.
             parts = (value.co_code, value.co_names, value.co_varnames, value.co_consts)
         case type() if value.__module__ == home:
             parts = sorted(vars(value).items())
@@ -171,7 +171,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 @cache
 def _copies_folder() -> TemporaryDirectory[str]:
-    """Return a folder on this process's `sys.path`, which workers are given. It is deleted when the process ends."""
+    """Return a folder on the `sys.path` of this process, which workers share; it is deleted when the process ends."""
     folder = TemporaryDirectory(prefix="mmrl-functions-")
     sys.path.append(folder.name)
     return folder
@@ -196,7 +196,7 @@ def _write_copy(full_name: str, function: AnyFunction) -> None:
 
 
 def _with_resolved_hints(function: AnyFunction) -> AnyFunction:
-    """Return a function that reads its type hints without the names of its module, which a copy does not have."""
+    """Return the function with resolved type hints, since a copy lacks the module in which they are looked up."""
     if not isinstance(function, FunctionType) or _is_member(function, function.__module__, function.__qualname__):
         return function
     try:

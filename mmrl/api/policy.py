@@ -87,8 +87,8 @@ class Policy:
     ) -> Generation:
         """Answer one question about images or videos, which come before its text.
 
-        `answer_type` is how the answer is parsed, and asked for where training added an instruction: "text", "number",
-        "choice", "box" and so on, see `AnswerType`.
+        `answer_type` ("text", "number", "choice", "box" and so on, see `AnswerType`) decides how the answer is parsed,
+        and what the format instruction asks for if training added one.
 
         Raises:
             UserError: a medium cannot be used, or the prompt is too long.
@@ -96,7 +96,7 @@ class Policy:
         given = [images] if isinstance(images, str | Path) or not isinstance(images, Sequence) else images
         media = [self._reference(medium) for medium in given]
         kind = AnswerType(answer_type)
-        # The id decides the random numbers: the same question asked again is sampled again.
+        # Random numbers derive from the id. Each call has a new id, so a repeated question is sampled anew.
         sample = Sample(
             id=f"question-{self._num_questions}",
             task="question",

@@ -28,7 +28,7 @@ DataSource: TypeAlias = FunctionSource | Sequence[Sample] | Sequence[FunctionSou
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """A finished run. Its tables are read from the run directory when they are asked for."""
+    """A finished run. Its tables are read from the run directory on each access."""
 
     run_dir: Path  # everything that the run wrote
     model_dir: Path  # the trained model, as a Hugging Face folder
@@ -100,7 +100,7 @@ def _run(loaded: LoadedConfig, run_dir: RunDir) -> None:
     from mmrl.training.preflight import load_unless_finished
 
     functions = None
-    # Before torch is imported, which takes seconds. Ranks of a launcher ask together, in `train`.
+    # Checked before torch is imported, which takes seconds. Ranks of a launcher check together, in `train`.
     if not is_launched():
         functions = load_unless_finished(loaded.config, loaded.files[0].parent)
         if functions is None:

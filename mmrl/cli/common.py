@@ -16,7 +16,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def echo(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print text that may quote data, ids, paths or responses: a terminal must not obey what is in them."""
+    """Print text that may quote data, ids, paths or responses; their control characters are escaped."""
     print(escape_controls(text), end=end, file=file)
 
 
@@ -75,7 +75,7 @@ def positive_int(text: str) -> int:
 def pause_gc_for_imports() -> Iterator[None]:
     """Pause garbage collection while torch and other large packages are imported inside this block."""
     # They create half a million objects that stay. Python would search them for garbage repeatedly during the import,
-    # and in every full collection after it; `gc.freeze` takes them out of its sight. Nothing among them is garbage.
+    # and in every full collection after it, and find none; `gc.freeze` excludes them.
     if "torch" in sys.modules:
         yield
         return

@@ -43,7 +43,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     loaded = load_config(arguments.config, arguments.overrides)
     echo(explain(loaded), end="")
-    from mmrl.training.functions import load_functions  # it takes half a second, and the page can be read by then
+    from mmrl.training.functions import load_functions  # takes half a second, so after printing
 
     with locate_errors(loaded):
         load_functions(loaded.config, loaded.files[0].parent)

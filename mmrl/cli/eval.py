@@ -66,7 +66,7 @@ _JUDGE_REQUESTS_IN_FLIGHT = 8
 
 
 def insert_default_command(argv: Sequence[str]) -> list[str]:
-    """Insert `run` where `mmrl eval` is followed by something else than a command."""
+    """Insert `run` if the word after `mmrl eval` is not a command."""
     if len(argv) > 1 and argv[0] == "eval" and argv[1] not in _EVAL_COMMANDS:
         return [argv[0], "run", *argv[1:]]
     return [*argv]
@@ -120,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 
-    # What is wrong should be refused before torch is imported, which takes seconds.
+    # A wrong request should be refused before torch is imported, which takes seconds.
     request = EvalRequest(
         model=arguments.model,
         benchmark=arguments.benchmark,

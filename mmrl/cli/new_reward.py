@@ -57,7 +57,7 @@ def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bo
 
 
 def _write_rows(answer_type: AnswerType, sample_keys: dict[str, Any]) -> str:
-    """Return a case table: correct responses, and those that a policy tries without having looked."""
+    """Return a case table: correct responses, and attempts to earn a reward without solving the task."""
     (sample,) = make_samples((answer_type,))
     target = {"answer_type": answer_type, "value": sample.target.value, "image": [1000, 1000]}
     if sample.target.coordinate_system:

@@ -1,4 +1,4 @@
-"""`mmrl plan`: what a run will need of GPUs, computed without one."""
+"""`mmrl plan`: compute the GPU memory and time that a run will need, without a GPU."""
 
 from __future__ import annotations
 

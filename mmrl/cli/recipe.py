@@ -1,4 +1,4 @@
-"""`mmrl recipe list` and `mmrl recipe show`: the published systems that come as configs, and what one needs."""
+"""`mmrl recipe list` and `mmrl recipe show`: list the published systems that come as configs, or describe one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a sub-command and return its exit code."""
-    # They import every reward, which takes longer than `mmrl --help` may.
+    # Imported here: both import every reward, which is too slow for `mmrl --help`.
     from mmrl.cli import new_reward, reward_commands
 
     match arguments.reward_command:

@@ -105,7 +105,7 @@ def lint_rewards(names: Sequence[str], args: Mapping[str, Any], table: Path | No
 
 
 def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
-    """Score one response, or with @FILE that in a file; print value and reason as JSON. The value may be "unscorable".
+    """Score one response, or the text of a file for `@FILE`; print value (or "unscorable") and reason as JSON.
 
     Raises:
         UserError: a file cannot be read, or `row` is not a row of a case table.
@@ -127,7 +127,7 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
 
 
 def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:
-    """Run one row, print it if it fails or is asked for, and return True if it passes."""
+    """Run one row, print it if it fails or with `verbose`, and return True if it passes."""
     with use_media_opener(case_media(base_dir)):
         outcome = case.score(load_bound_reward(case.fn, base_dir, case.args))
     if verbose or not outcome.passed:
@@ -155,8 +155,8 @@ def _reward_and_samples(
 ) -> tuple[BoundReward, tuple[Sample, ...]]:
     """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
     reward = load_reward(name, Path())
-    # One plain sample per answer type will do, unless the reward looks, needs options or richer samples: those of its
-    # table.
+    # One plain sample per answer type suffices, unless the reward reads pictures, needs options or cannot score them;
+    # then the samples of its case table are used.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
     if table is None and not needs_options and not reward.looks:
         bound = bind(reward, args)

@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         from mmrl.training.preflight import effective_config, load_unless_finished
 
     functions = None
-    # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
-    # together, in `train`: one that ended here by itself would leave the others waiting.
+    # Checked before torch is imported and ranks are started, which takes seconds. Ranks of another launcher check
+    # together, in `train`: a rank that returned here alone would leave the others waiting.
     if not is_launched():
         config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
         with locate_errors(loaded), pause_gc_for_imports():

@@ -15,7 +15,7 @@ from mmrl.config.yaml_tree import PlainValue
 _NO_EFFECT = "no result depends on it"
 _BAD_DATA_EFFECT = "results depend on it only where data cannot be used or were changed"
 _ROUNDING_EFFECT = "results may differ in the last digits"
-# Patterns of dotted paths, with the effect of another value on a resumed run. Any other change makes another run.
+# Patterns of dotted paths, and the effect of a new value on a resumed run. Any other change needs a new run.
 CHANGEABLE_ON_RESUME: Final = (
     ("run.dir", _NO_EFFECT),
     ("logging.rollouts.*", _NO_EFFECT),
@@ -53,7 +53,7 @@ _DECAYS: Final = (
 _IN_MEMORY_ROWS_EFFECT = "its rows are compared with those that the run began with"
 _MISSING: Final = object()
 IN_MEMORY_PACKAGE: Final = "mmrl_in_memory"
-"""Package of the functions and samples that `mmrl.train` was given from memory; names in it end with a digest."""
+"""Package of functions and samples passed to `mmrl.train` from memory; names in it end with a digest."""
 
 
 class SettingChange(NamedTuple):
@@ -63,7 +63,7 @@ class SettingChange(NamedTuple):
     old: str  # old value as JSON, or "absent"
     new: str  # new value as JSON, or "absent"
     effect: str | None  # effect on a resumed run; None if the run cannot be resumed with the new value
-    obstacle: str = ""  # why a stage cannot have another number of steps; empty for other settings
+    obstacle: str = ""  # why the number of steps cannot change; empty for other settings
 
     def __str__(self) -> str:
         """Return "key: old -> new", and the obstacle if there is one."""

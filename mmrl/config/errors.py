@@ -94,7 +94,7 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
 
 def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPlace:
     """Follow a pydantic location through the schema."""
-    # The tags of unions are part of pydantic's location, and not of the file: they are left out of the path.
+    # Pydantic's location includes the tags of unions. The file does not, so the path leaves them out.
     path: KeyPath = ()
     owner: Any = None
     here: Any = schema
@@ -190,7 +190,7 @@ def read_synonyms() -> dict[str, Any]:
 
 
 def _find_removed(owner: object, key: str) -> str:
-    """Return a sentence about a key, or about a `key=value`, that is gone; empty for any other."""
+    """Return a sentence about a key, or a `key=value`, that was removed; empty for any other."""
     for section in getattr(owner, "__mro__", ()):
         sentences = read_synonyms()["removed"].get(section.__name__, {})
         if key in sentences:
@@ -217,7 +217,7 @@ def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
         return f"`{renamed}`"
     if dotted in tables["moved"]:
         return f"`{tables['moved'][dotted]}`"
-    # The last two words first: verl's `rollout.n` means more than an `n` somewhere.
+    # The last two words come first: verl's `rollout.n` is more specific than any key `n`.
     for theirs in (".".join(map(str, path[-2:])), key):
         for entry in tables["other_frameworks"]:
             if theirs in entry["theirs"]:

@@ -50,7 +50,7 @@ def _json_as_yaml(content: str) -> str:
 def config_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config file; a file with `extends` may leave out required keys."""
     schema = Config.model_json_schema()
-    # Keys are required only of a file without `extends`: the others may set them.
+    # A key is required only in a file without `extends`: otherwise the files that it extends may set it.
     required = schema.pop("required")
     names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     over = "Files that this one builds on, relative to it, or names of recipes. Later ones win, and this one over all."

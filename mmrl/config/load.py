@@ -49,7 +49,7 @@ class LoadedConfig:
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
-    data_files: tuple[str, ...] = ()  # texts of settings that begin with `${data}/`, without that
+    data_files: tuple[str, ...] = ()  # PATH of each text `${data}/PATH` in the settings
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
@@ -74,7 +74,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         if override not in of_overlays:
             root = files.apply_override(root, override)
     root, data_files = _fill_in_data_folder(root, files.files[0].parent)
-    # After the overrides, which may name a preset and win over its settings.
+    # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
     # A value that could not be read is null in the tree, which validation would report a second time.
@@ -103,8 +103,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
     """Return the tree with `data.dir` in place of `${data}`, and the paths below it that were named.
 
-    Its own paths start from the working directory on the command line, and from the file's folder in a file. Media may
-    lie there, unless the config names other roots. Without a `data.dir` the texts stay.
+    A relative `data.dir` starts from the working directory on the command line, and from the file's folder in a file.
+    It becomes the media root unless the config names others. Without a `data.dir` the texts are unchanged.
     """
     names: list[str] = []
 
@@ -128,12 +128,12 @@ def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, 
 
 @contextmanager
 def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
-    """Put file, line and key of the config before a UserError in this block that is about one of its settings."""
+    """Prefix a UserError about a setting, raised in this block, with the setting's file, line and key."""
     try:
         yield
     except UserError as error:
         key = error.key or _find_call(loaded.config, error.call)
-        # Settings are leaves: of one that is a mapping, the first that somebody wrote counts.
+        # `origins` lists leaves only: for a mapping, the first leaf in it that somebody wrote counts.
         origins = [origin for leaf, origin in loaded.origins.items() if f"{leaf}.".startswith(f"{key}.")]
         origin = next((origin for origin in origins if origin != DEFAULT_ORIGIN), origins[0] if origins else None)
         if not key or origin is None:
@@ -142,7 +142,7 @@ def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
 
 
 def _find_call(config: Config, call: FunctionCall | None) -> str:
-    """Return the dotted path of the function with these options, or of the option in question; empty without any."""
+    """Return the dotted path of the function that `call` names, or of the option in question; empty without one."""
     if call is None:
         return ""
     settings = config.model_dump(mode="json")
@@ -237,7 +237,7 @@ class _ConfigFiles:
             raise UserError(
                 f"{SETTINGS_ORIGIN}: settings are text, numbers, lists and mappings, not {error}"
             ) from error
-        # No such file is read. Its folder, the working directory, is what relative paths start from.
+        # A placeholder, never read: relative paths start from its folder, the working directory.
         path = Path(SETTINGS_ORIGIN)
         self.files.append(path)
         root, problems = parse_yaml(text, lambda line: SETTINGS_ORIGIN)
@@ -269,7 +269,7 @@ class _ConfigFiles:
         return merge_configs(merged, tree)
 
     def lay_overlays(self, root: ConfigNode) -> ConfigNode:
-        """Return a config merged with its `overlays`, whose names become part of the run's.
+        """Return a config merged with its `overlays`; their names are appended to `run.name`.
 
         Raises:
             UserError: an overlay cannot be read, names a stage that is not there, or disagrees with another.
@@ -332,7 +332,7 @@ def _path_to_text(value: object) -> str:
 def _read_text(path: Path, error_prefix: str) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # one byte more tells whether there is more
+            data = file.read(MAX_BYTES + 1)  # one byte more shows that the file is too large
     except FileNotFoundError as error:
         raise UserError(f"{error_prefix}{path}: no such file (looked in {Path.cwd()})") from error
     except IsADirectoryError as error:
@@ -404,7 +404,7 @@ def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
     stage = _change_child(stage, "replay", partial(_merge_over_preset, key="preset", presets=REPLAY_PRESETS))
     stage = _merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS)
     if isinstance(stage.value, dict) and not has_replay:
-        # What an algorithm says about replay is for stages that have it: it switches none on.
+        # An algorithm's replay settings apply only to stages with a `replay` section: they do not switch replay on.
         stage = ConfigNode({key: node for key, node in stage.value.items() if key != "replay"}, stage.origin)
     return _apply_step_presets(stage)
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from mmrl.config.load import LoadedConfig
 
 BY_HARDWARE: Final = "by hardware"
-"""Task of recipes that are not of a paper."""
+"""Task of recipes that reproduce no paper."""
 DATA: Final = "${data}"
-"""Stands for `data.dir` in the texts of a config."""
+"""Placeholder for `data.dir` in the texts of a config."""
 LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")
-"""What the header of a recipe says, in this order."""
+"""Labels in the header of a recipe, in this order."""
 _LABEL: Final = re.compile(rf"({'|'.join(LABELS)}): ?(.*)")
 
 
@@ -61,7 +61,7 @@ def group_by_task() -> dict[str, list[tuple[Path, Header]]]:
 
 
 def find_config(name: str | Path, kind: str = "recipes") -> Path:
-    """Return a path as it is, and for a bare name the file of that recipe, or of another config that comes with mmrl.
+    """Return a path unchanged; for a bare name, the file of that recipe or other config that comes with mmrl.
 
     Raises:
         UserError: there is neither a file nor a recipe of this name.
@@ -82,8 +82,8 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
 def read_header(path: Path) -> Header:
     """Return the header of a recipe or an overlay; a file without one has an empty one.
 
-    Line 1 is `# Title (paper): summary.` or `# Title: summary.`; each label begins a line; a text goes on in lines that
-    are indented further, of which those that begin with `$` are commands.
+    Line 1 is `# Title (paper): summary.` or `# Title: summary.`. Each label begins a line, and its text continues in
+    lines that are indented further. Lines that begin with `$` are commands.
     """
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -115,7 +115,7 @@ def read_header(path: Path) -> Header:
 
 
 def check_data_files(loaded: LoadedConfig) -> None:
-    """Check that what a config names as `${data}/...` is there, before anything is read.
+    """Check that all files that a config names as `${data}/...` exist, before any is read.
 
     Raises:
         UserError: no data folder was given, or files are missing; with the commands that fetch them.

@@ -94,7 +94,7 @@ def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
 
 
 NAMED_LISTS: Final = {("stages",): "kind", ("rewards", "terms"): "fn", ("rewards", "group_rewards"): "fn"}
-"""Lists whose entries are merged by name, with the key that a new entry has."""
+"""Lists whose entries are merged by name, with the key that marks a new entry."""
 
 
 def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
@@ -122,10 +122,10 @@ def _nest(path: KeyPath, node: ConfigNode) -> ConfigNode:
 def _merge_named(
     path: KeyPath, entries: list[ConfigNode], changes: dict[str, ConfigNode], new_key: str
 ) -> list[ConfigNode]:
-    """Return entries with changes by name, or by `kind:KIND` for all of a kind; null removes them.
+    """Return the entries with `changes` applied by name, or to all of a kind by `kind:KIND`; null removes an entry.
 
-    A new name whose settings have `new_key` is a new entry, put before those that the next key names. With `copy_of` it
-    starts from a copy of the first entry that this names.
+    A new name with `new_key` or `copy_of` in its settings adds an entry before those that the next key names, or at the
+    end. With `copy_of` it starts as a copy of the first entry of that name.
     """
     merged, new = list(entries), list[ConfigNode]()
 
@@ -207,7 +207,7 @@ def parse_yaml(
         text = "; ".join([f"not valid YAML: {error.problem or error.context or 'unreadable'}", *hints])
         cause: Exception = error
     except ReaderError as error:
-        # Not a marked error: it knows the character's position alone.
+        # This error has no mark, only the position of the character.
         line = document.count("\n", 0, error.position) + 1
         text, cause = f"not valid YAML: unprintable character {error.character!r}", error
     except YAMLError as error:

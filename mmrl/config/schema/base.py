@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Response, Sample
 
-# Every number has an upper bound: beyond it a value is a slip of the keyboard, overflows float32, or takes the machine
-# down, and it should not be a run of hours that shows it.
+# Every number has an upper bound. A larger value is a typing error, overflows float32 or exhausts the machine, and is
+# refused when the config is loaded, not hours into the run.
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
@@ -22,13 +22,13 @@ Coefficient = Annotated[float, Field(ge=0.0, le=1000.0)]
 LearningRate = Annotated[float, Field(gt=0.0, le=1.0)]  # AdamW moves every weight by about this much a step
 Temperature = Annotated[float, Field(ge=0.0, le=10.0)]
 Nats = Annotated[float, Field(gt=0.0, le=88.0)]  # exp(88.8) is infinite in float32
-Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]  # a year; what waits on a lock cannot wait for 300
+Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]  # a year; Python's locks refuse timeouts of 300 years
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # torch's seeds have 64 bits
 NumBytes = Annotated[int, Field(ge=1, le=10**15)]
 NumTokens = Annotated[int, Field(ge=1, le=10_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
 Dimension = Annotated[int, Field(ge=1, le=100_000)]  # of a model's layers, heads and ranks
-Workers = Annotated[int, Field(ge=0, le=4096)]  # processes or threads; 0 is none, or a default
+Workers = Annotated[int, Field(ge=0, le=4096)]  # processes or threads; 0 means none or a default, as the key says
 NumParallel = Annotated[int, Field(ge=1, le=4096)]  # processes, GPUs or requests at a time
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -39,9 +39,9 @@ FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Identifier = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 SampleConditions = dict[str, tuple[str, ...]]
-"""Allowed values of `task`, or of a column of `meta`, by its name. All conditions must hold."""
+"""Allowed values by name: of `task`, or of a column of `meta`. A sample must meet all conditions."""
 ROLLOUT_PREFIX = "rollout."
-"""Begins the conditions of a reward term that are about the rollout rather than about the sample."""
+"""Prefix of a reward term's conditions that test the rollout instead of the sample."""
 # Features of a rollout and the values that a condition on them may name.
 _ROLLOUT_VALUES = {
     "rethought": "true|false",
@@ -62,7 +62,7 @@ class StrictModel(BaseModel):
 
 
 class FunctionConfig(StrictModel):
-    """A function of the user's, and its options."""
+    """A user's function and its options."""
 
     fn: str
     """`module:function` or `./file.py:function`."""
@@ -71,22 +71,22 @@ class FunctionConfig(StrictModel):
 
 
 def find_choice_form(value: object) -> str:
-    """Return the tag by which pydantic reads a choice between names and a `FunctionConfig`: `name` or `function`."""
-    # Tagged, so that an error is about the form that was written, not about every form in turn.
+    """Return the union tag of a setting: `function` for a `FunctionConfig`, `name` for the name of a built-in."""
+    # With a tag, pydantic reports errors only for the form that was written; without one, for every form of the union.
     return "function" if isinstance(value, dict | FunctionConfig) else "name"
 
 
 class WorkerLimitsConfig(StrictModel):
-    """Limits of each worker process that runs functions, with all processes that it starts.
+    """Limits of each worker process that runs functions, counted together with all processes that it starts.
 
-    Memory and processes are measured ten times a second, on Linux alone. A worker that exceeds a limit is killed and
-    replaced, and its call has failed.
+    Memory and the number of processes are measured ten times a second, on Linux only. A worker that exceeds a limit is
+    killed and replaced, and the call that it was running fails.
     """
 
     memory_mib: PositiveInt = 4096
-    """Memory that a worker may hold, in MiB. Pages that several processes share count in part."""
+    """Memory that a worker may hold, in MiB. A page shared by several processes counts as an equal share for each."""
     processes: PositiveInt = 64
-    """Processes of a worker at a time, itself included."""
+    """Processes that a worker may have at a time, itself included."""
 
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
@@ -98,7 +98,7 @@ def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
 
 
 def condition_value(sample: Sample, column: str) -> str | None:
-    """Return what a condition on `column` compares with, or None if the sample has no such column."""
+    """Return the sample's value that a condition on `column` tests, as text; None if it has no such column."""
     if column == "task":
         return sample.task
     # As text: a column may hold numbers, and conditions are written as text.

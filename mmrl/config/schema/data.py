@@ -52,10 +52,10 @@ class DataSourceConfig(StrictModel):
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """Prefix of its samples' ids (`name/id`), for sources whose ids collide: no two samples may have the same id."""
     weight: PositiveFloat | None = None
-    """Share of the training samples drawn from this source, over the sum of all weights; without weights, every sample
-    is drawn once per epoch. Give it to all sources or to none."""
+    """Relative share of the training samples that is drawn from this source: its weight over the sum of all weights.
+    Without weights, every sample is drawn once per epoch. Give it to all sources or to none."""
     row_filter: RowFilterConfig | None = None
-    """Keep only rows in a range of a number that they carry; without it all rows are taken."""
+    """Keep only rows whose number in a `meta` column lies in a range; without it all rows are kept."""
     validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """About this share of a training source is held out for validation. A hash of a row's id decides, so that every run
     holds out the same rows."""
@@ -65,42 +65,42 @@ class MediaLimitsConfig(StrictModel):
     """Limits on an image or video, checked before it is decoded."""
 
     max_image_bytes: NumBytes = 50_000_000
-    """An image file of more bytes is refused."""
+    """An image file of more bytes than this is refused."""
     max_pixels: PositiveInt = 100_000_000
-    """An image or frame whose width times height is more pixels is refused."""
+    """An image or frame of more pixels than this (width times height) is refused."""
     max_video_bytes: NumBytes = 2_000_000_000
-    """A video file of more bytes is refused."""
+    """A video file of more bytes than this is refused."""
     max_video_frames: PositiveInt = 500_000
-    """A video file of more frames is refused."""
+    """A video file of more frames than this is refused."""
     max_video_seconds: PositiveFloat = 7200.0
-    """A video of more seconds is refused."""
+    """A video of more seconds than this is refused."""
     max_frame_drift_s: PositiveFloat = 0.5
-    """A video is refused if a sampled frame is more seconds from its place at a constant rate, which misleads the
-    model."""
+    """A video is refused if the time of a sampled frame is off by more seconds than this from its time at a constant
+    frame rate: the model is given only one rate per video."""
     max_data_url_bytes: NumBytes = 10_000_000
-    """A medium of more bytes in a data URL is refused."""
+    """A medium of more bytes than this in a data URL is refused."""
 
 
 class MediaConfig(StrictModel):
     """The library that reads videos."""
 
     video_reader: Literal["pyav", "decord"] = "pyav"
-    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`, and refuses videos of
-    which it would give other frames than those asked for."""
+    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`, and refuses a
+    video if it would return other frames than the requested ones."""
 
 
 class StreamingConfig(StrictModel):
-    """Training sources read while training continues, again for each epoch, and never held in memory."""
+    """Reading of training sources during training: again for each epoch, and without holding all rows in memory."""
 
     shuffle_buffer_size: PositiveInt = 1000
-    """Rows that are held for shuffling. The checks at the start of a run look at so many rows of each source."""
+    """Rows held in memory for shuffling. The checks at the start of a run read this many rows of each source."""
 
 
 class DataConfig(StrictModel):
     """Sources of samples."""
 
     dir: str | None = None
-    """Folder that `${data}` stands for in all texts of the config, as `--data DIR` sets it."""
+    """Folder that replaces `${data}` in all texts of the config; `--data DIR` sets it."""
     train: Annotated[tuple[DataSourceConfig, ...], Field(min_length=1)]
     """Sources of training samples, which are mixed in a seeded order."""
     validation: tuple[DataSourceConfig, ...] = ()
@@ -108,26 +108,26 @@ class DataConfig(StrictModel):
     test: tuple[DataSourceConfig, ...] = ()
     """Sources whose rewards are compared before and after the run; they are used for nothing else."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
-    """After an unreadable medium or unusable row: end the run, or leave the sample out, counted and listed."""
+    """For an unreadable medium or unusable row: `stop` ends the run, `skip` leaves it out, counted and listed."""
     on_too_long: Literal["stop", "skip"] = "stop"
-    """After a prompt beyond `model.max_prompt_tokens`: end the run before it begins, or leave the sample out, counted
-    and listed. Nothing is ever cut."""
+    """For a prompt beyond `model.max_prompt_tokens`: `stop` ends the run before it begins; `skip` leaves the sample
+    out, counted and listed. Prompts are never cut."""
     on_changed_data: Literal["stop", "warn"] = "stop"
-    """After a resumed run finds other rows or media than it began with: end it before anything is written, or list the
-    differences, record them in the manifest and continue."""
+    """For a resumed run that finds other rows or media than it began with: `stop` ends it before anything is written;
+    `warn` lists the differences, records them in the manifest and continues."""
     media_roots: tuple[str, ...] = (".",)
-    """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused. With
-    `dir` and without roots, media must lie in `dir`."""
+    """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused. If
+    `dir` is set and this key is not, media must lie in `dir`."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
     """Kinds of URLs that may name a medium; `http` includes https. A URL is fetched once, when samples are read."""
     media_workers: Workers = 0
-    """Processes that open media: all of them when the run starts, the next step's while a step trains. 0 opens media in
-    the main process, between steps."""
+    """Processes that open media: all media when the run starts, then those of the next step while a step trains. 0
+    opens media in the main process, between steps."""
     media_timeout_s: Seconds = 1800.0
-    """Seconds one of these processes may take for the media of a sample before it is killed; the sample is then bad."""
+    """Seconds that a media process may take for one sample before it is killed; then `on_bad_sample` applies."""
     streaming: StreamingConfig | None = None
-    """Stream sources that do not fit in memory, or have no end; several sources need weights. A resumed run reads the
-    rows again that it had consumed."""
+    """Set this for sources that do not fit in memory, or have no end; several sources then need weights. A resumed run
+    reads again the rows that it had consumed."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
     """Limits beyond which a medium is refused before it is decoded."""
 
@@ -151,7 +151,7 @@ class DataConfig(StrictModel):
         all_weighted = all(source.weight is not None for source in self.train)
         if self.has_weights and not all_weighted:
             raise ValueError("give a `weight` to every training source or to none")
-        # They are measured whole and once: a share would make results depend on a draw.
+        # Every validation and test sample is scored: with a share, results would depend on which samples are drawn.
         if any(source.weight is not None for source in (*self.validation, *self.test)):
             raise ValueError("`weight` mixes training sources; validation and test sources are used whole")
         if self.streaming and len(self.train) > 1 and not all_weighted:
@@ -160,7 +160,7 @@ class DataConfig(StrictModel):
 
 
 class ShuffledOrderConfig(StrictModel):
-    """Every sample once per epoch, shuffled again for each; weighted sources in their shares."""
+    """Every sample once per epoch, in a new random order each epoch; weighted sources in their shares."""
 
     kind: Literal["shuffled"]
     """`shuffled` draws every sample once per epoch, in a new order each time."""
@@ -183,8 +183,8 @@ class MixtureOrderConfig(StrictModel):
     kind: Literal["mixture"]
     """`mixture` draws from each source in shares that change over the steps."""
     points: Annotated[tuple[tuple[NonNegativeInt, tuple[NonNegativeFloat, ...]], ...], Field(min_length=1)]
-    """Pairs of a step (from 0) and a weight for each training source; weight 0 leaves a source out. The weights are
-    constant before the first step and after the last one. A step is one round of prompts."""
+    """Pairs of a step (from 0) and a list of weights, one for each training source; weight 0 leaves a source out. The
+    weights are constant before the first of these steps and after the last. A step is one round of prompts."""
     interpolation: Literal["linear", "steps"] = "linear"
     """`linear` changes weights evenly between two points; `steps` keeps those of the earlier point."""
 
@@ -198,9 +198,9 @@ class MixtureOrderConfig(StrictModel):
 
 
 class PlateauConfig(StrictModel):
-    """A stop of progress, measured by the mean of the `track_rewards` terms.
+    """A plateau of the mean of the `track_rewards` terms.
 
-    The mean over `window` steps is less than `min_improvement` above that of the window before.
+    It is reached when the mean over `window` steps is less than `min_improvement` above that of the window before.
     """
 
     window: PositiveInt = 20
@@ -229,7 +229,7 @@ class PhaseSpan(NamedTuple):
 
 
 def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Mapping[int, int]) -> PhaseSpan:
-    """Return the phase that a data position falls in. `ends` has the ends that a plateau settled, by phase index."""
+    """Return the phase that a data position falls in. `ends` maps phases that a plateau ended to their ends."""
     start = 0
     for index, phase in enumerate(phases[:-1]):
         planned_end = inf if phase.max_samples is None else start + phase.max_samples
@@ -253,7 +253,7 @@ class CurriculumOrderConfig(StrictModel):
         for index, phase in enumerate(self.phases[:-1]):
             if phase.max_samples is None and phase.plateau is None:
                 raise ValueError(f"phase {index} never ends, and others follow; give it `max_samples` or `plateau`")
-        # Were the last one to end, no sample would be left for the steps after it.
+        # If the last phase ended, no samples would be left for the steps after it.
         last = self.phases[-1]
         if last.max_samples is not None or last.plateau is not None:
             raise ValueError("the last phase lasts until the stage ends; it takes neither `max_samples` nor `plateau`")
@@ -261,15 +261,15 @@ class CurriculumOrderConfig(StrictModel):
 
 
 class PriorityOrderConfig(StrictModel):
-    """Samples drawn for every step with probabilities that follow from their tracked rewards, never twice in a step."""
+    """Samples drawn with probabilities that depend on their tracked rewards, each at most once in a step."""
 
     kind: Literal["priority"]
     """`priority` draws samples by their last rewards."""
     weight_by: Literal["uncertainty", "failure"] = "uncertainty"
-    """Probability of drawing a sample whose last mean reward was p: in proportion to 4 p (1 - p), or 1 - p (Kimi k1.5).
-    A sample not drawn yet has weight 1."""
+    """Weight of a sample whose last mean reward was p; it is drawn in proportion. `uncertainty`: 4 p (1 - p).
+    `failure`: 1 - p (Kimi k1.5). A sample that was not drawn yet has weight 1."""
     min_weight: PositiveFraction = 0.05
-    """No weight is less, so that samples that were too hard or too easy are drawn again now and then."""
+    """Lower bound of all weights, so that samples that were too hard or too easy are still drawn sometimes."""
 
 
 DataOrderConfig: TypeAlias = Annotated[

@@ -1,4 +1,4 @@
-"""Stages that make data: `sample` writes rollouts down, `select` chooses samples for later stages."""
+"""Stages that produce data: `sample` writes rollouts to a file, `select` chooses samples for later stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SampleStage(StrictModel):
     kind: Literal["sample"]
     """Selects this kind of stage."""
     samples_of: Identifier | None = None
-    """An earlier `select` stage whose samples are used; those of `data.train` when left out."""
+    """An earlier `select` stage whose samples are used; when left out, the samples of `data.train` are."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
     group_size: BatchSize = 8
@@ -54,7 +54,7 @@ class SampleStage(StrictModel):
     def _check_plain_responses(cls, steps: RolloutStepConfigs) -> RolloutStepConfigs:
         check_plain_generation(steps, "a sample stage")
         for step in steps:
-            # A written rollout is one text; which tokens are the policy's own is not in it.
+            # A written rollout is one text, which does not record which tokens the policy sampled.
             if isinstance(step, ToolsConfig | EnvironmentConfig):
                 raise ValueError(
                     f"step {step.name!r} would write what it shows as if the policy had written it: a sample stage has "
@@ -83,12 +83,12 @@ class SelectStage(StrictModel):
     results_of: Identifier
     """The earlier stage whose results are used: a `sample` stage, or an `rl` stage with `track_rewards`."""
     metric: Literal["pass_rate", "first_correct", "reward_mean", "reward_std", "limr"] = "pass_rate"
-    """Number that a sample is chosen by. After a `sample` stage: the share of its rollouts that is correct, or the
-    index (from 1) of the first correct one (number of rollouts + 1 if none is). After an `rl` stage, over the times the
-    sample was drawn: mean or standard deviation of its reward, or how closely its reward followed the mean of all
-    samples (LIMR)."""
+    """Number that a sample is chosen by. After a `sample` stage, `pass_rate`: share of its rollouts that is correct;
+    `first_correct`: index of the first correct one, from 1 (number of rollouts + 1 if none is). After an `rl` stage,
+    over the times the sample was drawn, `reward_mean` and `reward_std`: mean and standard deviation of its reward;
+    `limr`: how closely its reward followed the mean of all samples (LIMR)."""
     range: tuple[NonNegativeFloat, NonNegativeFloat | None] = (0.0, None)
-    """Samples are kept whose metric lies between these two, ends included; null sets no upper bound."""
+    """Keep samples whose `metric` lies between these two, ends included; null sets no upper bound."""
     top_k: PositiveInt | None = None
     """Keep only this many samples: those with the largest values."""
     output: Literal["prompts", "responses"] = "prompts"

@@ -58,7 +58,7 @@ class EvalGenerationConfig(StrictModel):
 
 
 class BenchmarkConfig(StrictModel):
-    """A benchmark that the run takes itself, with the code of `mmrl eval`.
+    """A benchmark that is run during training, with the code of `mmrl eval`.
 
     It is taken before the first step of training, every so many steps, and at the end of each stage that trains.
     """
@@ -87,7 +87,7 @@ class BenchmarkConfig(StrictModel):
     coordinates: Literal[CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1, CoordinateSystem.NORM_1000] | None = (
         None
     )
-    """Coordinate system that boxes are read in where a table does not state it."""
+    """Coordinate system of boxes in a table that does not state its own."""
     allow_missing: bool = False
     """Count malformed rows and questions without their media as incorrect; otherwise they end the run at its start."""
     subsets: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class TrainingEvalConfig(EvalGenerationConfig):
     """Evaluation of a run: generation, and benchmarks."""
 
     benchmarks: tuple[BenchmarkConfig, ...] = ()
-    """Benchmarks that the run takes, generated as this section says."""
+    """Benchmarks that are run during training, with the generation settings of this section."""
 
     def benchmark_temperature(self, benchmark: BenchmarkConfig) -> float:
         """Return the temperature that a benchmark is taken at."""
@@ -136,7 +136,7 @@ class TrainingEvalConfig(EvalGenerationConfig):
 
 
 class EvalRunConfig(StrictModel):
-    """Settings apart from the model and its responses."""
+    """Seed and threads of an evaluation."""
 
     seed: Seed = 0
     """Seed that every random choice derives from."""
@@ -156,7 +156,7 @@ class LlmJudgeConfig(StrictModel):
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
     """Seconds that one request may take."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """A failed request is repeated this often, after growing pauses. A response without a verdict even then is
+    """Times that a failed request is repeated, after growing pauses. A response that still has no verdict is
     counted."""
     max_tokens: NumTokens = 512
     """The judge's reply is cut at this many tokens."""
@@ -196,7 +196,7 @@ class EvalConfig(StrictModel):
     @property
     def stages(self) -> tuple[()]:
         """The stages of an evaluation: none, as nothing is trained."""
-        # Code that builds an engine reads the stages of a run's config, or these.
+        # Code that builds an engine reads `stages`, of a run's config or of this one.
         return ()
 
     @model_validator(mode="after")

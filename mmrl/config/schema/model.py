@@ -29,19 +29,19 @@ class VisionFromScratchConfig(StrictModel):
     num_layers: Dimension = 2
     """Transformer blocks that the tower has."""
     hidden_size: Dimension = 64
-    """Numbers in a patch's hidden state; it must be a multiple of 4 x `num_heads`."""
+    """Size of a patch's hidden state; it must be a multiple of 4 x `num_heads`."""
     num_heads: Dimension = 4
     """Attention heads that each block has."""
     intermediate_size: Dimension = 128
-    """Numbers in the inner layer of each feed-forward network."""
+    """Size of the inner layer of each feed-forward network."""
     patch_size: Dimension = 8
-    """A patch is a square of this side, in pixels."""
+    """Side of a square patch, in pixels."""
     spatial_merge_size: Dimension = 2
-    """A square of patches with this side, in patches, becomes one token of the language model."""
+    """Side, in patches, of the square of patches that becomes one token of the language model."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> VisionFromScratchConfig:
-        # Rotary positions turn pairs of numbers, along height and along width.
+        # Rotary positions rotate pairs of numbers, half of them by height and half by width.
         if self.hidden_size % (4 * self.num_heads):
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 4 x num_heads ({self.num_heads})")
         return self
@@ -53,28 +53,28 @@ class LanguageFromScratchConfig(StrictModel):
     num_layers: Dimension = 2
     """Transformer blocks that the model has."""
     hidden_size: Dimension = 96
-    """Numbers in a token's hidden state; it must be a multiple of 2 x `num_heads`."""
+    """Size of a token's hidden state; it must be a multiple of 2 x `num_heads`."""
     num_heads: Dimension = 4
     """Attention heads that each block has."""
     num_kv_heads: Dimension = 2
     """Key and value heads that each block has; it must divide `num_heads`."""
     intermediate_size: Dimension = 192
-    """Numbers in the inner layer of each feed-forward network."""
+    """Size of the inner layer of each feed-forward network."""
     num_experts: Annotated[int, Field(ge=2, le=100_000)] = 4
     """Experts of each layer, in a family with experts."""
     experts_per_token: Dimension = 2
     """Experts that a token goes to; at most `num_experts`."""
     expert_intermediate_size: Dimension = 128
-    """Numbers in the inner layer of each expert, and of a shared one."""
+    """Size of the inner layer of each expert, and of a shared one."""
     linear_head_dim: Dimension = 16
-    """Numbers in a key and in a value of each head of a Gated DeltaNet, in a family that has such layers; vLLM on a CPU
-    wants 128."""
+    """Size of a key and of a value in each head of a Gated DeltaNet, in a family that has such layers; vLLM on a CPU
+    needs 128."""
     vocab_size: Annotated[int, Field(ge=300, le=10_000_000)] = 448
     """Tokens of the byte-level BPE, special tokens included; 256 bytes and the special tokens need 300."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> LanguageFromScratchConfig:
-        # Rotary positions turn pairs of numbers, so a head needs an even size.
+        # Rotary positions rotate pairs of numbers, so a head needs an even size.
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
@@ -100,18 +100,18 @@ class VideoConfig(StrictModel):
 
     # The defaults are those of qwen-vl-utils.
     fps: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
-    """Frames per second, while that gives `min_frames` to `max_frames` frames; otherwise fewer or more, evenly."""
+    """Frames sampled per second of video; where `min_frames` or `max_frames` binds, that many, evenly spaced."""
     min_frames: Annotated[int, Field(ge=2, le=1_000_000)] = 4  # frames go in pairs
-    """A video is sampled to this many frames at least; a shorter one is refused."""
+    """Sample at least this many frames of a video; one that has fewer is refused."""
     max_frames: Annotated[int, Field(ge=2, le=1_000_000)] = 768
-    """A video is sampled to this many frames at most; a longer one at a lower rate, which the model is told."""
+    """Sample at most this many frames of a video; a longer one at a lower rate, which is passed to the model."""
     min_pixels: PositiveInt = 100352  # 128 x 28 x 28: a token of Qwen2-VL covers 28 x 28 pixels
     """Frames of a smaller area, in pixels, are enlarged to it."""
     max_pixels: PositiveInt = 602112  # 768 x 28 x 28
     """Frames of a larger area, in pixels, are shrunk to it."""
     total_pixels: PositiveInt = 90316800  # 128,000 x 28 x 28 x 0.9
-    """A long video is shrunk until all its frames have this area together, in pixels (half of it, as frames go in
-    pairs)."""
+    """The frames of a long video are shrunk until their areas add up to twice this many pixels: the model merges frames
+    in pairs, and a pair counts as one frame."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> VideoConfig:
@@ -132,12 +132,12 @@ class LoraConfig(StrictModel):
     """Share of an adapter's inputs dropped while training; above 0 the learner's probabilities differ from the
     sampler's."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] | None = None
-    """Layers that are adapted; null is attention and the feed-forward layers that every token passes, of the language
-    model."""
+    """Layers that are adapted. Null adapts the language model's attention and those feed-forward layers that every
+    token passes."""
     use_dora: bool = False
     """Learn magnitude and direction separately (DoRA): better at low ranks, slower."""
     use_rslora: bool = False
-    """Scale by alpha / sqrt(rank) (rsLoRA), with which high ranks keep learning."""
+    """Scale by alpha / sqrt(rank) instead (rsLoRA), so that adapters of high rank still learn."""
 
     @model_validator(mode="after")
     def _check_experts(self) -> LoraConfig:
@@ -154,7 +154,7 @@ class LoraConfig(StrictModel):
 
 
 class ModelFamilyConfig(FunctionConfig):
-    """A model family of the user's: `fn` returns a `ModelFamily`. See docs/extending/model_family.md."""
+    """A user's model family: `fn` returns a `ModelFamily`. See docs/extending/model_family.md."""
 
 
 class ModelConfig(StrictModel):
@@ -163,33 +163,33 @@ class ModelConfig(StrictModel):
     path: str | None = None
     """A local folder or a hub id that the model is loaded from. Exactly one of `path` and `from_scratch` is set."""
     from_scratch: FromScratchConfig | None = None
-    """A tiny model that is made new. Exactly one of `path` and `from_scratch` is set."""
+    """A tiny model with random weights. Exactly one of `path` and `from_scratch` is set."""
     family: ModelFamilyConfig | None = None
-    """The family of the model at `path` where it is not one of ours: names of components, chat tokens, resize rule and
-    position ids."""
+    """The family of the model at `path`, needed only if mmrl does not support it: names of components, chat tokens,
+    resize rule and position ids."""
     chat: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Options of the model's chat template, such as `enable_thinking: false` (Qwen3.5) or `reasoning_effort: low`
     (Qwen3.8). An option that the template does not read is refused."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     float32_output_layer: bool = False
-    """Convert hidden states and output weights to float32 before their product, in the learner and the engine, whose
-    log-probabilities then agree better with bfloat16. The larger the vocabulary, the slower. As in MiniMax-M1
-    (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786)."""
+    """Convert hidden states and output weights to float32 before their product, in the learner and the engine. Under
+    `dtype: bfloat16` their log-probabilities then agree better. The larger the vocabulary, the more time it costs. As
+    in MiniMax-M1 (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers that is used."""
     freeze: tuple[Component, ...] = ()
-    """Components that are not trained, except for stages that have a `freeze` of their own."""
+    """Components that are not trained. A stage that sets its own `freeze` uses that list instead."""
     freeze_router: bool = False
-    """Do not train the weights by which tokens choose their experts; the experts themselves are trained."""
+    """Do not train the router, which assigns tokens to experts; the experts themselves are trained."""
     lora: LoraConfig | None = None
-    """Train a low-rank adapter rather than the weights. The exported model has it merged; RUN/adapter has it alone."""
+    """Train a low-rank adapter, not the weights. The exported model has it merged in; RUN/adapter holds it alone."""
     gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
     """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
     logits_chunk_tokens: NumTokens = 1024
-    """Tokens whose logits exist at a time while training; a token's take 12 bytes per entry of the vocabulary."""
+    """Tokens whose logits are in memory at a time in training; each token takes 12 bytes per vocabulary entry."""
     min_pixels: PositiveInt = 3136  # 4 x 28 x 28: 4 tokens of Qwen2-VL
     """Images of a smaller area, in pixels, are enlarged to it."""
     max_pixels: PositiveInt = 1003520  # 1280 x 28 x 28
@@ -218,12 +218,12 @@ class ModelConfig(StrictModel):
 
     @property
     def trainable_components(self) -> tuple[Component, ...]:
-        """The components of which something is trained."""
+        """The components that have trained weights, of their own or of an adapter."""
         reached = set(self.lora.adapted_components) if self.lora else set(COMPONENTS)
         return tuple(component for component in COMPONENTS if component in reached and component not in self.freeze)
 
     def with_freeze(self, freeze: tuple[Component, ...] | None) -> ModelConfig:
-        """Return the section as it holds in a stage with this `freeze`, which null leaves to the model."""
+        """Return this section with the `freeze` of a stage in place of its own; unchanged if the stage has none."""
         return self if freeze is None else self.model_copy(update={"freeze": freeze})
 
 

@@ -33,7 +33,7 @@ class DifficultyWeightConfig(StrictModel):
     max_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """The factor at p = 1/2."""
     curve: Literal["uncertain", "easy", "medium", "hard"] = "uncertain"
-    """The factor over `max_weight`. `uncertain`: 4 p (1 - p) (Observe-R1). `medium`: sin(pi p). `easy`: 1 from p = 1/2
+    """Factor / `max_weight`. `uncertain`: 4 p (1 - p) (Observe-R1). `medium`: sin(pi p). `easy`: 1 from p = 1/2
     on, below as `medium`. `hard`: 1 up to 1/2, above as `medium`, and 1/4 at p = 0 (VL-Cogito)."""
 
 
@@ -53,19 +53,19 @@ class AdvantageConfig(StrictModel):
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
     outlier_std: PositiveFloat | None = None
-    """Then set to 0 those more than this many standard deviations from the step's mean (StableReinforce)."""
+    """Then set to 0 each advantage over this many standard deviations from the step's mean (StableReinforce)."""
     difficulty_weight: DifficultyWeightConfig | None = None
     """Then weight groups by the policy's uncertainty about them (Observe-R1)."""
     credit: Literal["broadcast", "to_go", "gigpo"] = "broadcast"
-    """Which turns in an environment get the credit. `broadcast`: all turns of a rollout have its advantage. `to_go`:
-    each turn is judged by the rewards from it on. `gigpo`: the advantage of the rollout, and `step_weight` times that
-    of a turn beside the turns of siblings at an equal state (GiGPO)."""
+    """Advantages of single turns in an environment. `broadcast`: each turn has its rollout's advantage. `to_go`: a
+    turn's advantage comes from the rewards from that turn on. `gigpo`: the rollout's advantage, plus `step_weight`
+    times the advantage of the turn over the group's turns at an equal state (GiGPO)."""
     discount: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95  # as in GiGPO's scripts
-    """Factor on a reward for each turn that it came later; `to_go` and `gigpo` use it."""
+    """Discount factor per turn on later rewards; `to_go` and `gigpo` use it."""
     step_weight: NonNegativeFloat = 1.0
-    """Weight of the turns' part in `gigpo`."""
+    """Weight of the turn's own advantage in `gigpo`."""
     compare: Literal["turn", "group"] = "turn"
-    """`to_go` compares a turn with the same turn of its siblings, or with all turns of the group."""
+    """Turns that `to_go` compares. `turn`: a turn with the same turn of its siblings. `group`: all turns of a group."""
     fn: str | None = None
     """A function in place of `combine`, `baseline` and `scale`: `package.module:function` or `./file.py:function`. It
     gets one group's total rewards and reward terms, and returns an advantage for each rollout."""
@@ -99,7 +99,7 @@ class AdvantageConfig(StrictModel):
                 )
         if self.credit == "broadcast":
             return self
-        # These compare or change the advantages of rollouts, which turns do not have.
+        # These keys compare or change one advantage per rollout, and here each turn has its own.
         needed = {"combine": "total", "baseline": "group_mean", "batch_normalize": False, "outlier_std": None}
         needed |= {"difficulty_weight": None, "fn": None}
         for name, value in needed.items():
@@ -114,7 +114,7 @@ class AdvantageConfig(StrictModel):
 
     @property
     def compares_within_group(self) -> bool:
-        """True if an advantage depends on the other rollouts of its group. A function of the user's may."""
+        """True if an advantage depends on the other rollouts of its group; always False with a user's `fn`."""
         return self.fn is None and (self.baseline in ("group_mean", "leave_one_out") or self.scale == "group_std")
 
 
@@ -124,11 +124,11 @@ class LossCoefficientConfig(StrictModel):
     coef: Coefficient = 0.0
     """Weight that the term has at the first step; 0 leaves the term out."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The weight stays, or falls to `final_frac` of it at the last step."""
+    """`constant` keeps the weight; the others lower it to `final_frac` of it at the last step."""
     final_frac: Fraction = 0.0
     """Share of the weight that is left at the last step."""
     decay_steps: PositiveInt | None = None
-    """The weight has fallen after this many steps of the stage, and stays there; the stage's `steps` when left out."""
+    """Steps of the stage after which the weight has fallen and stays constant; the stage's `steps` when left out."""
 
     @model_validator(mode="after")
     def _check_decay_steps(self) -> Self:
@@ -146,7 +146,7 @@ class KlConfig(LossCoefficientConfig):
     """`loss` adds it to the loss of each token; `reward` subtracts it from the token's reward, hence from the
     advantage of that token and all before it."""
     log_ratio_clip: Nats | None = None
-    """|d| is bounded by this many nats (10 and 11 are in use); no gradient flows where the bound binds."""
+    """Bound on |d|, in nats (10 and 11 are common). A token whose |d| exceeds it gets no gradient from this term."""
 
     @model_validator(mode="after")
     def _check_k1_gradient(self) -> KlConfig:
@@ -167,7 +167,7 @@ class SftLossConfig(LossCoefficientConfig):
 
 
 class RolloutCorrectionConfig(StrictModel):
-    """Importance weight w = policy at the step's start / sampler, where the two compute different probabilities."""
+    """Importance weight w = policy at the step's start / sampler, for a sampler that computes other probabilities."""
 
     method: Literal["none", "tis", "mask"] = "none"
     """`tis` bounds w by `high` (truncated importance sampling); `mask` sets it to 0 outside [low, high] (IcePop)."""
@@ -186,7 +186,7 @@ class RolloutCorrectionConfig(StrictModel):
 
 
 class CustomPolicyLossConfig(FunctionConfig):
-    """A policy loss of the user's: `fn` returns the loss of each token (docs/extending/policy_loss.md).
+    """A user's policy loss: `fn` returns the loss of each token (docs/extending/policy_loss.md).
 
     It is called with (logprobs, old_logprobs, advantages, mask) of a response.
     """
@@ -205,16 +205,16 @@ class LossConfig(StrictModel):
     """Ratio of new to old probability: of each token, or of the response, as the geometric mean over its tokens
     (GSPO)."""
     policy_loss: PolicyLossChoice = "clip"
-    """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, r without gradient, so that no token loses its
-    own (CISPO). `{fn, args}`: a function that returns the loss of each token."""
+    """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, without a gradient through r, so that clipped
+    tokens keep theirs (CISPO). `{fn, args}`: a function that returns the loss of each token."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     """The ratio is clipped at 1 - clip_low; 1 sets no lower bound."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1.0, le=1e9)] | None = None
-    """The ratio counts as this at most where A < 0 (3 is usual)."""
+    """Upper bound of the ratio where A < 0 (3 is usual)."""
     log_ratio_clip: Nats | None = None
-    """|log ratio| of a token is bounded by this many nats before anything else; ln 1000 = 6.9 in StableReinforce."""
+    """Bound on a token's |log ratio|, in nats, applied before anything else; ln 1000 = 6.9 in StableReinforce."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     """`token`: mean over the tokens of the whole step (DAPO). `sequence`: mean of the responses' means (GRPO as
     published). `fixed`: sum over tokens / `fixed_length`, mean over responses (Dr.GRPO)."""
@@ -228,7 +228,7 @@ class LossConfig(StrictModel):
     routing_replay: Literal["none", "learner", "engine"] = "none"
     """For models with experts. `learner`: in all updates of a step, tokens go to the experts that the policy chose at
     the step's start (R2, arXiv:2512.01374). `engine`: to those that the rollout engine chose (R3, arXiv:2510.11370);
-    tokens that it has not read go to those of the step's start."""
+    tokens that the engine did not process go to those of the step's start."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Importance weights for a sampler whose probabilities differ from the learner's; needs
     `old_logprobs: recomputed`."""
@@ -275,12 +275,12 @@ class ReferenceConfig(StrictModel):
     update: Literal["never", "ema", "reset"] = "never"
     """`never` keeps it frozen; `ema` makes it a running average of the policy; `reset` copies the policy (ProRL)."""
     update_every: PositiveInt = 1
-    """The reference is updated every so many steps."""
+    """Steps from one update of the reference to the next."""
     ema_decay: DecayRate = 0.99
     """Share of the old reference that stays in an `ema` update."""
     plateau: PlateauConfig | None = None
-    """A `reset` comes when the mean of the `track_rewards` terms stops rising, in place of every `update_every` steps.
-    Counting begins anew after each."""
+    """Reset when the mean of the `track_rewards` terms stops rising, instead of every `update_every` steps. The windows
+    that are compared begin anew after each reset."""
     reset_optimizer: bool = False
     """A `reset` also clears the optimizer's moments."""
 

@@ -53,7 +53,7 @@ class ResponseFormatConfig(StrictModel):
     """Other parts that come before the answer, in their order."""
     stop_at_answer: bool = False
     """End a response at the closing tag of its answer. Otherwise it continues until its end-of-sequence token, which
-    demonstrations have, so that the model learns it."""
+    the model learns to write, as demonstrations end with it."""
     stop_strings: tuple[str, ...] = ()
     """Other strings that end a response."""
     add_instruction: bool = True
@@ -71,9 +71,9 @@ class ResponseFormatConfig(StrictModel):
 
 
 class RewardTransformConfig(StrictModel):
-    """Changes to a reward's value before it enters the total, in this order.
+    """Changes to a reward's value before it enters the total, in the order of these keys.
 
-    Metrics and `requires` see the value itself.
+    Metrics and `requires` use the unchanged value.
     """
 
     clip: tuple[Number, Number] | None = None
@@ -85,10 +85,10 @@ class RewardTransformConfig(StrictModel):
 
 
 class WeightScheduleConfig(StrictModel):
-    """A factor on the weight over the steps of a stage. Evaluation has none, so that its results are comparable."""
+    """A factor on the weight that changes over a stage. Evaluation ignores it, so that its results stay comparable."""
 
     points: Annotated[tuple[tuple[NonNegativeInt, NonNegativeFloat], ...], Field(min_length=1)]
-    """Pairs of a step (from 0) and a factor, which is constant before the first and after the last."""
+    """Pairs of a step (from 0) and a factor. Before the first of these steps and after the last it is constant."""
     interpolation: Literal["linear", "steps"] = "linear"
     """`linear` changes the factor evenly between two points; `steps` keeps that of the earlier point."""
 
@@ -99,7 +99,7 @@ class WeightScheduleConfig(StrictModel):
 
     def factor_at(self, step: int) -> float:
         """Return the factor at a step."""
-        # From the right: at the step of a point, that point's factor holds already.
+        # `bisect_right`, so that the factor of a point already applies at its own step.
         after = bisect_right([point_step for point_step, _ in self.points], step)
         if after in (0, len(self.points)):
             return self.points[max(after - 1, 0)][1]
@@ -114,7 +114,7 @@ RewardConditions = Annotated[
         json_schema_input_type=dict[str, bool | int | str | tuple[bool | int | str, ...]],
     ),
 ]
-"""Conditions on the sample, and under names that begin with `rollout.` on the rollout."""
+"""Conditions on the sample; those whose names begin with `rollout.` are on the rollout."""
 
 
 Fallback = Annotated[
@@ -129,9 +129,9 @@ class BaseRewardConfig(StrictModel):
     fn: str
     """The function, `module:function` or `./file.py:function`."""
     name: str | None = None
-    """Name that metrics use; when left out, the name that the reward declares, or the group reward function's own."""
+    """Name in metrics; when left out, the name that the reward declares, or that of the group reward's function."""
     weight: Weight = 1.0
-    """The value is multiplied by this in the total; where totals are products, it is the exponent."""
+    """Factor on the value in the total; with `combine: product`, exponent of the value."""
     schedule: WeightScheduleConfig | None = None
     """Factors on the weight that change over the steps of a stage."""
     args: dict[str, Any] = Field(default_factory=dict)
@@ -149,9 +149,9 @@ class RewardTermConfig(BaseRewardConfig):
     """A reward term."""
 
     when: RewardConditions = Field(default_factory=dict)
-    """Samples that it applies to: allowed values of `task` or of a column of `meta`. Also rollouts, by `rollout.` and a
-    feature of theirs: `rethought` or `used_tool` (true or false), `turns` (numbers), `finish_reason` (eos, stop or
-    length). On other rollouts of these samples the term is not called and counts 0."""
+    """Samples that it applies to: allowed values of `task` or of a column of `meta`. Keys that begin with `rollout.`
+    select among their rollouts: `rollout.rethought` and `rollout.used_tool` (true or false), `rollout.turns` (numbers),
+    `rollout.finish_reason` (eos, stop or length). On the other rollouts the term is not called and counts 0."""
     training_only: bool = False
     """Leave the term out of evaluation totals (a shaping bonus, for example)."""
     requires: str | None = None
@@ -162,12 +162,12 @@ class RewardTermConfig(BaseRewardConfig):
     transform: RewardTransformConfig = RewardTransformConfig()
     """Changes that the value goes through before it enters the total."""
     fallback: Fallback = None
-    """Name of a term that decides where this one abstains or fails; that term then counts nowhere else. Or the value in
-    place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the reward's
-    range when left out."""
+    """Name of a term that scores a response if this one abstains or fails; that term then counts only as a fallback. Or
+    the value that replaces a failed call in evaluation, and in training under the failure policy `fallback`; the lower
+    end of the reward's range when left out."""
     fallback_on: Literal["abstention", "bad_answer", "low"] = "abstention"
-    """With `bad_answer`, the term that `fallback` names also decides about answers that this one cannot read; with
-    `low`, about all answers that get the low end of this one's range."""
+    """Cases in which the term that `fallback` names scores the response. `abstention`: this term abstains or fails.
+    `bad_answer`: also if it cannot read the answer. `low`: also if it gives the low end of its range."""
     timeout_s: Seconds | None = None
     """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
 
@@ -184,27 +184,27 @@ class ScoringConfig(StrictModel):
     """Options that all reward terms share."""
 
     combine: Literal["sum", "product", "min"] = "sum"
-    """From terms to the total: sum of weight x value; product of value^weight; or the smallest value."""
+    """Computation of the total. `sum`: of weight x value. `product`: of value^weight. `min`: the smallest value."""
     workers: Workers = 0
-    """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
-    deadline, and those of the user's, have a process even then."""
+    """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; rewards that declare a
+    deadline, and users' rewards, run in a worker process even then."""
     custom_rewards: Literal["worker", "main_process"] = "worker"
-    """Process that runs rewards and group rewards of the user's: a worker with a deadline and limits, or, where
-    `workers` is 0, the main process, in which nothing stops one that hangs."""
+    """Process that runs users' rewards and group rewards. `worker`: one with a deadline and limits. `main_process`: the
+    main process if `workers` is 0; nothing stops a reward that hangs there."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that call rewards."""
     on_missing_score: RewardFailurePolicy = "skip"
-    """After a reward abstains, exceeds its deadline or a limit, or kills its process: end the run, leave the rollout or
-    its whole group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
-    and in evaluation nothing is left out."""
+    """For a reward that abstains, exceeds its deadline or a limit, or kills its process: `stop` ends the run, `skip`
+    leaves the rollout out of the step, `skip_group` its whole group, `fallback` uses the term's `fallback`. Counted in
+    `reward/<term>/...`. Before the first step and in evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
-    """As `on_missing_score`, after a reward raises any other exception or returns no number in its range: a bug."""
+    """As `on_missing_score`, for a bug: a reward that raises another exception, or returns no number in its range."""
 
 
 class GroupRewardConfig(BaseRewardConfig):
-    """A reward for comparing a response with its group, in training only; see `mmrl.algo.group_rewards`.
+    """A reward that compares each response with its group, in training only; see `mmrl.algo.group_rewards`.
 
     Its option `correct` names the reward terms that decide whether a response is correct.
     """

@@ -22,7 +22,7 @@ from mmrl.config.schema.base import (
 
 
 class CustomEngineConfig(FunctionConfig):
-    """An engine of the user's: called with an `EngineContext`, `fn` returns a `RolloutEngine`."""
+    """A user's engine: `fn` is called with an `EngineContext` and returns a `RolloutEngine`."""
 
 
 EngineChoice = Annotated[
@@ -37,34 +37,34 @@ class VllmConfig(StrictModel):
     gpu_memory_utilization: PositiveFraction = 0.4  # the learner may be on the same GPU
     """Share of a GPU's memory that vLLM takes for its weights and caches."""
     cpu_kv_cache_mib: PositiveInt = 512
-    """Memory that keys and values take on a machine without a GPU, in MiB."""
+    """Size of the KV cache on a machine without a GPU, in MiB."""
     max_num_seqs: BatchSize = 256
     """Sequences that are generated at a time."""
     tensor_parallel_size: NumParallel = 1
     """GPUs that one replica of a server spans."""
     max_restarts: NonNegativeInt = 1
-    """An engine that fails is restarted this often, in a run of one process; it is asked once more after each
-    restart."""
+    """Times that a failed engine is restarted, in a run of one process. After each restart the requests that failed are
+    repeated."""
 
 
 class VllmServerConfig(StrictModel):
     """Servers of vLLM (`vllm serve`), started by the run or running already."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
-    """Servers that run already, started as docs/vllm.md says; none are started then."""
+    """Servers that run already, started as docs/vllm.md says. If any are named, the run starts none."""
     replicas: NumParallel = 1
     """Servers that the run starts; prompts are divided among them."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each sees the GPUs of the run."""
+    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each replica can use the run's GPUs."""
     weight_transfer: Literal["file", "nccl", "ipc"] = "file"
-    """Transport that new weights take: `file` through shared memory (works everywhere, on one machine), `nccl` to
+    """Transport of new weights: `file` through shared memory (works everywhere, on one machine), `nccl` to
     another GPU or machine, `ipc` on the learner's own GPU."""
     startup_timeout_s: Seconds = 900.0
-    """Seconds after which a replica that does not answer has failed."""
+    """Seconds that a replica may take to start before it counts as failed."""
     timeout_s: Seconds = 600.0
-    """Seconds after which a request has failed."""
+    """Seconds that a request may take before it counts as failed."""
     max_restarts: NonNegativeInt = 1
-    """A replica that failed is restarted this often; its open prompts are asked once more after each restart."""
+    """Times that a failed replica is restarted; after each restart its unanswered prompts are sent again."""
 
     @model_validator(mode="after")
     def _check_urls_or_replicas(self) -> VllmServerConfig:
@@ -79,8 +79,8 @@ class LogprobCheckConfig(StrictModel):
     """Comparison of the engine's log-probabilities with the learner's, at the start of a stage and between syncs."""
 
     every: NonNegativeInt | None = None
-    """A check follows every so many weight syncs. Null is 50, and 0 with the engine `hf`. 0 checks at the start of a
-    stage alone, and never the engine `hf`."""
+    """Weight syncs from one check to the next. 0 checks only at the start of a stage, and the engine `hf` never. Null
+    is 0 for the engine `hf`, and 50 for the others."""
     prompts_per_modality: PositiveInt = 4
     """Prompts of each modality (text alone, with images, with video) that a check generates from."""
     max_new_tokens: NumTokens = 32
@@ -96,8 +96,8 @@ class RolloutConfig(StrictModel):
 
     engine: EngineChoice = "hf"
     """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
-    the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
-    of the user's, docs/extending/rollout_engine.md."""
+    the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: your
+    own, see docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
     """Options of the engine `vllm`, and of the servers that the run starts."""
     server: VllmServerConfig = VllmServerConfig()
@@ -113,5 +113,5 @@ class RolloutConfig(StrictModel):
 
     @property
     def engine_name(self) -> str:
-        """The engine in a word: its name, or the function that makes one of the user's."""
+        """Name of the engine, or of the function that makes a user's engine."""
         return self.engine.fn if isinstance(self.engine, CustomEngineConfig) else self.engine

@@ -1,4 +1,4 @@
-"""Key `rollout_steps`: the steps from a prompt to its finished rollouts, each working on what the step before left."""
+"""Key `rollout_steps`: the steps from a prompt to its finished rollouts, each using the result of the one before."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class GenerateConfig(StrictModel):
     kind: Literal["generate"]
     """Selects this kind of step."""
     partial_rollout_tokens: NumTokens | None = None
-    """Tokens that are generated for every unfinished response before complete groups are counted; without it all
-    responses are completed in their step."""
+    """Tokens that are generated for every unfinished response between two counts of complete groups. Without it, every
+    response is completed in its step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
     """Prompts that are in flight, relative to `prompts_per_step`. The step ends once `prompts_per_step` groups are
-    complete; the unfinished ones wait for the next step. So do those that were completed beyond this number, unless
+    complete; unfinished ones wait for the next step. Complete groups beyond this number wait too, unless
     `dynamic_sampling.extra` drops them."""
     max_tokens_per_step: PositiveInt | None = None
-    """After about this many generated tokens the step continues with the complete groups, at least one."""
+    """Stop generating after about this many tokens, once a group is complete; the step uses the complete groups."""
 
     @model_validator(mode="after")
     def _check_partial_rollouts(self) -> GenerateConfig:
@@ -64,8 +64,8 @@ class RethinkTriggerConfig(StrictModel):
     weight: PositiveFloat = 1.0
     """Triggers are drawn in proportion to this."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses that may be continued after it. A trigger for correct or for incorrect ones alone tells the
-    model its verdict."""
+    """First responses that this trigger may follow. A trigger for correct ones alone, or for incorrect ones alone,
+    reveals the verdict to the model."""
 
 
 class RethinkConfig(StrictModel):
@@ -89,7 +89,7 @@ class RethinkConfig(StrictModel):
     min_free_tokens: NonNegativeInt = 0
     """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
     fraction: PositiveFraction = 1.0
-    """Share of these responses that is drawn for continuation."""
+    """Share of the responses with `min_free_tokens` left that is drawn for continuation."""
     max_attempts_per_group: PositiveInt | None = None
     """At most this many responses of a group are continued."""
     triggers: Annotated[tuple[RethinkTriggerConfig, ...], Field(min_length=1)] = (
@@ -159,7 +159,7 @@ class ToolConfig(StrictModel):
         return self.name or self.fn.rpartition(":")[2]
 
 
-# By name: the schema imports without torch, and these tools do not.
+# Named as text: the schema must import without torch, which these tools need.
 _MEDIA_TOOLS: Final = (
     "mmrl.rollout.tools.builtin:zoom",
     "mmrl.rollout.tools.builtin:crop",
@@ -195,8 +195,8 @@ class ToolsConfig(StrictModel):
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
-    """After a tool raises, or exceeds its deadline or a limit: `feedback` tells the model, `stop` ends the run; always
-    counted."""
+    """For a tool that raises, or exceeds its deadline or a limit: `feedback` shows the error to the model, `stop` ends
+    the run; both are counted."""
     result_prefix: str = "\n<tool_response>\n"  # as in Qwen's chat template
     """Text that is put before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"
@@ -217,10 +217,10 @@ class ToolsConfig(StrictModel):
 
 
 class EnvironmentConfig(StrictModel):
-    """An environment: each turn of a response is an action, and what comes of it is shown before the next turn.
+    """An environment: each turn of a response is an action, and the next observation is shown before the next turn.
 
-    The question of a sample is the first observation (`mmrl_datasets.readers.environment:episodes`), or states all that
-    there is to know at first. docs/environments.md says what else an environment may be.
+    A sample's question is the first observation (`mmrl_datasets.readers.environment:episodes`), or describes the whole
+    initial state. docs/environments.md describes other kinds of environments.
     """
 
     kind: Literal["environment"]
@@ -232,7 +232,7 @@ class EnvironmentConfig(StrictModel):
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the function."""
     turns: PositiveInt = 8
-    """Actions of an episode, at most."""
+    """Largest number of actions in an episode."""
     max_media: NonNegativeInt = 16
     """Pictures and videos that an episode may show beside those of the question; more of them end it."""
     max_tokens: NumTokens = 4096
@@ -241,16 +241,16 @@ class EnvironmentConfig(StrictModel):
     max_observation_chars: NumTokens = 2000
     """Characters of an observation's text that the model sees; the rest is cut."""
     action: Literal["turn", "call", "tag"] = "turn"
-    """What an action is: the whole text of a turn; the tool call that ends it, and the text of a turn without a call;
-    or what the turn has in place of an answer (`response_format`)."""
+    """Part of a turn that is the action. `turn`: its whole text. `call`: the tool call that ends it, or its whole text
+    if it has no call. `tag`: its answer, in the notation of `response_format`."""
     on_invalid: Literal["tell", "end"] = "tell"
-    """After a turn without an action that can be read: `tell` says so to the model, `end` ends the episode."""
+    """For a turn without a readable action: `tell` reports this to the model, `end` ends the episode."""
     on_error: Literal["skip", "stop"] = "skip"
-    """After the environment fails, or exceeds its deadline or a limit: `skip` leaves the rollout out of its group,
-    `stop` ends the run; always counted."""
+    """For an environment that fails, or exceeds its deadline or a limit: `skip` leaves the rollout out of its group,
+    `stop` ends the run; both are counted."""
     replayable: bool = True
-    """The same sample, seed and actions give the same observations, to the byte, which is checked. False for a live
-    one: its episodes cannot be continued after a process was lost, and a resumed run may see others."""
+    """True if the same sample, seed and actions always give the same observations, byte for byte; this is checked. Set
+    false for a live one: its episodes cannot continue after a process was lost, and a resumed run may see others."""
     timeout_s: Seconds = 10.0
     """Seconds an action may take before the process is killed."""
     workers: NumParallel = 1
@@ -259,7 +259,7 @@ class EnvironmentConfig(StrictModel):
     """Limits of these processes."""
     observation_prefix: str | None = None
     """Text between the end of the model's turn and an observation; it may hold special tokens of the chat template. By
-    default an observation is a user's turn as in Qwen's chat template, and after calls a tool's response."""
+    default an observation is a user turn of Qwen's chat template, or a tool response with `action: call`."""
     observation_suffix: str | None = None
     """Text between an observation and the model's next turn."""
 
@@ -276,11 +276,11 @@ class EnvironmentConfig(StrictModel):
 
 
 LOOKED_PROBE: Final = "looked"
-"""Name of the probe that shows only what tools showed: without a loss by it, looking suffices."""
+"""Name of the probe that shows only the media that tools returned. If rewards stay equal, these media suffice."""
 
 
 class BlindProbeConfig(StrictModel):
-    """Extra rollouts of prompts whose media are hidden, to measure whether the model looks; they never train.
+    """Extra rollouts of prompts whose media are hidden, to measure whether the model uses them; never trained on.
 
     Later steps of kind rethink and tools treat them like all others. Metric `probe/blind_gap/<name>/<term>`: mean of
     a reward term with the media, minus without.
@@ -295,9 +295,9 @@ class BlindProbeConfig(StrictModel):
     name: Identifier | None = None
     """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
     rollouts_per_prompt: BatchSize = 1
-    """Extra rollouts that are generated for each prompt; for `looked`, which has a prompt for each rollout, 1."""
+    """Extra rollouts for each prompt; must be 1 for `looked`, which makes one prompt from each rollout."""
     every: PositiveInt = 1
-    """The probe is made every so many steps."""
+    """Steps from one probe to the next."""
 
     @model_validator(mode="after")
     def _check_looked(self) -> BlindProbeConfig:
@@ -313,7 +313,7 @@ GREEDY_PROBE: Final = "greedy"
 class GreedyConfig(StrictModel):
     """One more response to each prompt at temperature 0, which the group reward `greedy_baseline` subtracts.
 
-    It goes through all other steps, those listed after it too, at temperature 0 as well, is scored, and never trains.
+    The other rollout steps, even those listed later, continue it at temperature 0. It is scored, and never trained on.
     """
 
     kind: Literal["greedy"]
@@ -321,7 +321,7 @@ class GreedyConfig(StrictModel):
 
 
 class CustomStepConfig(StrictModel):
-    """A rollout step of the user's (docs/extending/rollout_step.md)."""
+    """A user's rollout step (docs/extending/rollout_step.md)."""
 
     kind: Literal["custom"] = "custom"
     """Selects this kind of step; may be left out beside `fn`."""
@@ -356,7 +356,7 @@ DemonstrationStepConfig = Annotated[
     Annotated[ToolsConfig, Tag("tools")] | Annotated[EnvironmentConfig, Tag("environment")],
     Discriminator(_find_step_kind),
 ]
-"""A step that makes episodes of demonstrations."""
+"""A rollout step of an `sft` stage, which plays demonstrations as episodes."""
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)
 
@@ -378,7 +378,7 @@ def step_name(step: RolloutStepConfig) -> str:
 
 def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     """Return the steps; raise ValueError unless the first one generates, no other does, and names are unique."""
-    # All other steps work on responses, which the first one has to make.
+    # The first step generates the responses that all other steps work on.
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
@@ -391,7 +391,7 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
 
 
 def _check_environment(steps: RolloutStepConfigs) -> None:
-    """Raise ValueError for steps that have no meaning beside an environment."""
+    """Raise ValueError for steps that cannot be combined with an environment."""
     for step in steps:
         if isinstance(step, RethinkConfig | ToolsConfig):
             raise ValueError(

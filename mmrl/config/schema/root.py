@@ -31,32 +31,32 @@ class BestCheckpointConfig(StrictModel):
     """Choice of the best checkpoint."""
 
     metric: str
-    """Name in metrics.jsonl, such as `validation/mean` or `benchmark/mathvista/accuracy`. A checkpoint is compared by
-    the last value before it, so `checkpoints.every` should be a multiple of that metric's `every`."""
+    """Name in metrics.jsonl, such as `validation/mean` or `benchmark/mathvista/accuracy`. Checkpoints are compared by
+    the last value recorded before each, so `checkpoints.every` should be a multiple of that metric's `every`."""
     mode: Literal["max", "min"] = "max"
-    """The largest or the smallest value is best."""
+    """`max`: the largest value is best. `min`: the smallest one is."""
 
 
 class CheckpointsConfig(StrictModel):
     """When runs are saved, and which checkpoints are kept."""
 
     every: PositiveInt = 100
-    """A checkpoint is saved every so many steps, and one more at the end of each stage."""
+    """Steps from one checkpoint to the next; another one is saved at the end of each stage."""
     keep_last: PositiveInt = 2
-    """This many of the latest checkpoints are kept."""
+    """Number of latest checkpoints to keep."""
     keep_every: PositiveInt | None = None
-    """Checkpoints of steps that this divides are kept for good."""
+    """Also keep, for good, every checkpoint whose step is a multiple of this."""
     best: BestCheckpointConfig | None = None
     """Keep the best checkpoint too."""
     async_save: bool = False
-    """Train on while a checkpoint is written; takes host memory for one more copy of what is saved."""
+    """Continue training while a checkpoint is written. Takes host memory for one more copy of everything it saves."""
 
 
 class RunConfig(StrictModel):
     """The run itself."""
 
     name: FileName
-    """Name that the run's directory and its exported model have."""
+    """Name of the run, of its directory and of its exported model."""
     dir: str = "runs/{name}"  # no f-string: the run fills the name in
     """Folder that everything of the run is written to; `{name}` is the run's name."""
     seed: Seed = 0
@@ -69,11 +69,11 @@ class RolloutRecordsConfig(StrictModel):
     """Rollouts that are written to `rollouts/` for `mmrl view` and for people to read."""
 
     every: PositiveInt = 10
-    """Rollouts of every so many steps are written, and those of the first step."""
+    """Write the rollouts of each step that is a multiple of this, and of the first step."""
     max_groups: PositiveInt = 64
-    """Most groups (prompts) of a step that are written, the first ones; most held-out samples, evenly spaced ones."""
+    """At most this many groups (prompts) of a step are written, the first ones, or held-out samples, evenly spaced."""
     tokens: bool = True
-    """Write a file beside them with each token's log-probs, ratio, entropy and advantage."""
+    """Also write a second file with each token's log-probs, ratio, entropy and advantage."""
 
 
 class LoggingConfig(StrictModel):
@@ -82,7 +82,7 @@ class LoggingConfig(StrictModel):
     rollouts: RolloutRecordsConfig = RolloutRecordsConfig()
     """Which rollouts are recorded, and how much of them."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
-    """Trackers that follow the run; keys, servers and teams come from the environment (docs/trackers.md)."""
+    """Trackers that the run reports to. Keys, servers and teams come from environment variables (docs/trackers.md)."""
     project: Annotated[str, Field(min_length=1)] = "mmrl"
     """Project that the run belongs to in its trackers; MLflow calls it an experiment."""
 
@@ -97,8 +97,8 @@ class DistributedConfig(StrictModel):
     """Timeouts of the processes of one run, started by `mmrl train --nproc`, torchrun or deepspeed."""
 
     timeout_s: Seconds = 1800.0
-    """Seconds that a process waits for another before the run ends. After a sixth of them without progress it prints
-    its activity and stacks, and the others' activities."""
+    """Seconds that a process waits for another before the run ends. After a sixth of this time without progress, the
+    process prints its activity and stacks, and the activity of each other process."""
 
 
 class DeepspeedConfig(StrictModel):
@@ -111,7 +111,7 @@ class DeepspeedConfig(StrictModel):
     offload_parameters: bool = False
     """Keep weights in host memory until a layer needs them; needs `zero_stage: 3`."""
     bucket_elements: Annotated[int, Field(ge=1000, le=10**11)] = 500_000_000
-    """Elements that are reduced or gathered at once; fewer take less memory and send more messages."""
+    """Elements that are reduced or gathered in one message. Smaller buckets take less memory and need more messages."""
     param_persistence_elements: NonNegativeInt = 100_000
     """Under `zero_stage: 3`, weights of fewer elements stay whole on every process."""
 
@@ -125,7 +125,7 @@ class DeepspeedConfig(StrictModel):
 
 
 class CallbackConfig(FunctionConfig):
-    """A callback of the user's, run after each training step (docs/extending/callback.md).
+    """A user's callback, run after each training step (docs/extending/callback.md).
 
     `fn` is called once, with the run's `RunComponents`, and returns an object with `on_step_end(state, result)`.
     """
@@ -151,9 +151,9 @@ class Config(StrictModel):
     stages: Annotated[tuple[Annotated[AnyStage, Field(discriminator="kind")], ...], Field(min_length=1)]
     """Stages in order, each starting from the weights of the one before."""
     evaluation: TrainingEvalConfig = TrainingEvalConfig()
-    """Generation of responses in validation and test, and benchmarks that the run takes."""
+    """Generation of responses in validation and test, and benchmarks that are run during training."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
-    """Steps after which the run is saved, and checkpoints that are kept."""
+    """Steps at which checkpoints are saved, and which of them are kept."""
     distributed: DistributedConfig = DistributedConfig()
     """Seconds that the processes of a run wait for each other."""
     deepspeed: DeepspeedConfig | None = None
@@ -176,8 +176,8 @@ class Config(StrictModel):
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: tuple[AnyStage, ...], info: ValidationInfo) -> tuple[AnyStage, ...]:
-        # `info.data` holds the sections above this field, as far as they are valid themselves: a mistake in one of them
-        # is reported beside those found here.
+        # `info.data` holds the sections declared above this field. Invalid ones are absent: pydantic reports their
+        # errors itself, beside those found here.
         check_stages(stages, info.data)
         return stages
 

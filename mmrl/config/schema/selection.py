@@ -21,7 +21,7 @@ class GroupRewardRangeConfig(StrictModel):
     """A condition on one reward term of a group; groups without the term pass."""
 
     term: str
-    """Name of the reward term. The total cannot be named: shaping would move it."""
+    """Name of the reward term. The total cannot be named, since shaping terms would shift it."""
     low: Number = 0.0
     """The mean of the term over the group must reach this."""
     high: Number = 1.0
@@ -37,20 +37,20 @@ class GroupRewardRangeConfig(StrictModel):
 
 
 class DynamicSamplingConfig(StrictModel):
-    """Groups that are scored but not trained on; with `max_rounds` above 1, new prompts replace them.
+    """Conditions that a scored group must meet to be trained on; with `max_rounds` above 1, new prompts replace others.
 
-    DAPO (arXiv:2503.14476, 3.2) is `require_mixed`. MM-EUREKA (arXiv:2503.07365) has a range of 0.1 to 0.9 and
-    `extra: carry`. A range around 1/2 balances difficulty.
+    DAPO (arXiv:2503.14476, 3.2) sets `require_mixed`. MM-EUREKA (arXiv:2503.07365) sets a range of 0.1 to 0.9 and
+    `extra: carry`. A range around 1/2 selects prompts of medium difficulty.
     """
 
     ranges: tuple[GroupRewardRangeConfig, ...] = ()
     """Conditions on reward terms, of which a group must meet all."""
     max_truncated_frac: Fraction = 1.0
-    """A group is left out if a larger share of its rollouts is cut at max_new_tokens."""
+    """A group is left out if more than this share of its rollouts is cut at max_new_tokens."""
     max_rounds: PositiveInt = 1
-    """Prompts are sampled up to this often, until `prompts_per_step` groups pass; a step may train on fewer."""
+    """Rounds of prompts that a step samples at most until `prompts_per_step` groups pass; it may train on fewer."""
     extra: Literal["drop", "carry"] = "drop"
-    """Groups that pass beyond `prompts_per_step` are dropped, or wait and are trained on first in the next steps."""
+    """Use of groups that pass beyond `prompts_per_step`: `drop` them, or `carry` them to be first in the next steps."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> DynamicSamplingConfig:
@@ -67,22 +67,22 @@ class ReplayConfig(StrictModel):
     """
 
     preset: ReplayPreset = "default"
-    """A published behaviour: other defaults for the keys below, each of which may still be set."""
+    """A published variant: it changes the defaults of the keys below, each of which may still be set."""
     drop_zero_advantage: bool = True
     """Leave out rollouts with advantage 0, from the loss and from its denominators."""
     capacity: PositiveInt | None = 1024
-    """Rollouts that the buffer holds; those of the oldest policy version leave first. Null for `target_fraction` of a
-    step."""
+    """Rollouts that the buffer holds; those of the oldest policy version leave first. Null is `target_fraction` of the
+    rollouts of a step."""
     priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
     target_fraction: PositiveFraction = 1.0
     """Replay fills a step up to this share of a full one, which is prompts_per_step x group_size rollouts."""
     max_staleness: PositiveInt | None = 4
-    """A rollout leaves the buffer when its oldest token is more policy versions old; null keeps it."""
+    """A rollout leaves the buffer when its oldest token is more policy versions old than this; null sets no limit."""
     without_replacement: bool = True
-    """Train on no rollout twice in a step; otherwise all are drawn with replacement, fresh ones among them."""
+    """Train on no rollout twice in a step. If false, draw from the buffer, fresh ones included, with replacement."""
     resample_fresh: bool = False
-    """Draw fresh rollouts by priority too, rather than train on each once; needs `without_replacement: false`."""
+    """Draw fresh rollouts by priority too, instead of training on each once; needs `without_replacement: false`."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of a replayed rollout's importance ratio: the log-probabilities recorded when it was sampled, or
     those of the learner at the start of the step."""
@@ -102,16 +102,16 @@ class HealthConfig(StrictModel):
     """Thresholds of warnings about means over the last `window` steps; null switches one off.
 
     A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed.
-    Warnings never end a run: `max_steps_without_signal` and `max_nonfinite_steps` do. Other thresholds are constants of
-    `mmrl/training/health.py`; these depend on the model's dtype and on `replay`.
+    Warnings never end a run: `max_steps_without_signal` and `max_nonfinite_steps` do. These thresholds are keys because
+    they depend on the model's dtype and on `replay`; all others are constants of `mmrl/training/health.py`.
     """
 
     window: PositiveInt = 20
-    """Steps that are averaged; no warning about a mean comes before there are so many."""
+    """Steps that are averaged; no warning about a mean is printed before this many steps."""
     max_logprob_diff: PositiveFloat | None = 0.05
     """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
     nats."""
     max_stale_logprob_diff: PositiveFloat | None = 0.2
-    """The same of a token that the policy version before sampled, which one step's learning changes too."""
+    """The same for a token sampled by the previous policy version, where one training step adds to the difference."""
     max_replay_staleness: PositiveFloat | None = 20.0
     """Warn above this age of the oldest rollout that a step replays, in policy versions."""

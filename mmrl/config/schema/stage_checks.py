@@ -16,8 +16,8 @@ AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
 
 def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the stages fit together, and the config's `sections`, as far as those are valid."""
-    # One error is reported for `stages`, the first: what concerns a stage alone comes before what it is combined with.
+    """Raise ValueError unless the stages fit each other and the other `sections`, which lack invalid ones."""
+    # Only the first error is reported, so checks of a single stage come before those of combinations.
     check_unique([stage.name for stage in stages], "stages")
     training = [stage for stage in stages if isinstance(stage, SftStage | RlStage)]
     if not training:
@@ -86,7 +86,7 @@ def _check_stage(
 
 
 def _check_greedy_baseline(stage: RlStage, rewards: RewardsConfig) -> None:
-    """Raise ValueError unless the greedy responses that a group reward subtracts are there, and subtracting counts."""
+    """Raise ValueError if `greedy_baseline` has no greedy responses to subtract, or the advantage cancels it."""
     if not any(reward.fn == "mmrl.algo.group_rewards:greedy_baseline" for reward in rewards.group_rewards):
         return
     if not any(step.kind == "greedy" for step in stage.rollout_steps):
@@ -173,7 +173,7 @@ def _check_mixture_source(stage: SftStage | RlStage) -> None:
 
 
 def _check_engine(stages: Sequence[SftStage | RlStage], engine: object) -> None:
-    """Check that the engine can sample as the stages ask."""
+    """Raise ValueError if the engine does not support the `sampling` or `async_rollouts` of a stage."""
     rl_stages = [stage for stage in stages if isinstance(stage, RlStage)]
     for stage in rl_stages:
         if engine in ("vllm", "vllm_server") and (stage.sampling.top_k or stage.sampling.top_p < 1.0):

@@ -48,7 +48,7 @@ class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
 
     temperature: Temperature = 1.0
-    """Temperature that tokens are sampled at; 0 is greedy, which evaluation alone allows."""
+    """Temperature that tokens are sampled at; 0 is greedy, allowed only in a `sample` stage with `group_size: 1`."""
     top_p: PositiveFraction = 1.0
     """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
@@ -84,12 +84,12 @@ class OptimizerConfig(StrictModel):
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The rate stays at its peak after warm-up, or falls to `final_lr_frac` of it."""
+    """After warm-up, `constant` keeps the peak rate; the others lower it to `final_lr_frac` of it."""
     final_lr_frac: Fraction = 0.0
     """Share of the peak rate that is left at the last step."""
     decay_steps: PositiveInt | None = None
-    """The rate has fallen after this many steps of the stage, warm-up included, and stays there; the stage's `steps`
-    when left out. With it a run may be lengthened (docs/reliability.md)."""
+    """Steps of the stage, warm-up included, after which the rate has fallen and stays constant; the stage's `steps`
+    when left out. Set it if the run may be lengthened later (docs/reliability.md)."""
     max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
 
@@ -108,12 +108,12 @@ class OptimizerConfig(StrictModel):
 
 
 class ValidationConfig(StrictModel):
-    """Evaluation on `data.validation` during a stage, and an early end of the stage by its reward."""
+    """Evaluation on `data.validation` during a stage, which may end the stage early."""
 
     every: PositiveInt = 50
-    """An evaluation follows every so many steps."""
+    """Steps from one evaluation to the next."""
     stop_at_mean_reward: Number | None = None
-    """Mean reward, averaged over tasks, that ends the stage."""
+    """The stage ends once the mean reward, averaged over tasks, reaches this."""
 
 
 class TrainingStage(StrictModel):
@@ -124,12 +124,11 @@ class TrainingStage(StrictModel):
     steps: PositiveInt
     """The stage ends after this many training steps at most."""
     samples_of: Identifier | None = None
-    """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
+    """An earlier `select` stage whose samples are trained on; when left out, the samples of `data.train` are."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are trained on: allowed values of `task` or of a column of `meta`. All samples when empty."""
     repeat_samples_to: PositiveInt | None = None
-    """Repeat samples, each time under an id and with random numbers of its own, until there are so many (one-example
-    RLVR)."""
+    """Repeat samples until there are this many (one-example RLVR), each with an id and random numbers of its own."""
     data_order: DataOrderConfig = ShuffledOrderConfig(kind="shuffled")
     """The order in which samples are drawn."""
     freeze: tuple[Component, ...] | None = None
@@ -137,17 +136,17 @@ class TrainingStage(StrictModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW; each stage starts with a fresh optimizer."""
     micro_batch_tokens: PositiveInt = 16384
-    """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
-    sequence goes alone. The gradient does not depend on it."""
+    """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A single longer
+    sequence has a pass of its own. The gradient does not depend on this key."""
     validation: ValidationConfig | None = None
-    """Evaluation during the stage, on `data.validation` and each `validation_share`, and an early end by its reward."""
+    """Evaluation during the stage, on `data.validation` and each `validation_share`, which may end the stage early."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
     """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group. The
-    gradient is the same without; the first ones are computed both ways to make sure. `auto` does so unless
+    gradient is the same with and without; the first ones are computed both ways and compared. `auto` is `on` unless
     `model.attn_implementation` is `eager`."""
     max_nonfinite_steps: PositiveInt = 5
-    """Steps in a row without a finite gradient that end the run. Such a step changes no weight, and its samples are
-    kept."""
+    """The run ends after this many steps in a row without a finite gradient. Such a step changes no weight, and its
+    samples are kept."""
 
     @property
     def order_depends_on_rewards(self) -> bool:
@@ -167,10 +166,11 @@ class SftStage(TrainingStage):
     micro_batch_sequences: PositiveInt = 8
     """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response", "expert"] = "label"
-    """Text that is trained on: the annotator's label or the exact target, written as a response; or the sample's whole
-    response as it is (from a `select` stage, for example); or an episode played by the expert of an environment."""
+    """Text that is trained on. `label` and `target`: the annotator's label or the exact target, written as a response.
+    `response`: the sample's own response (from a `select` stage, for example). `expert`: an episode played by the
+    environment's expert."""
     drop_thinking_prob: Fraction = 0.0
-    """Probability of leaving out a demonstration's thinking, drawn again each time (TON); needs
+    """Probability of leaving out a demonstration's thinking, drawn anew each time it is used (TON); needs
     `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
     """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""
@@ -180,7 +180,7 @@ class SftStage(TrainingStage):
 
     @property
     def prompts_per_round(self) -> int:
-        """Samples worked on at a time."""
+        """Samples that a step trains on."""
         return self.batch_size
 
     @model_validator(mode="after")
@@ -222,7 +222,7 @@ class RlStage(TrainingStage):
     """Generate the next step's rollouts while this step trains: one step off-policy. Saves time where the engine has
     devices of its own (`vllm_server`); with `hf` it takes a second copy of the model, and `vllm` cannot."""
     algorithm: AlgorithmName = "grpo"
-    """A published objective: other defaults for `advantage` and `loss`, each of which may still be set."""
+    """A published objective: it changes the defaults of `advantage` and `loss`, whose keys may still be set."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Computation of advantages from rewards."""
     loss: LossConfig = LossConfig()
@@ -230,26 +230,26 @@ class RlStage(TrainingStage):
     reference: ReferenceConfig = ReferenceConfig()
     """The model that the KL penalty measures from."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Conditions on the groups that are trained on; without it all of them are."""
+    """Conditions that a group must meet to be trained on; without this section all groups are."""
     replay: ReplayConfig | None = None
-    """Rollouts of earlier steps that are trained on again; none without it."""
+    """Training again on rollouts of earlier steps; without this section there is none."""
     ppo_epochs: BatchSize = 1
-    """Times that a step goes over the same rollouts."""
+    """Passes that a step makes over its rollouts."""
     num_mini_batches: BatchSize = 1
-    """Updates of a pass: the step's groups are divided into so many batches, each with a gradient and
+    """Updates of a pass: the step's groups are divided into this many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes,
     and a KL penalty in the reward, then cost one more forward pass over all batches but the first."""
     track_rewards: tuple[str, ...] = ()
-    """Reward terms whose group mean is recorded for its sample each time it is drawn, for `data_order`, and for later
-    `select` stages in RUN/outputs/NAME.jsonl."""
+    """Reward terms whose group mean is recorded each time a sample is drawn. `data_order` uses the records, and so do
+    later `select` stages, through RUN/outputs/NAME.jsonl."""
     health: HealthConfig = HealthConfig()
     """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
-    """Steps in a row without a nonzero advantage, replayed ones not counted, that end the run with an explanation."""
+    """The run ends after this many steps in a row in which no fresh rollout has a nonzero advantage."""
 
     @property
     def prompts_per_round(self) -> int:
-        """Prompts worked on at a time, those left unfinished by the step before included."""
+        """Prompts in flight at a time, including those that the step before left unfinished."""
         return ceil(self.prompts_per_step * self._generate_step.oversampling)
 
     @property
@@ -259,14 +259,14 @@ class RlStage(TrainingStage):
 
     @property
     def carries_groups(self) -> bool:
-        """True if groups beyond `prompts_per_step` wait for later steps; else there are none, or they are dropped."""
+        """True if groups beyond `prompts_per_step` wait for later steps; False if they are dropped, or cannot exist."""
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.extra == "carry"
         return self.prompts_per_round > self.prompts_per_step
 
     @property
     def _generate_step(self) -> GenerateConfig:
-        # There is one: `check_rollout_steps` has seen to that.
+        # `check_rollout_steps` guarantees that there is exactly one.
         return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
 
     @model_validator(mode="after")
