@@ -88,7 +88,7 @@ def save_png(image: Image.Image, folder: Path, stem: str) -> ImageRef:
 def save_by_hash(content: bytes, folder: Path, stem: str, extension: str) -> tuple[str, str]:
     """Write `folder`/`stem`-SHA256`extension`; return its path and sha256. Raises as `write_if_changed`."""
     sha256 = hashlib.sha256(content).hexdigest()
-    # The name carries the start of the hash, so that the file of other options never takes the place of this one.
+    # The name has the start of the hash, so that a file made with other options never replaces this one.
     path = os.path.join(folder, f"{stem}-{sha256[:8]}{extension}")
     write_if_changed(path, content)
     return path, sha256

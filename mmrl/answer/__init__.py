@@ -1,4 +1,4 @@
-r"""The response format: one statement drives instruction, stop strings, demonstrations, parser and format reward.
+r"""The response format: one definition for instruction, stop strings, demonstrations, parser and format reward.
 
 A response is some parts in a fixed order, the answer last: by default `<think>...</think><answer>...</answer>`, with
 the thinking forbidden, optional or required, and nothing but white space around the parts. The text of an answer

@@ -19,7 +19,7 @@ from mmrl.answer.values import COORDINATE_TYPES
 from mmrl.types import Answer, AnswerType, CoordinateSystem, Target, UserError
 
 _MAX_EXCERPT_CHARS = 40
-# A longer demonstration has thinking, differs in every sample, and would only push the others out of the cache.
+# Longer demonstrations have thinking and differ in every sample; they would only evict the others from the cache.
 _MAX_CACHED_CHARS = 200
 _UNITS = MappingProxyType(
     {
@@ -170,8 +170,8 @@ class ResponseFormat:
     def parse(self, text: str, answer_type: AnswerType, earlier_sections: Sequence[TaggedSection] = ()) -> Answer:
         """Read a response; never raises.
 
-        `problems` names every departure from the format, the worst first. `value` needs less than perfection: exactly
-        one answer outside the thinking, of the right type, and nothing after it. A flaw before the answer (missing
+        `problems` names every departure from the format, the worst first. `value` only requires exactly one
+        answer outside the thinking, of the right type, with nothing after it. A flaw before the answer (missing
         thinking, loose words) is left to the format reward and does not affect the value.
 
         Args:
@@ -206,7 +206,7 @@ class ResponseFormat:
         )
 
     def parse_trial(self, text: str, answer_type: AnswerType) -> Answer:
-        """Return what `parse` returns for a response that we wrote; the same short text is read once."""
+        """Parse a response that mmrl itself wrote; the results for short texts are cached."""
         if len(text) > _MAX_CACHED_CHARS:
             return self.parse(text, answer_type)
         return _parse_cached(self, text, answer_type)
@@ -214,7 +214,7 @@ class ResponseFormat:
     def parse_continuation(self, first_response: str, text: str, answer_type: AnswerType) -> Answer:
         """Read a response that was continued after a forced trigger; `text` begins with the trigger.
 
-        An answer of the first response does not count, so that there is one answer after all: the last. The parts
+        An answer in the first response does not count; only the one after the trigger does. The parts
         before an answer may be in the first response or be repeated, and the words of a trigger are not a flaw.
         """
         start = 0 if self.style == "boxed" else text.find("{")
@@ -230,7 +230,7 @@ class ResponseFormat:
         return self._split(text).answer_start
 
     def _split(self, text: str) -> SplitResponse:
-        # The thinking even where it is not asked for: it is then a problem of its own, not loose words.
+        # Thinking is split off even where the format has none: it is then a problem of its own, not loose words.
         leading_tags = (self.think_tag, *(section.tag for section in self.sections))
         match self.style:
             case "tags":

@@ -46,8 +46,8 @@ _LEAD = re.compile(
 _DOLLARS = re.compile(r"^([+-]?)\$(?=[0-9.])")  # an amount, such as $5
 # Escaped characters match too, so that \{ and \$ are passed over.
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
-# Checkers recurse several times a level. This limit is the same in every process; Python's is not, for torch.compile
-# raises it.
+# Checkers recurse several times a level. This limit is the same in every process; Python's is not, since
+# torch.compile raises it.
 _MAX_JSON_DEPTH = 64
 # Renderers recurse once a level, and take time that grows with the text.
 _MAX_SVG_CHARS, _MAX_SVG_DEPTH = 500_000, 200
@@ -257,7 +257,7 @@ def _validate_json(value: object) -> AnswerValue:
 
 
 def is_nested_deeper(value: object, levels: int) -> bool:
-    """Return whether lists and mappings in a value are nested in more than so many levels, found without recursion."""
+    """Return True if lists and mappings in a value are nested more than `levels` deep. It does not recurse."""
     pending: list[tuple[object, int]] = [(value, 1)]
     while pending:
         outer, level = pending.pop()

@@ -34,7 +34,7 @@ class Benchmark:
     name: str  # name in reports, sample ids and default folders; a valid file name
     official_score: OfficialMetric | None = None  # the benchmark's own rule; None takes the strict verdict for it
     draw_letters: Callable[[Sequence[GradedResponse]], Collection[tuple[str, int]]] | None = None
-    """Returns item id and index of the responses that a letter drawn at random makes right, of a whole run in order."""
+    """Returns item id and index of the responses that the rule's random letters make correct, given a run in order."""
     is_correct: CorrectnessRule = match.is_correct
     """Strict verdict on a response: the answer found means the same as the item's."""
     overall_metric: OverallMetric | None = None  # a number over all responses, for benchmarks that publish one

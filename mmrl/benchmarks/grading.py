@@ -39,7 +39,7 @@ def extract_answer(item: Item, response: ItemResponse) -> Extraction:
 def grade_response(
     benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction | None = None
 ) -> Verdict:
-    """Return the verdict on a response; `extraction` is the answer in it, where it was found already."""
+    """Return the verdict on a response; `extraction` is the answer in it, if it was found already."""
     if extraction is None:
         extraction = extract_answer(item, response)
     strict = benchmark.is_correct(item, response, extraction)
@@ -47,7 +47,7 @@ def grade_response(
     if extraction.value is not None:
         outcome = ResponseOutcome.CORRECT if strict else ResponseOutcome.INCORRECT
     elif not response.finished:
-        # A response that was cut off counts as truncated whatever the rules thought of its beginning.
+        # A response that was cut off counts as truncated, whatever reason the rules give for the missing answer.
         outcome = ResponseOutcome.TRUNCATED
     else:
         outcome = ResponseOutcome(extraction.no_answer_reason)
@@ -82,7 +82,7 @@ def score_files(
         UserError: a file cannot be read, or holds unusable rows.
     """
     items, problems = read_items(items_file, benchmark.parse_item)
-    # Where no row is an item the file is not of this benchmark, and nothing is left to count them against.
+    # If no row is an item, the file is not of this benchmark, and there is nothing to score.
     if problems and not (allow_missing and len(problems) < len(items)):
         lines = first_lines([*problems.values()])
         remedy = f"{len(problems)} of {len(items)} items are malformed: repair them"

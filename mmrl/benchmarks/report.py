@@ -156,7 +156,7 @@ def _clustered_mean(verdicts: Sequence[Verdict], field_name: str) -> dict[str, f
     clusters = [cluster_of[id] for id in means]
     interval = cluster_bootstrap([*means.values()], clusters, seed=_BOOTSTRAP_SEED)
     if interval.low == interval.high:
-        # Where all clusters have one mean, resampling gives no width, and Wilson's interval does.
+        # If all clusters have the same mean, resampling gives an interval of width 0, so Wilson's takes its place.
         num_clusters = len({*clusters})
         interval = wilson_interval(num_clusters * interval.value, num_clusters)
     return {"value": _round(interval.value), "low": _round(interval.low), "high": _round(interval.high)}

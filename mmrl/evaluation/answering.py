@@ -1,4 +1,4 @@
-"""A model that answers single questions, which have no right answer: `mmrl.Policy`."""
+"""A model that answers single questions without a known right answer, for `mmrl.Policy`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_REWARDS: Final = (
 def open_model(
     run: str, checkpoint: str | None, overrides: Sequence[str], work_dir: Path
 ) -> Iterator[Callable[[Sample], Response]]:
-    """Load a run directory, one of its checkpoints, or a folder of transformers, and yield what answers a sample.
+    """Load a run directory, a checkpoint of one, or a folder of transformers; yield the function that answers a sample.
 
     `overrides` are settings of an evaluation; files for a rollout engine in another process go into `work_dir`.
 

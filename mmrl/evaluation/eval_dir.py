@@ -32,7 +32,7 @@ class EvalDir:
 
     @property
     def settings_file(self) -> Path:
-        """Path of the settings, which say what the evaluation is of."""
+        """Path of the settings that identify the evaluation."""
         return self.path / "settings.json"
 
     @property
@@ -41,7 +41,7 @@ class EvalDir:
         return self.path / "predictions.jsonl"
 
     def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make the folder this evaluation's; return settings.json of an earlier start, or None at the first start.
+        """Claim the folder for this evaluation; return settings.json of an earlier start, or None at the first start.
 
         Raises:
             UserError: the folder holds another evaluation, or something else.
@@ -51,7 +51,7 @@ class EvalDir:
         return self.check(settings)
 
     def check(self, settings: Mapping[str, Any], *, later: Collection[str] = ()) -> dict[str, Any] | None:
-        """Return what `claim` does, and write nothing. `later` names settings that are not known yet, nor compared.
+        """Return what `claim` returns; write nothing. Settings in `later` are not known yet, so they are not compared.
 
         Raises:
             UserError: as `claim`.
@@ -80,7 +80,7 @@ class EvalDir:
         return before
 
     def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Make the folder this evaluation's, and delete another evaluation in it.
+        """Claim the folder for this evaluation, and delete another evaluation in it.
 
         Raises:
             UserError: the folder cannot be written.
@@ -88,14 +88,14 @@ class EvalDir:
         try:
             before = self.claim(settings)
         except UserError:
-            # A training run that goes back to an earlier checkpoint comes to the same step with other weights.
+            # A training run that resumes from an earlier checkpoint reaches the same step with other weights.
             shutil.rmtree(self.path, ignore_errors=True)
             before = self.claim(settings)
         if before is None:
             self.write_settings(settings, missing)
 
     def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Write what the evaluation is of, and the items that cannot be asked with the reason for each."""
+        """Write the settings that identify the evaluation, and the items that cannot be asked with the reasons."""
         text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)
         write_atomically(self.settings_file, text + "\n")
 

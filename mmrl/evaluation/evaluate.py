@@ -119,8 +119,8 @@ class _EvalCommand:
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
-        # The judge does not identify an evaluation: it may be named when all responses are there. The report is
-        # written after the verdicts, and its page last.
+        # The judge is not part of an evaluation's identity, so it may be added once all responses exist. report.md is
+        # the last file that is written, so its presence shows that grading was finished.
         elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             self.console.info("This evaluation is finished. --rescore grades its responses again.")
             return EvalResult(report=json.loads((request.out_dir / "report.json").read_text(encoding="utf-8")))

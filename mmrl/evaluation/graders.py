@@ -144,7 +144,7 @@ class RewardGrader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleScorer:
-    """A benchmark's strict verdict as the reward term `correct`, for rollout steps that ask which responses are."""
+    """A benchmark's strict verdict as the reward term `correct`, for rollout steps that need to know it."""
 
     grader: RuleGrader  # gives the verdicts
     item_ids: Mapping[str, str]  # item id by sample id

@@ -229,7 +229,7 @@ def open_pipeline(
     )
     tool_runner = ToolRunner(partial(load_tool, Path.cwd()), Path.cwd(), frames_dir=work_dir / FRAMES_FOLDER)
     with closing(samplers), closing(tool_runner):
-        # Version 0 for good: the weights do not change here.
+        # The version stays 0, because the weights do not change here.
         samplers.sync_weights(0)
         yield build_eval_pipeline(
             eval_config,
@@ -255,7 +255,7 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
     num_batches = len(batches.batches)
     session.console.start_stage(session.name, num_batches, num_done)
     activity, activity_name = session.console.activity, f"answering {session.name}"
-    # Without those of an earlier process, which say nothing about the time that the others take.
+    # Batches of an earlier process are not counted: they would distort the estimate of the time left.
     activity.begin_count(activity_name, num_batches - num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
         new_predictions = _answer_batch(batch, session)
@@ -288,6 +288,6 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
             for rollout in group:
                 first_response = session.processor.first_response_text(rollout)
                 predictions.append(make_prediction(item_id, rollout, first_response))
-    # A rank without a share takes part, too, or the others would wait for it.
+    # A rank without a share must make this call, too, or the others would wait for it.
     shares = session.ranks.all_gather(predictions)
     return list(chain.from_iterable(shares))

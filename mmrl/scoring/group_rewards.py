@@ -45,7 +45,7 @@ class BoundGroupReward:
     # Its options are bound; returns one value for each rollout, or the failure of the process that it runs in.
     compute: Callable[[Group], Sequence[RewardValue] | RewardFailure]
     options: GroupRewardConfig  # weight, schedule and `when`
-    # After a failure: `stop`, `fallback` (its values count 0), or else the group leaves the step.
+    # After a failure: `stop` ends the run, `fallback` counts 0 for every rollout, any other drops the group.
     on_missing_score: RewardFailurePolicy = "skip_group"
     close: Callable[[], None] = lambda: None  # ends the process that it runs in, if there is one
 

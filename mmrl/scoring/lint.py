@@ -57,14 +57,14 @@ _FORBIDDEN_EVENTS = (
 _CLOCK_FUNCTIONS = frozenset(
     {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
 )
-# Parts of names of files. A library may be imported when it is first used, which reads files.
+# Parts of names of source files whose code may read files: for imports on first use, and media of the sample.
 _IMPORTING, _OPENING = "importlib._bootstrap", "pixel_reader.py"
 _OPENS_MEDIA = "media of the sample (declare @reward(..., looks=True))"
 _GLOBAL_RANDOM: object = random.random.__self__  # type: ignore[attr-defined]
 _CURRENT_TIME_METHODS = frozenset({"now", "utcnow", "today"})
 _ResultT = TypeVar("_ResultT")
 Attempt = tuple[str, Sample, RewardOutcome]
-"""Name of an attack, the sample it is tried on, and what came of it."""
+"""Name of an attack, the sample it is tried on, and the outcome."""
 
 # The response format that attacks are written in.
 _ATTACK_GRAMMAR = ResponseFormat(thinking="optional")
@@ -183,7 +183,7 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     for sample in samples:
         correct = _ATTACK_GRAMMAR.render(sample.target)
         correct_pairs.append((make_trial_response(sample, correct, looks=looks), sample))
-    # scipy and the like, which a first call imports, take longer than all calls: each fork would import them again.
+    # A first call may import scipy or the like, which takes longer than all calls; each fork would import it again.
     [modules] = _run_all_in_processes([partial(_list_new_modules, reward, correct_pairs)])
     for name in modules if isinstance(modules, list) else []:
         # Some libraries list modules that cannot be imported by their names.
@@ -212,7 +212,7 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
 def build_attacks(
     sample: Sample, response_format: ResponseFormat, correct: str, *, looks: bool = False
 ) -> dict[str, str]:
-    """Return a response that a policy has been seen to try without having looked, for each attack by its name.
+    """Return the attacks by name: responses that policies have been seen to try without looking at the image.
 
     `correct` is the correct response, written in the format of `response_format`. For a reward that looks, one box is
     as large as the true image.
@@ -266,9 +266,9 @@ def _whole_box(sample: Sample, *, looks: bool) -> list[float]:
 
 
 def _trial_size(sample: Sample, media_index: int, *, looks: bool) -> Size:
-    """Return the size of an image or video. It is opened only if `looks`, which a reward then does as well."""
+    """Return the size of an image or video. The file is opened only if the reward `looks`, and so opens it anyway."""
     if looks:
-        # The reward itself says why a file cannot be opened.
+        # If the file cannot be opened, the reward itself reports the reason.
         with suppress(Unscorable):
             return sample.media_size(media_index)
     return _IMAGE_SIZE
@@ -277,9 +277,9 @@ def _trial_size(sample: Sample, media_index: int, *, looks: bool) -> Size:
 def make_trial_response(
     sample: Sample, text: str, response_format: ResponseFormat = _ATTACK_GRAMMAR, *, looks: bool = False
 ) -> Response:
-    """Return a response that nobody sampled, in the coordinates of the target.
+    """Return a response that was not sampled, with coordinates in the target's system.
 
-    No image is opened, and each counts as one of 1000 x 1000 pixels, unless it is for a reward that looks.
+    Images are opened only for a reward that looks; for others, each counts as one of 1000 x 1000 pixels.
     """
     sizes = [_trial_size(sample, index, looks=looks) for index in range(len(sample.media))]
     return Response(
@@ -297,7 +297,7 @@ def _score_text(reward: BoundReward, sample: Sample, text: str) -> RewardOutcome
 
 
 def _score_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[RewardOutcome]:
-    """Return the outcomes of a reward. A service that gives no verdict, as it need not run here, counts the low end."""
+    """Return the outcomes of a reward. A service need not run here: without a verdict, the low end counts."""
     outcomes: list[RewardOutcome] = []
     for response, sample in pairs:
         outcome = call_reward(reward, response, sample)
@@ -424,7 +424,7 @@ def _slowest_seconds(reward: BoundReward, pairs: Sequence[tuple[Response, Sample
 
 
 def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
-    # Words show a regular expression that backtracks, one number of ten million digits a parser of numbers that does.
+    # The words reveal a regular expression that backtracks; the ten million digits, a parser of numbers that does.
     texts = ("<answer>" + "ab " * (_HUGE_CHARS // 3) + "</answer>", "9" * _HUGE_CHARS)
     tries = [(sample, text) for sample in samples for text in texts]
     outcomes = _run_all_in_processes([partial(_score_text, reward, sample, text) for sample, text in tries])
@@ -462,8 +462,8 @@ def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterato
 
 
 def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | RewardFailure]:
-    """Return what each task returns in a fork, a failure for one that hangs or dies; a new fork continues after it."""
-    # Only a process can be stopped in the middle of a regular expression, and only in a fork is loading already done.
+    """Run tasks in a fork and return their results. A task that hangs or dies fails; a new fork runs the others."""
+    # Killing its process is the only way to stop a regular expression, and a fork has everything loaded already.
     context = multiprocessing.get_context("fork")
     results: list[_ResultT | RewardFailure] = []
     while len(results) < len(tasks):

@@ -55,7 +55,7 @@ def qualified_name(name: str) -> str:
     known_names = builtin_rewards()
     if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"
-    if module and find_spec(module):  # a module of the user's at the top of the path
+    if module and find_spec(module):  # a top-level module of the user's
         return name
     short_names = [known_name.removeprefix("mmrl_rewards.") for known_name in known_names]
     hint = did_you_mean(name, short_names) or "`mmrl reward list` shows all"
@@ -130,7 +130,7 @@ def builtin_case_tables() -> tuple[Path, ...]:
 
 @cache
 def case_media(folder: Path) -> PixelReader:
-    """Return what opens the files that case tables name: those in `folder`, and those beside the tables of mmrl."""
+    """Return a reader of the files that case tables name, which lie in `folder` or beside the tables of mmrl."""
     return PixelReader(MediaPolicy(roots=(folder.resolve(), _CASES_DIR.resolve())))
 
 
@@ -151,7 +151,7 @@ def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
 
 
 def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) -> None:
-    """Run the case tables of rewards, to see that the libraries installed here give the same values.
+    """Run the case tables of rewards, to check that the installed libraries give the same values.
 
     Raises:
         UserError: a row got another value than it states, or a reward of the user's hangs or exceeds a limit.
@@ -161,7 +161,7 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
         reward_name, own_table = _own_case_table(name, base)
         # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
         tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
-        # A table of mmrl without the name has no row about the reward, and to read all rows takes longer.
+        # Searching the text of mmrl's tables for the name first is faster than parsing the rows of all of them.
         tables = [table for table in tables if own_table or reward_name in table.read_text(encoding="utf-8")]
         cases = [case for table in tables for case in load_table(table) if case.fn == reward_name]
         if own_table is None or options.custom_rewards == "main_process":

@@ -1,4 +1,4 @@
-"""Calls the rewards of responses, in this process or in workers, and the terms that decide where one abstains."""
+"""Calls the rewards of responses, in this process or in workers, and their fallbacks if they abstain or fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_BATCH_SIZE = 64  # most rewards take microseconds, less than a message betw
 _LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
 
 NOT_FOR_ROLLOUT = RewardValue(0.0, "not for this rollout: see `when`")
-"""In place of the outcome of a term whose `when` excludes the rollout."""
+"""Outcome of a term whose `when` excludes the rollout."""
 
 ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
@@ -56,7 +56,7 @@ class RewardCall(NamedTuple):
 
 
 class RewardCaller:
-    """Calls reward terms. Those with a `timeout_s`, and those of users, run in workers; all do with `workers`."""
+    """Calls reward terms. With `workers` all run in workers, else those with a `timeout_s` and, by default, users'."""
 
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None) -> None:
         """Store the terms, which see pictures through `media_opener`; no process is started before the first call."""
@@ -77,7 +77,7 @@ class RewardCaller:
     def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
         """Return the terms that score responses to a sample; in evaluation, none that is `training_only`.
 
-        A term that is only the fallback of others is none of them. Conditions on the rollout are not looked at.
+        A term that is only the fallback of others is not included. Conditions on the rollout are not checked.
         """
         key = (evaluation, *[condition_value(sample, column) for column in self._condition_columns])
         terms = self._applicable_terms.get(key)
@@ -119,12 +119,12 @@ class RewardCaller:
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
             for term in terms:
-                # Nobody sampled the responses of a trial, so they have none of the features that `when` may ask for.
+                # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
                 if term.options.when and not trial and not matches_rollout(term.options.when, response):
                     all_outcomes[index][term.name] = NOT_FOR_ROLLOUT
                 elif not (trial and asks_remote_service(term)):
                     pending.append((index, term))
-        # Each round calls the fallbacks of the terms that abstained in the one before.
+        # Each round calls the fallbacks of the terms that abstained or failed in the round before.
         while pending:
             failed = []
             outcomes = self.call_terms([(term, pairs[index]) for index, term in pending], trial=trial)
@@ -157,7 +157,7 @@ class RewardCaller:
     def find_fallback(
         self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample, *, trial: bool = False
     ) -> BoundTerm | None:
-        """Return the term that decides in place of one that failed, or None where the failure policy does."""
+        """Return the term that decides in place of one that failed, or None if the failure policy decides."""
         if term.fallback_term is None:
             return None
         is_bug = failure.error_kind is RewardErrorKind.ERROR
@@ -168,7 +168,7 @@ class RewardCaller:
         return fallback if applies and (trial or matches_rollout(fallback.options.when, response)) else None
 
     def list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
-        """Return a term and the fallbacks that were asked in its place, in order; the last one decides."""
+        """Return a term and the fallbacks that were called in its place, in order; the last one decides."""
         chain = [term]
         while isinstance(outcomes[chain[-1].name], RewardFailure):
             name = chain[-1].fallback_term
@@ -178,7 +178,7 @@ class RewardCaller:
         return chain
 
     def failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
-        """Return what the config says about a failure that no fallback mends."""
+        """Return the config's policy for a failure that no fallback replaces."""
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_missing_score
 
     def close(self) -> None:
@@ -199,8 +199,8 @@ class RewardCaller:
         try:
             if self._pool is None:
                 loaders = {name: self._terms_by_name[name].load_reward for name in self._timeouts_s}
-                # Made before workers are forked and without deadline, so that the libraries which a first call imports
-                # do not count against it.
+                # These calls run before workers are forked, without a deadline: the first call of a reward may import
+                # libraries for a long time.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
                     partial(_load_rewards, loaders, list(warm_up_calls.values()), self.media_opener),
@@ -210,7 +210,7 @@ class RewardCaller:
                 )
                 self._pool.wait_until_ready()
             futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
-            # A reward that hangs may do so on every sample, and the trial would take their number times its deadline.
+            # A reward that hangs may hang on every sample, and the trial would wait for its deadline each time.
             self._pool.wait_for_calls(futures, stop_at_error=trial)
             if trial:
                 _raise_if_killed(futures, calls)
@@ -225,7 +225,7 @@ class RewardCaller:
 
 
 def asks_remote_service(term: BoundTerm) -> bool:
-    """Return True for a reward whose calls cost a request or a model, False for drawings of this machine."""
+    """Return True for a reward whose calls cost a request or a model, False if this machine only draws."""
     reward = term.reward
     is_local = reward.reward.name in _LOCAL_SERVICES and reward.args.get("encoder") is None
     return reward.reward.uses_service and not is_local

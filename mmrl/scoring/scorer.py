@@ -1,4 +1,4 @@
-"""Scores rollouts: calls the rewards that apply, does what the config says about failures, and adds up the terms."""
+"""Scores rollouts: calls the rewards that apply, applies the config's failure policies, and adds up the terms."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RewardFunctionScorer:
         check_terms(terms, options.combine)
         self.terms, self._options = tuple(terms), options
         self._caller = RewardCaller(self.terms, options, media_opener)
-        # Terms whose service was asked in a check. Each row would cost a request, and show no more.
+        # Terms whose service a check has asked. Asking for further rows would cost requests and show nothing new.
         self._asked_services: set[str] = set()
 
     @property
@@ -120,8 +120,8 @@ class RewardFunctionScorer:
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
         """Return one score for each rollout, in order, without schedules and without `training_only` terms.
 
-        No rollout is dropped, so that two evaluations cover the same samples: a term that fails counts its fallback
-        where training would drop the rollout, and all of them do if its environment failed. Raises the same errors as
+        No rollout is dropped, so that two evaluations cover the same samples. Where training would drop a rollout, the
+        failed term counts its fallback; if the environment failed, every term does. Raises the same errors as
         `score_groups`.
         """
         scored = iter(self.score([_scoring_pair(rollout) for rollout in rollouts if rollout.failure is None]))
@@ -150,8 +150,8 @@ class RewardFunctionScorer:
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
         correct response is written in `response_format`. In evaluation, `training_only` terms are left out. A reward
-        that asks a service is called once in all, with a wrong answer: some ask about no other. Samples are taken in
-        batches of about a second, so that an iterable which shows progress moves on.
+        that asks a service is called only once, with a wrong answer: some do not ask about a correct one. Batches take
+        about a second each, so that the progress shown by `samples` keeps moving.
 
         Raises:
             RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
@@ -175,7 +175,7 @@ class RewardFunctionScorer:
                     pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
             all_outcomes = self._caller.call(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
-                # A total needs a value of every term, those included whose service was asked about another sample.
+                # A total needs a value of every term, also of those whose service was asked only about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
                 not_asked = [term for term in applicable if term.name not in outcomes]
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in not_asked}
@@ -212,14 +212,14 @@ class RewardFunctionScorer:
     ) -> RewardError | None:
         """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
 
-        A service is asked about one of them, and every failure of it raised.
+        A service is asked about one wrong answer only, and any failure of it is raised.
         """
         answer_type, is_remote = sample.target.answer_type, asks_remote_service(term)
         correct_text = _build_correct_text(sample, response_format)
         correct = self._make_trial_response(sample, correct_text, response_format, [term])
         with use_media_opener(self._caller.media_opener):
             texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
-        # None of those need be an answer of the right type, which alone reaches the comparison with the target.
+        # Only an answer of the right type reaches the comparison with the target, and no attack need be one.
         with suppress(UserError):
             texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
         for name, text in texts.items():
@@ -235,7 +235,7 @@ class RewardFunctionScorer:
             error = make_error(term.name, outcome, response, sample)
             if is_remote or self._caller.failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
-            # To abstain is not a fault, where the run continues without the rollout.
+            # Abstaining is not a fault if the run continues without the rollout.
             if not is_unscorable(outcome):
                 return error
         return None
@@ -243,7 +243,7 @@ class RewardFunctionScorer:
     def _make_trial_response(
         self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
     ) -> Response:
-        """Return a response that nobody sampled, with the true sizes of images if one of these terms looks at them."""
+        """Return a response for a check, with the true sizes of images if one of these terms looks at them."""
         if not any(term.reward.reward.looks for term in terms):
             return make_trial_response(sample, text, response_format)
         with use_media_opener(self._caller.media_opener):
@@ -332,9 +332,9 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
 
 
 def make_response(rollout: Rollout) -> Response:
-    """Return what a reward may know of a rollout."""
+    """Return the response that rewards receive for a rollout."""
     prompt = rollout.prompt
-    # A reply with media has several segments in a row, and so has a response with a forced rethink.
+    # Segments in a row are one turn: a reply with media has several, and so has a response with a forced rethink.
     is_reply = [segment.author is Author.ENVIRONMENT for segment in rollout.segments]
     return Response(
         text=rollout.text,

@@ -2,7 +2,7 @@
 
 A term is one entry of `rewards.terms`: a reward function with its options, its weight and schedule, and the samples it
 applies to. A term that `requires` another counts only where that one's value exceeds `requires_above`: accuracy, say,
-only where the format is right. A term that names another as its `fallback` gets that one's value where it gives none.
+only where the format is right. A term whose reward gives no value takes that of the term named by its `fallback`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def worker_failure(error: WorkerError) -> RewardFailure:
 def _check_result(reward: BoundReward, result: object, num_turns: int) -> RewardOutcome:
     value, reason = value_and_reason(result)
     low, high = reward.reward.low, reward.reward.high
-    # NaN fails the comparison below, so what is not a number and what is not a number end in the same message.
-    # `float` comes first because the abstract class is slow to ask.
+    # NaN fails the comparison below, so a NaN and a value that is not a number get the same message.
+    # `float` comes first because a check against the abstract class `Real` is slow.
     number = float(value) if isinstance(value, (float, Real)) else nan
     if not low <= number <= high:
         return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
@@ -125,7 +125,7 @@ class BoundTerm:
         """Check transform and fallback.
 
         Raises:
-            UserError: one of them does not suit the reward's range; `key` is the one.
+            UserError: one of them does not suit the reward's range; `key` of the error names it.
         """
         low, high = self.reward.reward.low, self.reward.reward.high
         scale, fallback = self.options.transform.rescale_to, self.options.fallback
@@ -225,18 +225,18 @@ def _find_circle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: s
     names, following = [term.name], term
     while True:
         name = following.options.requires if key == "requires" else following.fallback_term
-        # A name of no term is reported where it is written.
+        # `check_terms` reports an unknown name for the term that has it.
         if name is None or name not in terms_by_name:
             return []
         if name in names:
-            # A chain may lead into a circle that this term is not part of, which is reported about those that are.
+            # A chain may lead into a circle without this term. That circle is reported for the terms in it.
             return [*names, name] if name == term.name else []
         names.append(name)
         following = terms_by_name[name]
 
 
 def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:
-    """Raise UserError unless the values of `stand_in` can be those of the term, and it has no option without effect."""
+    """Raise UserError if values of `stand_in` can leave the term's range, or it sets an option that has no effect."""
     low, high = term.reward.reward.low, term.reward.reward.high
     if stand_in.range[0] < low or stand_in.range[1] > high:
         problem = f"its values from {stand_in.range[0]:g} to {stand_in.range[1]:g} do not fit into {low:g} to {high:g}"
@@ -279,8 +279,8 @@ def combine_terms(
 ) -> tuple[float, dict[str, Contribution]]:
     """Return the total of a response, and what each term contributes. A term whose requirement is not met counts 0.
 
-    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v. Terms that are left out change
-    none of them. If all are, the total is 0.
+    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v. Terms in `left_out`
+    are ignored. If all are left out, the total is 0.
 
     Args:
         terms: the terms that apply to the sample, in the order of the config.
@@ -332,7 +332,7 @@ def divide_by_turn(
     """Return addends of the total, one for each turn in an environment.
 
     A term counts at the turns that its reward names in `TurnRewards`. It counts at the last turn if it names none, has
-    a transform, which need not be linear, or was decided by a fallback; so does a total that is no sum of terms.
+    a transform (which need not be linear), or was decided by a fallback. So does a total that is not a sum of terms.
     """
     if num_turns < 2:
         return (total,) * num_turns
@@ -348,7 +348,7 @@ def divide_by_turn(
 
 
 def _requirements_met(term: BoundTerm, terms: Sequence[BoundTerm], values_by_term: Mapping[str, float]) -> bool:
-    """Return True if the required term has a value above `requires_above`, and the term that it requires, in turn."""
+    """Return True if the required term exceeds `requires_above`, as do all terms that it requires itself, in turn."""
     while term.options.requires is not None:
         required = term.options.requires
         if required not in values_by_term:

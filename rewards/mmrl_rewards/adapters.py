@@ -4,8 +4,8 @@
 
     trainer = GRPOTrainer(reward_funcs=[TrlReward("box:iou", threshold=0.5, coordinates="norm_1000")], ...)
 
-A reward abstains by raising `Unscorable`. TRL and ms-swift have a value for that, None. The others have none: there the
-`fallback` counts, by default the low end of the reward's range, and the field `unscorable`, which they log, is 1.
+A reward abstains by raising `Unscorable`. TRL and ms-swift accept None as the value of an abstention. The others get
+`fallback`, by default the low end of the reward's range, and the field `unscorable`, which they log, is 1.
 
 docs/other_trainers.md says where each goes, and tests/unit/rewards/test_trainer_adapters.py names the file that each
 signature was read from.
@@ -114,7 +114,7 @@ class TextReward:
         """Return the reward of one response.
 
         The correct answer is a Python value, or text as a model writes it. PIL images in the columns `image` or
-        `images` are the sample's; all columns are in `sample.meta`. The length is counted where it is None.
+        `images` are the sample's; all columns are in `sample.meta`. If `num_tokens` is None, it is counted.
 
         Raises:
             Unscorable: the reward abstains.
@@ -128,7 +128,7 @@ class TextReward:
         response = Response(
             text=text,
             answer=self._format.parse(text, self._answer_type),
-            finish_reason=FinishReason.EOS,  # few trainers tell
+            finish_reason=FinishReason.EOS,  # few trainers report it
             num_tokens=num_tokens,
             resize_maps=self._make_resize_maps(pictures, columns),
             coordinate_system=self._coordinates,
@@ -153,7 +153,7 @@ class TextReward:
             return self.score(*row).value
         except Unscorable as error:
             self.num_unscorable += 1
-            # Ever more rarely: a service that is down for an hour would fill the log.
+            # Only at powers of two: a service that is down for an hour would fill the log.
             if self.num_unscorable.bit_count() == 1:
                 _LOG.warning("reward %r abstained, %d times so far: %s", self.__name__, self.num_unscorable, error)
             return None
@@ -190,7 +190,7 @@ class TextReward:
 
     def _take_row(self, columns: Mapping[str, Any], index: int, length: int) -> tuple[object, dict[str, Any]]:
         """Return the correct answer and the columns of one row; raise a UserError if the target's is missing."""
-        # What a trainer passes besides columns is not a list of this length.
+        # Arguments of the trainer that are not columns are not lists of this length.
         lists = {name: column for name, column in columns.items() if isinstance(column, list | tuple)}
         row = {name: column[index] for name, column in lists.items() if len(column) == length}
         if self._target not in row:
@@ -284,7 +284,7 @@ class OpenRlhfReward(TextReward):
 class VerifiersReward(TextReward):
     """One of `funcs` of a Rubric of verifiers. Columns are those of the row and of `info`.
 
-    A Rubric counts 0 for what raises, as for a bad answer. An abstention gets the fallback, and the log counts it.
+    A Rubric gives 0 to a reward that raises, as to a bad answer. So an abstention returns the fallback and is logged.
     """
 
     def __call__(

@@ -1,9 +1,9 @@
 r"""Compares simple formulas by their values to 60 digits, in microseconds where math-verify takes milliseconds.
 
-Simple are numbers, letters, \pi, \frac, \sqrt, the four operations and powers, equations of these, and lists of them.
-Functions, indices, e, i, f(x), P(A), d/dx and what is read in two ways, as 1/2x, are left to math-verify. Letters stand
-for arbitrary numbers, once all positive, once all negative: formulas that are equal for both are equal, but for a
-chance that is too small to count (Schwartz 1980, lemma 1).
+Simple formulas have numbers, letters, \pi, \frac, \sqrt, the four operations and powers; equations and lists of these
+are simple, too. Functions, indices, e, i, f(x), P(A), d/dx and ambiguous formulas, such as 1/2x, are left to
+math-verify. Each letter stands for an arbitrary number, once with all positive and once with all negative. Formulas
+that agree both times are equal, except with negligible probability (Schwartz 1980, lemma 1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpmath.ctx_mp import MPContext
 
 _Real: TypeAlias = Any  # mpmath has no types
 
-# LaTeX to Python. They are repeated from the innermost braces on, as each of them takes a pair away.
+# LaTeX to Python, repeated from the innermost braces outwards: each replacement removes a pair of braces.
 _GROUPS: Final = (
     # A mixed number, 1\frac{1}{2}, is a sum; \frac after other things is a factor.
     (re.compile(r"(?<![\w.)])([0-9]+) ?\\frac\{([0-9]+)\}\{([0-9]+)\}"), r"(\1+\2/\3)"),
@@ -50,13 +50,13 @@ _LEFT_OUT: Final = re.compile(
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]*\.[0-9]*")
 _CONNECTIVE: Final = " or | and |,"
 _PLAIN: Final = r"[^()\[\]]*?"
-# A list has a connective, but for a set of one, \{1\}.
+# A list has a connective. Only a set may hold a single item, as \{1\} does.
 _LIST: Final = re.compile(rf"(\(|\[|\\\{{|)({_PLAIN}(?:{_CONNECTIVE}){_PLAIN}|(?<=\\\{{){_PLAIN})(\)|\]|\\\}}|)")
 _MAX_CHARS: Final = 200
 _NOT_SIMPLE: Final = (ValueError, ArithmeticError, SyntaxError)
 _REALS: Final = MPContext()
 _REALS.dps = 60
-# Between these differences nothing is decided: 200 characters cost a few digits.
+# A difference between these two decides nothing: rounding in 200 characters of formula costs a few digits.
 _EQUAL, _DIFFERENT = _REALS.mpf(10) ** -40, _REALS.mpf(10) ** -25
 _OPERATIONS: Final[Mapping[type[ast.AST], Callable[..., _Real]]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
@@ -116,7 +116,7 @@ def _items_equal(first: _Item, second: _Item, decimals: int) -> bool:
     positive, negative = first.values
     other_positive, other_negative = second.values
     if first.is_equation or second.is_equation:
-        # An equation has the solutions of its multiples.
+        # Multiples of an equation have the same solutions.
         are_equations = first.is_equation and second.is_equation and positive
         if are_equations and _close(positive * other_negative, negative * other_positive):
             return True

@@ -117,9 +117,9 @@ def _clip_edges(box: OrientedBox, other: OrientedBox) -> Array:
     corners = (_CORNERS * box.sizes / 2) @ box.axes.T + box.centre - other.centre
     # In the frame of the other box, whose faces are at plus and minus half its sizes.
     starts, ends = (corners @ other.axes)[_EDGES].swapaxes(0, 1)
-    # Rounding must not put an edge that lies in a face outside.
+    # The tolerance keeps an edge that lies in a face from being rounded to the outside.
     steps, half = ends - starts, other.sizes / 2 + _TOLERANCE * max(*box.sizes, *other.sizes)
-    # An edge along a face never crosses it: then both crossings are infinite, of one sign if it is outside.
+    # An edge parallel to a face never crosses it: both crossings become huge, of one sign if it lies outside.
     steps[steps == 0.0] = 1e-300
     with np.errstate(over="ignore"):
         crossings = np.sort([(-half - starts) / steps, (half - starts) / steps], axis=0)

@@ -53,7 +53,7 @@ class _CaseModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, row: object) -> object:
-        # Before pydantic's own check, which would complain first about the key that a misspelled one was meant to be.
+        # Runs before pydantic's own check, which would report the missing key before the misspelled one.
         unknown = sorted(row.keys() - cls.model_fields.keys()) if isinstance(row, dict) else []
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; known keys: {', '.join(cls.model_fields)}")

@@ -16,8 +16,8 @@ _WORDS: Final = MappingProxyType(
     {**dict.fromkeys(("yes", "yeah", "yep", "yup"), "yes"), **dict.fromkeys(("no", "nope", "nah"), "no")}
 )
 _NEITHER: Final = "neither yes nor no: {!r}"
-# The grammar of `yes_no`, after markup and quotes: a word of `_WORDS`, alone or before anything that has no word of the
-# other side or of doubt, is not a short answer of the other side ("Yes, it isn't"), and makes no idiom ("no doubt").
+# The grammar of `yes_no`, without markup and quotes: a word of `_WORDS`, alone or before any text that has no word of
+# the other side or of doubt, does not make a short answer of the other side ("Yes, it isn't") or an idiom ("no doubt").
 _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
 _IDIOM: Final = re.compile(r"no (?:doubt|wonder|idea|clue|one|comment|problem|longer|matter)\b")
 _DOUBT: Final = re.compile(

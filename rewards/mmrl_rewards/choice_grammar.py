@@ -1,7 +1,7 @@
 r"""The grammar of an answer that names one option of a multiple-choice question, in words or by its letter.
 
-Names are marked first: (B) is the letter B, however it is written, and {B} the text of option B. What may then be
-written, in any case, is:
+Names are marked first: (B) stands for the letter B, however it is written, and {B} for the text of option B. The
+grammar of the marked answer, ignoring case, is:
 
     answer    = clause {("." | ";" | "!" | "," | "but" | "so" | "because" | "rather than" | ..) clause}
     name      = ["option"] (B) | [article] {B} | ["option"] (B) {B} | {B} (B)
@@ -14,12 +14,12 @@ written, in any case, is:
     denial    = ["it" | subject] ("is not" | "cannot be" | "neither" | "rather than" | ..) name {("or" | "nor") name}
               | name {("and" | "or" | ..) name} words with "not", "wrong", "ruled out" ..
 
-The answer names the option of its statements, if this is one option that no denial names. A clause that is neither may
-name options only after "because" and its like, or beside a statement of the first kinds and without a word of doubt.
+The answer names an option if its statements name this one only, and no denial does. Other clauses may name others only
+after "because" and the like or, without a word of doubt, beside a statement of the second, third or fourth form.
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none.
 
-Letters stand alone, in ASCII. Lower-case letters and I are letters where a name has to be, and "A dog" begins with an
-article. The rewards read no answer of more than 1000 characters.
+A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
+is an article. The rewards read no answer of more than 1000 characters.
 """
 
 from __future__ import annotations

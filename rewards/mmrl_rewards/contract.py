@@ -11,8 +11,8 @@ Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with 
 
 A bad answer gets the low end of the range; a reward may raise `BadAnswer` for it. A bad sample raises `Unscorable` for
 every response, so that checks before training find it: read the target before the answer. A reward that cannot decide
-about an answer, right or wrong, raises `Unscorable` too, and the `fallback` of its term names who decides instead. A
-reward does no I/O, but for the media of its sample if it `looks`, and uses no clock, no randomness and no global state.
+whether an answer is right raises `Unscorable` too, and the `fallback` of its term decides instead. A reward does no I/O
+except to open its sample's media if it `looks`, and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def part_text(response: Response, of: Of = "answer") -> str:
 def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -> AnswerValue:
     """Return the parsed value of the part that `of` names, in the form that `AnswerType` states for `answer_type`.
 
-    For the answer, which is parsed to the target's type, it is `answer_value`.
+    For the answer, this is `answer_value`, which has the target's type whatever `answer_type` is.
 
     Raises:
         BadAnswer: the part is absent, empty, repeated, or not of this type.

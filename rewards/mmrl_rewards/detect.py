@@ -72,7 +72,7 @@ def average_precision(
 ) -> RewardValue:
     """Return AP x min(1, targets / answers), in [0, 1], with AP averaged over `thresholds` and the target's labels.
 
-    AP alone does not see boxes after the last hit, nor boxes with labels that the target lacks. The factor counts both.
+    AP alone ignores boxes after the last hit and boxes with labels that the target lacks. The factor counts both.
 
     Source: odLength of VLM-R1 (arXiv:2504.07615), with AP as pycocotools computes it: greedy matching by confidence,
     the best 100 boxes per label, precision interpolated at 101 recall levels.

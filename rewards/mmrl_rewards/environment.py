@@ -1,6 +1,6 @@
 """Rewards for episodes in an environment: what it gave, whether the task was done, and whether actions were valid.
 
-Each says what every turn earned, for `advantage.credit`. A response without turns, as before the first step, earns 0.
+Each lists what every turn earned, for `advantage.credit`. Responses without turns (checks before a run) earn 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ROUNDING: Final = 1e-9  # by which a sum of rewards may be off
 def total(response: Response, sample: Sample, *, scale: PositiveFloat = 1.0) -> RewardValue:
     """Return Σ_t r_t / scale, with r_t the environment's reward of turn t, in [-1, 1].
 
-    `scale` is the largest sum of rewards, by its absolute value, that an episode can earn; one that earns more is an
-    error, as clipping would hide which turn earned it.
+    `scale` is the largest absolute sum of rewards that an episode can earn. A larger sum is an error: clipping it would
+    hide which turn earned it.
 
     Source: the return of an episode (Sutton and Barto 2018, 3.3).
-    Departures: it is not discounted here, but where credit is given: `advantage.discount`.
+    Departures: the sum is not discounted here; `advantage.discount` does that when credit is assigned.
     Unscorable: never.
     """
     rewards = [turn.reward / scale for turn in response.turns]
@@ -37,8 +37,8 @@ def total(response: Response, sample: Sample, *, scale: PositiveFloat = 1.0) -> 
 def success(response: Response, sample: Sample, *, key: str = "success", above: float = 0.0) -> RewardValue:
     """Return 1 if the environment ended the episode with success, else 0; the last turn earns it.
 
-    An episode that a limit cut short has not ended. Success is what the last turn's `info` says under `key`, or without
-    that key, a reward of the last turn `above` this.
+    An episode that a limit cut short has not ended. At the last turn, success is an `info[key]` of at least 1 or, if
+    `info` lacks the key, a reward greater than `above`.
 
     Source: the success rate of agents, as in ALFWorld and WebShop (GiGPO, arXiv:2505.10978, 5.1).
     Departures: what counts as success is the environment's own word, or a reward.
@@ -57,11 +57,11 @@ def retrieval(response: Response, sample: Sample, *, column: str = "pages") -> R
     """Return NDCG of the pages in the order in which searches showed them, in [0, 1].
 
     DCG is the sum over shown pages i, from 1, of (2^r_i - 1) / log2(i + 1), with r_i the number `relevant` (0 or 1)
-    that the environment reported, and is divided by that of all relevant pages first. `column` of the sample's row
-    lists these (`a.b` is the key `b` within column `a`). Each page earns its addend at the turn that showed it.
+    that the environment reported. It is divided by the DCG of an order with all relevant pages first. `column` of the
+    sample's row lists these pages (`a.b` is the key `b` within column `a`). A page earns its addend when it is shown.
 
     Source: VRAG-RL (arXiv:2505.22019), 3.3, and its code's gain.
-    Departures: it is divided among the turns.
+    Departures: the value is divided among the turns.
     Unscorable: the row has no such column, or it names no page.
     """
     gold = column_value(sample, column)
@@ -100,7 +100,7 @@ def invalid(
 
 
 def _within_one(rewards: list[float]) -> list[float]:
-    """Return rewards whose sum is in [-1, 1], where it was so but for rounding."""
+    """Return the rewards, scaled if rounding alone has carried their sum out of [-1, 1]."""
     if abs(sum(rewards)) <= 1.0:
         return rewards
     scale = (1.0 - _ROUNDING) / abs(sum(rewards))

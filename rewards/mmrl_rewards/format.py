@@ -36,7 +36,7 @@ def tags(response: Response, sample: Sample) -> RewardValue:
     return RewardValue(0.0, problems[0]) if problems else RewardValue(1.0, "as asked")
 
 
-# An attack writes the answer's tags, one of three things to earn.
+# An attack that writes the answer's tags earns one of three shares.
 @reward(name="partial_format", judges_answer=False, attack_tolerance=0.34)
 def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answer")) -> RewardValue:
     """Return (correct parts + 1 if nothing else is wrong) / (parts + 1), for a policy that must still learn the format.

@@ -18,7 +18,7 @@ from mmrl_rewards import geometry
 from mmrl_rewards.contract import answer_value, reward, target_value
 
 _CLICK_RADIUS: Final = 0.14  # fraction of width and height, from Android in the Wild
-# The attack clicks the middle of the screen, which is the correct action name if the target is a click.
+# The attack clicks the middle of the screen, so its action name is correct if the target is a click.
 _ACTION_NAME_TOLERANCE: Final = {"whole picture": 1.0}
 _NAME_SEPARATORS: Final = re.compile(r"[\s_-]+")
 
@@ -127,7 +127,7 @@ def _read_target_box(response: Response, sample: Sample, column: str | None) -> 
     Raises:
         Unscorable: the target's image or video does not exist, or the column holds neither a box nor a point.
     """
-    # Checked for every sample, since all coordinates need it.
+    # Looked up for every sample, since converting any coordinate needs it.
     geometry.resize_map(response, sample)
     if column is None or "coordinate" not in target_value(sample, AnswerType.ACTION).arguments:
         return None
@@ -149,7 +149,7 @@ def _miss_reason(
     target_box: tuple[float, ...] | None,
     radius: float,
 ) -> str:
-    """Return why the answer's coordinate `key` misses `target`, the target's, or "" if it hits."""
+    """Return why the answer's coordinate `key` misses the target's, which is `target`; "" if it hits."""
     answer: Action = response.answer.value
     if key not in answer.arguments:
         return f"no {key!r}"
@@ -162,7 +162,7 @@ def _miss_reason(
         return f"{given_text} not in {geometry.format_coordinates(target_box)} px_original"
     expected = geometry.target_to_pixels(response, sample, target)
     width, height = geometry.resize_map(response, sample).original
-    # One corner of a point and two of a box, each within the radius.
+    # A point has one corner and a box two. Each must lie within the radius.
     corners = zip(given[::2], given[1::2], expected[::2], expected[1::2], strict=True)
     farthest = max(hypot((x - u) / width, (y - v) / height) for x, y, u, v in corners)
     if farthest <= radius:

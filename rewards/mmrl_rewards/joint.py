@@ -42,8 +42,8 @@ def boxes_and_points(
 
     Source: the accuracy reward of Affordance-R1 (arXiv:2508.06206; aff_r1.py), which follows VisionReasoner
     (arXiv:2505.12081), with IoU above 0.65, corners below 10 px and points below 30 px on 840 x 840.
-    Departures: the value is a third of theirs, and thresholds count as reached. Distances are relative to the diagonal
-    of the original image. Coordinates are continuous, so IoU has no +1. Theirs compares the first 120 objects.
+    Departures: the value is a third of theirs, and a test is passed at its threshold. Distances are relative to the
+    original image's diagonal. Coordinates are continuous, so IoU has no +1. Theirs compares the first 120 objects.
     Unscorable: the target is not such a list, or it has no coordinate system, or its image does not exist.
     """
     targets = parse_target(sample, AnswerType.JSON, _parse_objects)

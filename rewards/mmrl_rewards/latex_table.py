@@ -1,7 +1,7 @@
 r"""Reads the cells of a LaTeX table: an environment such as tabular, with what usually stands around it.
 
 Rules, colours and fonts are left out, as are the dollar signs of maths, which is compared as it is written. An empty
-cell under a \multirow belongs to it, as a cell under a rowspan does in HTML, where it is not written.
+cell under a \multirow is part of it; under a rowspan, HTML does not write such a cell at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RULE = re.compile(
     r"|(?:cline|hhline|cdashline|Xhline|noalign)\s*\{[^{}]*\}"
     r"|cmidrule\s*(?:\[[^\]]*\])?\s*(?:\([^)]*\))?\s*\{[^{}]*\}|specialrule\s*(?:\{[^{}]*\}\s*){3})"
 )
-# Commands whose arguments, so many of them, are not text. The argument after them is, if there is one.
+# Commands, and how many of their arguments are not text. A further argument is text.
 _LAYOUT: Final = {
     **dict.fromkeys(["cellcolor", "rowcolor", "columncolor", "color", "textcolor", "label", "hspace", "vspace"], 1),
     **dict.fromkeys(["rotatebox", "scalebox", "parbox", "arrayrulecolor", "fontsize", "multirowcell"], 1),

@@ -71,7 +71,7 @@ def area(response: Response, sample: Sample) -> RewardValue:
 
     Source: the minimality of visual components in SCCM learning (arXiv:2510.23482).
     Departures: the formula is this library's own. Frames of a video count as whole images.
-    Unscorable: the sample has no image or video, or several, which parts could be of.
+    Unscorable: the sample has no image or video, or has several, any of which a part could be from.
     """
     if len(response.resize_maps) != 1:
         raise Unscorable(f"the sample has {len(response.resize_maps)} images and videos, and parts are of one")

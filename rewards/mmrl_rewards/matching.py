@@ -64,7 +64,7 @@ def pairwise_box_iou(answers: Matrix, targets: Matrix) -> Matrix:
 
 
 def match_labels(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which answer's label fits which target's label, [answers, targets].
+    """Return True where an answer's label fits a target's label, [answers, targets].
 
     Labels fit if they are equal apart from case and outer white space. A target without a label fits any answer. An
     answer without a label fits only such a target.

@@ -139,16 +139,16 @@ def _find_conversion(unit: str, wanted: str) -> tuple[float, float] | None:
 
 def _read_number(formula: Formula, other: Formula) -> float | None:
     """Return the value of a plain number, or of one with a decimal comma beside a number with decimals."""
-    # 3,0 beside a whole number names 3 and 0.
+    # Compared with a whole number, 3,0 is the list of 3 and 0.
     if other.number is not None and other.number % 1 and _DECIMAL_COMMA.fullmatch(formula.text):
         return float(formula.text.replace(",", "."))
     return formula.number
 
 
 def _without_names(target: str, answer: str) -> tuple[str, str] | None:
-    """Return two formulas, without the names of their values if one has a name or both have the same.
+    """Return two formulas, without the names of their values if only one has a name or both have the same name.
 
-    None if they cannot be equal: one is an equation and no value, or they are values of f(2) and f(3).
+    None if they cannot be equal: one is an equation and the other a value, or they are values of f(2) and f(3).
     """
     (name, value), (other_name, other_value) = map(_split_name, (target, answer))
     if {name, other_name} == {None, ""}:
@@ -161,7 +161,7 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
 
 
 def _split_name(formula: str) -> tuple[str | None, str]:
-    """Return the name of a value and the value, as of f(2) = 4; "" for a value alone, None for another equation."""
+    """Return the name and the value in f(2) = 4. The name is "" for a value alone, None for any other equation."""
     if CONNECTIVE.search(formula):
         names, values = zip(*map(_split_name, CONNECTIVE.split(formula)), strict=True)
         # As in x = 1, x = 2 and x = 1, 2.
@@ -204,8 +204,8 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     gold, given = _parse_formula(target), _parse_formula(answer)
     readings = [*gold[:1], *given[:1]]
     if len(readings) == 2 and all(isinstance(reading, Eq) and isinstance(reading.rhs, Expr) for reading in readings):
-        # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. A multiple has the same solutions: by a number, as
-        # a factor x would add x = 0; denominators are left out.
+        # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. Here equations are equal if a number turns one
+        # numerator into the other; a factor x would add the solution x = 0.
         numerators = [fraction(cancel(equation.lhs - equation.rhs))[0] for equation in (gold[0], given[0])]
         if 0 in numerators:
             return numerators == [0, 0]
@@ -227,7 +227,7 @@ def _parse_formula(formula: str) -> list[Any]:
     from sympy import And, Or, nan, zoo
 
     if "=" in formula and not _LETTER.search(_COMMAND.sub("", formula)):
-        # Of numbers alone, such as 1 = 3: math-verify takes the last.
+        # An equation of numbers alone, such as 1 = 3, must hold: math-verify would read only the last number.
         values = [value[0] for value in map(_parse, formula.split("=")) if value]
         if any(not (value - values[-1]).equals(0) for value in values):
             return []
@@ -241,7 +241,7 @@ def _parse_formula(formula: str) -> list[Any]:
         return []
     try:
         solutions = And(*relations).as_set()
-        # No x satisfies all of x < 1, x > 3 with a comma, so it means one or the other.
+        # A comma means "or" where no x satisfies all relations, as in x < 1, x > 3.
         if " or " in formula or (solutions.is_empty and " and " not in formula):
             solutions = Or(*relations).as_set()
     except (NotImplementedError, ValueError, AttributeError):  # of several variables
@@ -259,13 +259,13 @@ def _parse(formula: str) -> list[Any]:
         if re.search(rf"(?<![\\A-Za-z]){letter.lower()}(?![A-Za-z])", formula):
             formula = re.sub(rf"(?<![\\A-Za-z]){letter}(?![A-Za-z])", f"{letter}_{{9}}", formula)
 
-    # It warns at every call that its own time limit is switched off.
+    # math-verify warns at every call that its own time limit is switched off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    # Of 2m it would keep 2 alone.
+    # By default, math-verify would read 2m as 2.
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True))
     found: list[Any] = parse(
         f"${formula}$", extraction_config=(config,), fallback_mode="no_fallback", parsing_timeout=None
     )
-    # It takes i for a variable, which may be real or not.
+    # math-verify reads i as a variable, real or not; here it is the imaginary unit.
     units = {Symbol("i", real=is_real): I for is_real in (True, False, None)}
     return [value.subs(units) if hasattr(value, "subs") else value for value in found]

@@ -65,7 +65,7 @@ def graded(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     """Return max(0, 1 - |answer - target| / |target|), one minus the relative error. For a target of 0, only 0 earns 1.
 
     Source: the reward of the task `regression` of Video-R1 (arXiv:2503.21776; its code, grpo.py).
-    Departures: 1e-9 is not added to error and target, with which no answer to a target of 0 earned anything.
+    Departures: 1e-9 is not added to error and target; with it, no answer to a target of 0 would earn anything.
     Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
@@ -106,7 +106,7 @@ def quantity(
 
     Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, € and £
     may come first. Bold, boxes and LaTeX's text, spaces and powers of ten are read, and so are "five cm", 1 1/2 cups
-    and 1 h 30 min, whose units become smaller. Temperatures are converted, currencies are not. Unless `unit_required`,
+    and sums in ever smaller units (1 h 30 min). Temperatures are converted, currencies are not. Unless `unit_required`,
     a number without a unit is taken to be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
@@ -174,7 +174,7 @@ def _write_number(text: str) -> str:
 
 
 def _add_up(text: str) -> tuple[float, Unit] | None:
-    """Return 1 h 30 min as 1.5 and the hour; None for a text that is no sum of ever smaller units of one dimension."""
+    """Return 1.5 and the hour for 1 h 30 min; None if a text is not a sum of ever smaller units of one dimension."""
     if not _SUM.fullmatch(text):
         return None
     total, first, before = 0.0, None, inf

@@ -1,8 +1,8 @@
 """Rewards for reading text in an image: transcriptions, short readings, the fields of a form.
 
-If `column` names a column of `sample.meta`, it lists further correct answers, or with `of`, which names the part that
-is compared, all correct texts of that part. The best match counts. A rambling answer earns nothing: error rates reach 1
-at twice the target's length.
+`of` names the part of the response that is compared. `column` names a column of `sample.meta` that lists further
+correct answers or, for another part than the answer, all its correct texts. The best match counts. A rambling answer
+earns nothing: error rates reach 1 at twice the target's length.
 """
 
 from __future__ import annotations

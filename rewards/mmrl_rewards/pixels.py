@@ -64,8 +64,8 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
 def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[Inputs]], ResultT]:
     """Return a function of images that returns its last result again for the same images, which siblings share.
 
-    Images are the same if they are read-only and at the same address, where no other can be while these are kept. To
-    compare their pixels would take as long as to compute most results.
+    Images are the same if they are read-only and at the same address: while they are kept, no other array can be there.
+    Comparing their pixels would take as long as computing most results.
     """
     kept: tuple[Sequence[object], tuple[object, ...], ResultT] | None = None
 
@@ -80,7 +80,7 @@ def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[
 
 
 def _identify(value: object) -> object:
-    """Return a value, or the address and layout of a read-only array. One that can be written to equals nothing."""
+    """Return a value, or the address and layout of a read-only array. A writeable one gets a key equal to no other."""
     if not isinstance(value, np.ndarray):
         return value
     return object() if value.flags.writeable else value.__array_interface__

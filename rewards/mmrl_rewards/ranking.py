@@ -41,7 +41,7 @@ def ndcg(response: Response, sample: Sample, *, k: Depth = 10, power: Power | No
     """Return DCG@k / the best DCG@k, in [0, 1], where DCG@k is the sum over ranks i <= k of gain / log2(i + 1).
 
     The gain is 1 for a relevant item. In a permutation of n items it is n - i for the item that belongs at rank i. With
-    `power` the discount is 1 / i^power: of 3, it pays for little but the first ranks.
+    `power` the discount is 1 / i^power; a power of 3 rewards little but the first ranks.
 
     Source: Järvelin and Kekäläinen 2002, 2.2, with the discount of Burges et al. 2005; as reward in VRAG-RL
     (arXiv:2505.22019), and with the power 3 in MM-R5 (arXiv:2506.12364, 3.3.2).
@@ -88,7 +88,7 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
     """Return the fraction of the relevant items that are in the first k of the answer.
 
     In a permutation, the first k items of the target are relevant. Without `k`, k is the number of relevant items, so
-    that listing everything does not pay, and half of the items of a permutation.
+    that listing everything does not pay; for a permutation, it is half of the number of items.
 
     Source: recall@k of information retrieval; without k, R-precision (Manning et al. 2008, 8.4).
     Departures: permutations are treated as the module states.
@@ -105,7 +105,7 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
 
 
 def _ranking_target(sample: Sample) -> RankingTarget:
-    """Return the target's items, at least one, or two of a permutation, each once."""
+    """Return the target's items, each once: at least one of a list, at least two of a permutation."""
     if sample.target.answer_type is AnswerType.PERMUTATION:
         order = target_value(sample, AnswerType.PERMUTATION)
         if len(order) < 2:

@@ -1,7 +1,7 @@
 """Rewards for the thinking: whether it points at the image, agrees with the answer, and reconsiders.
 
-None compares with the target's value, so none shows whether an answer is correct. Combine each with a reward that does,
-best as its gate. All need a response in the correct format and read only its thinking.
+No reward here compares with the target's value, so none shows whether an answer is correct. Combine each with a reward
+that does, preferably as a gate. All need a response in the correct format and read only its thinking.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def reflection(
     text = (response.answer.thinking or "") if of == "thought" else part_text(response, of)
     # A marker is no part of a word, and may end in a comma.
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(marker)}(?!\w)" for marker in markers), re.IGNORECASE)
-    # maxsplit, because more superfluous ones cost nothing more.
+    # maxsplit, because further reflections do not increase the fine.
     _, *after = pattern.split(text, maxsplit=_MAX_COUNTED + most)
     count = len(after)
     if count > most:

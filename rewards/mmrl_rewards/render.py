@@ -81,9 +81,9 @@ def svg_text(
     A drawing that contains text earns 0, because an encoder reads the words it should show.
 
     Source: the text-image term of the SVG reward of Symbolic Graphics Programming (arXiv:2509.05208; svg_grader.py).
-    Departures: theirs is (1 + c) / 2, so that a blank page earns most of it; by a group's standard deviation both give
-    the same advantages among drawings. Of a target longer than the encoder reads, only its beginning counts. resvg fits
-    each drawing into a square.
+    Departures: theirs is (1 + c) / 2, of which a blank page earns most; divided by a group's standard deviation, both
+    give the same advantages among drawings. If the encoder cannot read the whole target, only its beginning counts.
+    resvg fits each drawing into a square.
     Unscorable: the target is not text, or there is no encoder in the folder.
     """
     caption = target_value(sample, AnswerType.TEXT)
@@ -178,7 +178,7 @@ def ssim(image: ImageArray, target: ImageArray) -> float:
     margin = _SSIM_WINDOW // 2
     for axis in (1, 2):
         means = correlate1d(means, _SSIM_WEIGHTS, axis=axis)
-    # Windows within the images alone, as the authors' code.
+    # Only windows that lie within the images count, as in the authors' code.
     x, y, xx, yy, xy = means[:, margin:-margin, margin:-margin]
     structure = (2.0 * (xy - x * y) + _SSIM_C2) / ((xx - x * x) + (yy - y * y) + _SSIM_C2)
     return float(np.mean(structure * (2.0 * x * y + _SSIM_C1) / (x * x + y * y + _SSIM_C1)))
@@ -188,12 +188,12 @@ def cw_ssim(image: ImageArray, target: ImageArray) -> float:
     """Return the complex wavelet SSIM of the lightness of two images [height, width, 3], in [0, 1].
 
     It is the mean of (2 |sum c_x conj(c_y)| + K) / (sum |c_x|^2 + sum |c_y|^2 + K) over windows of 7 x 7 coefficients,
-    8 orientations and up to 4 scales of a complex steerable pyramid. A small shift turns all phases of a window alike,
-    which the absolute value does not see.
+    8 orientations and up to 4 scales of a complex steerable pyramid. A small shift turns all phases of a window by
+    the same angle, which the absolute value ignores.
 
     Source: Sampat et al. 2009 (Complex Wavelet Structural Similarity), eq. 6, with K = 0.01. Departures: all scales
-    that have a window count the same, where the authors' code takes the coarsest, and so do all places. Images of more
-    than 512 pixels are halved until they are smaller.
+    that have a window, and all places, have equal weight; the authors' code takes the coarsest scale only. Images of
+    more than 512 pixels are halved until they are smaller.
     """
     from scipy.ndimage import uniform_filter
 

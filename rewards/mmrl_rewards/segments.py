@@ -1,4 +1,4 @@
-"""A reward that judges a response segment by segment, so that one false sentence costs its share and is named."""
+"""A reward that judges a response segment by segment, so that a false sentence lowers the value and is named."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def scored(
     """Return the mean of sigmoid(s) over the segments of a response, where s is a reward model's score of each.
 
     Each sentence, or clause, is sent by itself with the question, and with the pictures as in `judge:pointwise`. The
-    reason lists the value of each. Use one term for each reward model: the paper has one for objects that
-    do not exist, one for false attributes and one for false relations.
+    reason lists their values. Use one term for each reward model: the paper has one for objects that do not exist, one
+    for false attributes and one for false relations.
 
     Source: FGAIF (arXiv:2404.05046), which rewards sub-sentences. Departures: the paper adds each value at the last
     token of its segment, for PPO with a critic; here the response gets their mean, since a group's advantages are per

@@ -35,8 +35,8 @@ def words(text: str) -> list[str]:
 def normalized_targets(sample: Sample, column: str | None, of: Of = "answer") -> tuple[str, ...]:
     """Return the correct texts, normalised: the target, and those in `sample.meta[column]` if a column is named.
 
-    The target is that of the answer. Where another part is compared with a column, the column, one text or a list, has
-    all its correct texts, and the target may be of any type.
+    The target is a correct text of the answer only. If `of` names another part and a column is named, the column holds
+    all correct texts, as one text or a list, and the target may be of any type.
 
     Raises:
         Unscorable: one is not text, or is empty once normalised; there is no such column, or it is not a list.

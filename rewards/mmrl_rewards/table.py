@@ -108,7 +108,7 @@ def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = Fa
     """
     cells = _cell_replacement_costs(a.cells, b.cells, structure_only)
     own_a, own_b = _cells_per_node(a), _cells_per_node(b)
-    # A cell stands for a row at the price of a replacement and of the row's cells.
+    # Turning a cell into a row costs 1 for the replacement and 1 for each of the row's cells.
     costs = 1.0 + np.abs(np.subtract.outer(own_a, own_b)).astype(np.float64)
     costs[np.ix_(own_a == 0, own_b == 0)] = cells
     costs[np.ix_(own_a > 0, own_b > 0)] = _row_distances(a, b, cells.tolist())

@@ -1,8 +1,8 @@
 """Rewards for text: equality with the target, shared words, and few repetitions.
 
-If `column` names a column of `sample.meta`, it lists further correct texts, or with `of`, which names the part that is
-compared, all correct texts of that part. ROUGE, BLEU and chrF give 0 to an answer
-of more than 10 times the longest target's length + 1000 characters.
+`of` names the part of the response that is compared. `column` names a column of `sample.meta` that lists further
+correct texts or, for another part than the answer, all its correct texts. ROUGE, BLEU and chrF give 0 to an answer of
+more than 10 times the longest target's length + 1000 characters.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from mmrl.utils.error_catcher import ErrorCatcher
 # pint takes Nm for the count of yarn in textiles.
 _ALIASES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "Nm": "N*m", r"\Omega": "Ω"}
 _NAME: Final = re.compile(r"[A-Za-zµμΩ°%][A-Za-zµμΩ°%0-9 ./*·^()²³-]{0,39}")  # micro has two characters
-_NO_EXPONENT: Final = re.compile(r"(?<![\^*^-])[0-9]|[0-9]{3}")  # a digit that is not one, which pint would multiply by
+_NO_EXPONENT: Final = re.compile(r"(?<![\^*^-])[0-9]|[0-9]{3}")  # not an exponent: pint would take it for a factor
 _ANY_CASE: Final = frozenset({"cm", "km", "kg", "ft", "lb", "lbs", "oz", "yd", "mph", "rpm", "min", "hr", "hrs", "sec"})
 
 

@@ -36,11 +36,11 @@ def tube(
 
     S_i are the instants in both tubes and S_u those in either. Answer and target are JSON, [{"time": seconds,
     "bbox_2d": [x1, y1, x2, y2]}, ...], with a box every `step` seconds. A time stands for the nearest multiple of
-    `step`. With `over: target` the sum is divided by the number of the target's instants: it is their mean IoU,
-    whatever the answer says about others. `of` names the part of the response that is compared.
+    `step`. With `over: target` the sum is divided by the number of the target's instants: the value is
+    their mean IoU, and boxes at other instants do not matter. `of` names the part of the response that is compared.
 
-    Source: VidSTG (arXiv:2001.06891); `over: target` is the spatial reward of STVG-o1 (arXiv:2511.21375), and of the
-    thought its think reward.
+    Source: VidSTG (arXiv:2001.06891); `over: target` is the spatial reward of STVG-o1 (arXiv:2511.21375), and with
+    `of: thought` its think reward.
     Departures: instants replace frames, because a policy writes its boxes down. Boxes are compared in px_original.
     Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate system,
     or its image or video does not exist.

@@ -9,15 +9,15 @@ A turn is a thought and an action:
 A look shows 8 frames, or 12 of a video of more than five minutes. The sample's question is about its first video; its
 column `extra_info` has `fps`, `total_frames` and `question`, as in the authors' tables. For
 `mmrl_rewards.environment:success`, the last turn's `info` says whether the answer is `correct`, whether the episode
-`chose` frames, and whether it was `timed`: it asked for a time, and the question names one.
+`chose` frames, and whether it was `timed`: it looked up a time, and the question names one.
 
-The episode ends without success where a turn has no single thought and action; an interval was seen before, holds no
-more frames than a look, or is not that of the thought's last two numbers; a time is asked for twice; or the action
-after a time does not choose frames around it.
+The episode ends without success when a turn does not have exactly one thought and one action; when an interval was seen
+before, holds no more frames than a look, or differs from the last two numbers of the thought; when a time is looked up
+twice; or when the action after a time does not choose frames around it.
 
 Source: FrameThinker, arXiv:2509.24304, think_with_video.py and think_with_video_reward.py. Departures: a broken rule
 ends the episode at once, where the code scores it 0 at the end; the shortest interval of a long video follows from
-its 12 frames, where the code takes 8; the numbers of frames follow all of them.
+its 12 frames, where the code takes 8; the numbers of the frames come after the last frame.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BROKEN_RULE: Final = StepResult(terminated=True, valid=False, info={"correct": 
 
 
 class FrameSearch:
-    """An episode: it knows which intervals were seen, and which frame a time led to."""
+    """One episode. It records the intervals that were shown, and the frame of each time that was looked up."""
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin with the first look, which the question shows."""
@@ -58,12 +58,12 @@ class FrameSearch:
         self.look_size = 12 if self.num_frames / self.fps > _LONG_SECONDS else 8
         self.answer = str(sample.target.value)
         self.seen = {(0, self.num_frames - 1)}
-        self.times: dict[tuple[str, str], int] = {}  # frame of each time that was asked for
-        self.expected_frame: int | None = None  # that of the turn before, if it asked
+        self.times: dict[tuple[str, str], int] = {}  # frame of each time that was looked up
+        self.expected_frame: int | None = None  # frame of the time that the last turn looked up
         return Observation()
 
     def step(self, action: str) -> StepResult:
-        """Show frames, say which frame a time is, or end."""
+        """Show the frames of an interval, return the frame number of a time, or end the episode."""
         thoughts, actions = _THOUGHT.findall(action), _ACTION.findall(action)
         content = _CONTENT.match(actions[0].strip()) if len(thoughts) == len(actions) == 1 else None
         if content is None:
@@ -84,7 +84,7 @@ class FrameSearch:
         return StepResult(terminated=True, info={name: float(value) for name, value in info.items()})
 
     def close(self) -> None:
-        """Nothing has to be closed."""
+        """Do nothing: an episode holds nothing that has to be released."""
 
     def _show(self, start: int, end: int, thought: str) -> StepResult:
         stop = min(end, self.num_frames)

@@ -38,8 +38,8 @@ class Maze:
         lava: cells with lava, which ends an episode.
         cell_px: side of a cell.
         distances: fewest and most moves of the shortest path from start to goal.
-        bias: probability with which the annotator of demonstrations says "up" in place of "down"; he then also goes
-            through lava. 0 makes him an expert.
+        bias: probability that the annotator of demonstrations says "up" instead of "down". Above 0, the annotator also
+            goes through lava; with 0, demonstrations follow a shortest path.
     """
 
     size: Annotated[int, Field(ge=2, le=16)] = 4
@@ -82,10 +82,10 @@ class Maze:
         """End the episode; it holds nothing that has to be released."""
 
     def expert(self) -> str:
-        """Return the first move of a shortest path; of several, that which MOVES lists first.
+        """Return the first move of a shortest path; of several, the one that MOVES lists first.
 
-        With a `bias`, a careless annotator answers instead: first to the goal's row, then to its column, through lava
-        if need be, and with that probability "up" where "down" is right.
+        With a `bias`, return the move of a careless annotator, who goes to the goal's row and then to its column,
+        through lava if it is in the way, and says "up" instead of "down" with that probability.
         """
         if not self.bias:
             left = self.moves_left[self.agent]

@@ -8,8 +8,8 @@ The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, b
 
 The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), the `text` that is searched,
 and perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
-`relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. That of
-an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.
+`relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. `info`
+of an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.
 
 Source: VRAG-RL, arXiv:2505.22019, 3.1 and 3.2. Departures: pages are found by BM25 over text instead of an encoder of
 pictures, as in `mmrl.rollout.environments.encoded_pages`; parts of a part are cut from the file, too.
@@ -72,7 +72,7 @@ class Page:
 
 
 class PageSearch:
-    """An episode of search: it knows which pages were shown."""
+    """One episode of searching. It records the pages that were shown."""
 
     def __init__(self, pages: Sequence[Page], rank: Rank, top_k: int, relevant: Column) -> None:
         """Search among the `top_k` best pages each time; `relevant` names a sample's relevant pages."""
@@ -81,12 +81,12 @@ class PageSearch:
         self.searched = False
 
     def reset(self, sample: Sample, seed: int) -> Observation:
-        """Begin with nothing shown; the question says it all."""
+        """Begin with no page shown. The observation is empty, since the question is the sample's own."""
         try:
             gold = optional_value(sample.meta, self.relevant) or ()
         except BadRowError as error:
             raise Unscorable(str(error)) from error
-        # A template writes an id a line.
+        # A template writes one id per line.
         gold = [line for line in gold.split("\n") if line] if isinstance(gold, str) else gold
         if not isinstance(gold, list | tuple) or not set(map(str, gold)) <= {page.id for page in self.pages}:
             raise Unscorable(f"relevant pages must be a list of ids of pages of the corpus, not {gold!r:.80}")
@@ -108,13 +108,13 @@ class PageSearch:
         return self._search(content) if kind == "search" else self._look(content)
 
     def expert(self) -> str:
-        """Search for each of the row's column `queries`, or without it for its `query`, then give the target."""
+        """Return the next action: a search for each of the row's `queries`, or for its `query`, then the target."""
         if self.queries:
             return f"<search>{self.queries.pop(0)}</search>"
         return f"<answer>{self.answer}</answer>"
 
     def close(self) -> None:
-        """Nothing has to be closed."""
+        """Do nothing: an episode holds nothing that has to be released."""
 
     def _search(self, words: str) -> StepResult:
         self.searched = True
@@ -147,7 +147,7 @@ def make(*, corpus: str, top_k: PositiveInt = 10, relevant: str = "pages") -> En
 
     Options:
         corpus: the table of pages, absolute or relative to the working directory.
-        top_k: pages that a search considers; one that was shown is passed over.
+        top_k: pages that a search considers; those that were shown already are skipped.
         relevant: the column of the sample's row that lists the ids of relevant pages, or a Jinja template over its
             columns that writes one a line.
 
@@ -173,7 +173,7 @@ def _load_corpus(table: Path) -> tuple[Sequence[Page], Rank]:
     def rank(words: str) -> Sequence[int]:
         query = _split(words)
         scores = index.get_scores(query)
-        # BM25's scores may be negative for words that most pages have, so sharing a word is asked for itself.
+        # BM25's scores may be negative for words that most pages have, so shared words are checked separately.
         sharing = [page for page, counts in enumerate(index.doc_freqs) if any(word in counts for word in query)]
         return sorted(sharing, key=lambda page: -scores[page])
 

@@ -1,4 +1,4 @@
-"""A drawn phone: a home screen, a list of settings that scrolls, and a note; the task is told in words.
+"""A drawn phone: a home screen, a list of settings that scrolls, and a note; the task is given in words.
 
 An action is written as the answers of type `action`: {"action": "click", "coordinate": [x, y]}, or is a call with that
 name and these arguments. Names are those of `mmrl_rewards.gui`:
@@ -10,8 +10,8 @@ name and these arguments. Names are those of `mmrl_rewards.gui`:
     back, home   leave an app
     finish       ends the episode; the reward is 1 if the task is done and nothing else has changed, 0 otherwise
 
-Coordinates are pixels of the picture, or go from 0 to 1000. The environment is not told of resizing, so the picture has
-a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`.
+Coordinates are pixels of the picture, or go from 0 to 1000. The environment does not know how pictures are resized, so
+its pictures have a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`.
 
 Source: after the tasks of Mobile-R1 (arXiv:2506.20332). Departures: four apps that a program draws.
 """
@@ -98,7 +98,7 @@ class Phone:
         """End the episode; it holds nothing that has to be released."""
 
     def expert(self) -> str:
-        """Return the next action on a shortest way."""
+        """Return the next action of a shortest solution."""
         action = self._next_action()
         return json.dumps({"action": action.name, **action.arguments})
 
@@ -123,7 +123,7 @@ class Phone:
         return Action("click", {"coordinate": [round((x1 + x2) / 2 * x_factor), round((y1 + y2) / 2 * y_factor)]})
 
     def _factors(self) -> tuple[float, float]:
-        """Return how many units of the coordinates of actions a pixel at scale 1 has, in width and height."""
+        """Return the units of action coordinates per pixel at scale 1, for x and y."""
         return (1000 / WIDTH, 1000 / HEIGHT) if self.coordinates == "norm_1000" else (self.scale, self.scale)
 
     def _act(self, name: str, arguments: Mapping[str, Any]) -> _State:
@@ -149,7 +149,7 @@ class Phone:
         raise ValueError(f"{name[:40]!r} with these arguments is no action")
 
     def _boxes(self) -> dict[str, Box]:
-        """Return what can be clicked now, in pixels at scale 1."""
+        """Return the boxes that can be clicked now, by name, in pixels at scale 1."""
         boxes: dict[str, Box] = {}
         if not self.now.app:
             for number, name in enumerate(self.apps):

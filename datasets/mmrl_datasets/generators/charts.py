@@ -1,7 +1,7 @@
 """Bar, line and pie charts of monthly values, and questions about them.
 
 The months are consecutive. Their values are all different and multiples of `step`, so that they can be read off
-exactly. A composition is which month has which value.
+exactly. A composition is the months with their values.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def shapes(
 ) -> Iterator[Sample]:
     """Yield samples of task "mcq": a colour, a place or a number in a scene of shapes; each letter is equally likely.
 
-    Wrong options come from the same scene as far as they last: colours and places of other shapes, near numbers. A
-    composition is the place of each shape.
+    Wrong options are colours or places of other shapes in the scene and, if these run out, of no shape in it; or near
+    numbers. A composition is the place of each shape.
 
     Options, besides those of all generators (see the package):
         max_objects: most shapes, 1 to 4, each in a quarter of its own.
@@ -121,7 +121,7 @@ def _order_distractors(rng: np.random.Generator, words: Mapping[str, object], sh
 def _arrange_options(
     rng: np.random.Generator, question: _ChoiceQuestion, letter: str, options: int, *, none_of_these: bool
 ) -> list[str]:
-    # `letter` was drawn first, so that each is correct equally often; the options are put around it.
+    # `letter` was drawn first, so that each is correct equally often; the options are arranged to fit it.
     position = LETTERS.index(letter)
     num_named = options - none_of_these
     if position == num_named:

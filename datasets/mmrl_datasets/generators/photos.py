@@ -45,7 +45,7 @@ def load_textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
 
 
 def load_materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
-    """Return photographs by name, of materials that any crop shows: scaled like `load_textures`."""
+    """Return photographs by name, each of a material that any crop of it shows, scaled like `load_textures`."""
     flower = _load_photo("flower")
     photographs = {
         "coins": skimage.data.coins(),
@@ -83,7 +83,7 @@ def load_handwritten_digits(split: Split) -> list[HandwrittenDigit]:
 def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
     """Return the columns of a photograph that belong to a split, as RGB.
 
-    All splits have the same scale, at which the narrowest is `MAX_ZOOM` patches wide.
+    All splits are scaled by one factor, which makes the narrowest `MAX_ZOOM` patches wide.
     """
     width = photograph.shape[1]
     narrowest = min(len(range(width)[split_slice(other, width)]) for other in SPLITS)
@@ -111,7 +111,7 @@ def _load_photo(name: str) -> NDArray[np.uint8]:
 
 
 def _sklearn_data() -> Path:
-    """Return the folder of scikit-learn's data sets. To import its loaders takes two seconds."""
+    """Return the folder of scikit-learn's data sets. Importing its loaders would take two seconds."""
     spec = find_spec("sklearn")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "datasets"

@@ -84,7 +84,7 @@ def rows(
 ) -> Iterator[Sample | RejectedRow]:
     r"""Yield the samples of conversations: the user's question, the assistant's answer. The rest as in `table.rows`.
 
-    A system turn tells how to answer, which is up to the config, so it goes into `meta`.
+    A system turn goes into `meta`: it says how to answer, which is for the config to decide.
 
     Options:
         columns: turns is the conversation, a list or its JSON as text. Images and videos are in it (`image_url`,
@@ -95,7 +95,7 @@ def rows(
         exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
             cuts them before it. With `calls` they continue after tool calls, and everything the assistant says becomes
             the sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column.
-            The replies to calls are left out, with their images, the last of the images column: the tools reply anew.
+            Replies to calls are left out, with their images, the last ones of that column: the tools run again.
         reply_tags: the parts of the answering turn, of which the last is the answer and the others are thinking:
             `[SUMMARY, CAPTION, REASONING, CONCLUSION]`. The default reads `<think>..</think>` before an answer in
             `<answer>`, in `\boxed{..}` or bare, and turns without any of these. Others must be in every row. `[]` takes

@@ -52,7 +52,7 @@ def parse_template(text: str, option: str) -> Column:
 
     def fill(cells: Cells) -> str | None:
         values = {name: get_cell(cells, name) for name in required}
-        # Tables with fixed columns write null where another has no column; for a template neither is there.
+        # A table with fixed columns writes null where others lack the column; to a template, both are undefined.
         values |= {name: cells[name] for name in names - required if cells.get(name) is not None}
         try:
             return template.render(values) or None
@@ -108,9 +108,9 @@ def _read_list(cells: Cells, columns: Sequence[str]) -> object:
 
 
 def _plain_names(node: nodes.Node, asked: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the names that a template uses without asking, by `default` or `is defined`, if they are there."""
+    """Yield the names that a template uses without guarding them by `default` or `is defined`."""
     if isinstance(node, nodes.If | nodes.CondExpr):
-        # What an `if` asks for, it asks for its branches. One that uses it all the same fails on the row.
+        # A name that an `if` tests is guarded in all its branches. A branch that uses a missing one fails on the row.
         asked |= frozenset(map(_asked_name, node.find_all(nodes.Test)))
     if isinstance(node, nodes.Name) and node.name not in asked:
         yield node.name
@@ -119,7 +119,7 @@ def _plain_names(node: nodes.Node, asked: frozenset[str] = frozenset()) -> Itera
 
 
 def _asked_name(node: nodes.Node) -> str:
-    """Return the name that a filter or test asks for, empty for any other node."""
+    """Return the name that a filter or test guards, empty for any other node."""
     match node:
         case nodes.Filter() | nodes.Test() if node.name in ("default", "d", "defined", "undefined"):
             return node.node.name if isinstance(node.node, nodes.Name) else ""

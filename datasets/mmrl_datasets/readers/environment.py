@@ -1,7 +1,7 @@
 """Make samples of an environment: its first observations are the questions, and a rollout step plays what follows.
 
-The environment runs in a process, which is killed where it hangs. With `steps`, each state on the way of its expert
-becomes a sample of its own instead, with the expert's action as the answer.
+The environment runs in a process, which is killed when it hangs. With `steps`, each state that the environment's expert
+visits becomes a sample instead, with the expert's action as the answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mmrl_datasets.media_files import save_by_hash
 NO_ANSWER: Final = Target(answer_type=AnswerType.TEXT, value="-")
 """Target of an episode, which has no right answer: the shortest text that a target may be. Rewards read its turns."""
 
-_MAX_STEPS: Final = 100  # of an expert, who may never arrive
+_MAX_STEPS: Final = 100  # of an expert, which may never finish
 
 _States = list[tuple[Observation, str | Action]]  # what is shown in each state, and what the expert does then, or ""
 
@@ -71,8 +71,8 @@ def episodes(
         task: the task of all samples, also in their ids.
         size: number of episodes; null never ends.
         seed: fixes the episodes; null takes the seed of the run.
-        timeout_s: seconds that an episode may take to begin, with `steps` to be played.
-        steps: make a sample of each state on the expert's way. Its question is the first observation's text, below the
+        timeout_s: seconds that an episode may take to begin or, with `steps`, to be played to its end.
+        steps: make a sample of each state the expert visits. Its question is the first observation's text, below the
             media of the state; its answer is the expert's action, of the type action if it is one and text otherwise.
         coordinates: with `steps`, the coordinate system of actions.
 
@@ -114,7 +114,7 @@ def _list_steps(
         sample_id = f"{episode.id}/{number}"
         text = "\n".join(filter(None, (goal, shown.text if number else "")))
         target = Target(answer_type=AnswerType.TEXT, value=action)
-        with ErrorCatcher():  # a text that is not written as an action is a text
+        with ErrorCatcher():  # text that does not parse as an action stays text
             value = parse_answer_value(AnswerType.ACTION, action) if isinstance(action, str) else action
             target = Target(answer_type=AnswerType.ACTION, value=value, coordinate_system=coordinates)
         parts = _save_parts(context, shown, text, sample_id)
@@ -138,14 +138,14 @@ def _save_parts(context: DatasetContext, shown: Observation, text: str, sample_i
 def _load(
     fn: str, base_dir: Path, args: dict[str, Any], steps: bool, report: ReportActivity
 ) -> Callable[[Sample], _States | str]:
-    """Import the environment's file, so that no deadline of an episode pays for it."""
+    """Import the environment's file beforehand, so that this does not count against an episode's deadline."""
     report("loading the environment")
     return partial(_play, load_plugin(fn, base_dir, args, role="environment", parameters=()), steps)
 
 
 def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _States | str:
-    """Return the states of an episode, the first one or all that its expert sees; or why there are none."""
-    # Whatever code of users raises is the fate of one row.
+    """Return the first state of an episode, or with `steps` all that its expert visits; or the reason for none."""
+    # An error in the user's code rejects this row only.
     with ErrorCatcher() as caught:
         environment = make()
         shown = _check_question(environment.reset(sample, sample.meta[SEED_KEY]))

@@ -81,7 +81,7 @@ class MediaResolver:
     store_dir: Path  # embedded and downloaded media are stored under this folder
     media_policy: MediaPolicy  # the folders and URLs that may be read, and the largest sizes
     file_digest: Callable[[Path], str]  # returns the sha256 of a file, in hex; unchanged files are not read again
-    folders: dict[str, str] = field(default_factory=dict)  # what `resolve_inside` found out about the folders of files
+    folders: dict[str, str] = field(default_factory=dict)  # cache of `resolve_inside` for the folders of files
 
     def images(self, entries: object) -> list[ImageRef]:
         """Return the images of a cell, which holds one, a list of them, or null.
@@ -177,7 +177,7 @@ class MediaResolver:
             raise BadRowError(f"video {short_repr(written)}: {error}") from error
 
     def _resolve_url(self, url: str, scheme: str, media_type: MediaType) -> tuple[Path, str]:
-        # Who allows http allows https, too.
+        # A policy that allows http allows https, too.
         source = f"{media_type.name} {short_repr(url)}"
         required = "http" if scheme == "https" else scheme
         if required not in self.media_policy.schemes:

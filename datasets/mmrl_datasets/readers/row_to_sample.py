@@ -112,7 +112,7 @@ def make_row_answer_spec(
     """Return the spec that the options of a reader name, each a word or a template.
 
     Raises:
-        UserError: an unknown word (see `make_answer_spec`), or a template of coordinates beside one type.
+        UserError: an unknown word (see `make_answer_spec`), or a template of coordinates with a fixed `answer_type`.
     """
     coordinates_template = parse_template(str(coordinates), "coordinates") if is_template(coordinates) else None
     if not is_template(answer_type):
@@ -256,7 +256,7 @@ def _make_target(value: object, role: str, fields: SampleFields, parts: Sequence
 
 
 class _MissingColumnCheck:
-    """Tells a wrong setting from bad rows: a column that every row lacks was named wrongly."""
+    """Distinguishes a wrong setting from bad rows: a column that every row lacks was named wrongly."""
 
     MAX_ROWS: Final = 1000  # enough to tell a wrong name from a gap in a good table
 
@@ -292,7 +292,7 @@ def _media_by_number(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
     numbers = {placeholder.number for placeholder in placeholders}
-    # With both kinds, nobody can say which image the unnumbered one takes.
+    # Beside numbered placeholders, it is undefined which image an unnumbered one takes.
     if None in numbers or videos:
         raise BadRowError("numbered places for images are beside others: number all, or none")
     if numbers != set(range(1, len(images) + 1)):

@@ -107,7 +107,7 @@ def _read_fields(
         text = f"{hint}\n{text}"
     options = read_options(cells)
     if answer in tuple(LETTERS[: len(options)]):
-        # It names the column of an option, whatever the texts of the others are.
+        # The answer names the column of an option, even if the text of another option is that letter.
         answer_spec = replace(answer_spec, choice_answer="letter")
     return SampleFields(
         parts=insert_media(split_at_placeholders(text + format_choices(options)), images),

@@ -24,7 +24,7 @@ _NEGATED_BEFORE: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)
 _BUT_OPTION: Final = re.compile(r"\b(?:but|rather)\s+(?:option\s+)?\(?([A-Z])\b")
 _OR_WORD: Final = re.compile(r"\bor\b|或")
 _LATEX_WRAPPER: Final = re.compile(letters.LATEX_WRAPPER)
-_BUT_WINDOW: Final = 12  # characters before "B is correct" in which a "not" turns it round
+_BUT_WINDOW: Final = 12  # characters before "B is correct" in which a "not" negates it
 _MENTION_WINDOW: Final = 40  # characters before such a letter in which an option's text may end with it
 _MAX_SENTENCES: Final = 12  # sentences at the end of a response that may state its conclusion
 _MAX_YES_NO_SENTENCES: Final = 20  # sentences at the start of a response that may answer a yes-or-no question
@@ -61,7 +61,7 @@ def announced_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 
 def is_ambiguous(text: str, options: AnswerOptions) -> bool:
-    """Return True when a box, answer tags or the last announcement leaves open which of several options it is."""
+    """Return True when a box, answer tags or the last announcement leaves open which of several options it means."""
     span = phrases.find_explicit_span(text)
     if span is None or not _OR_WORD.search(text, *span):
         return False
@@ -69,7 +69,7 @@ def is_ambiguous(text: str, options: AnswerOptions) -> bool:
 
 
 def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return an answer that is alone or first."""
+    """Return the option that a text consists of or begins with."""
     # A list of options begins with letters, too, and chooses none.
     is_listing = len(letters.listed_letters(text)) > 1
     if options.yes_no_indices and not is_listing:
@@ -95,7 +95,7 @@ def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 
 def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """Return the option that a text gives unannounced: the only letter or option in it, or what it concludes."""
+    """Return the option that a text implies: the only letter or option in it, or the one that it concludes."""
     text = letters.blank_out_listing(text, options)
     sentences = list(iter_sentences_backwards(text))
     labels = list(letters.find_labels(text, options))
@@ -161,7 +161,7 @@ def _option_in_sentence(
     if condition:
         sentence = CharSpan(condition.end(), sentence.end)
     mentions = list(options.find_mentions(text, *sentence))
-    # A text that the question has, too, may be repeated from there.
+    # The text of an option that is in the question, too, may only be repeated from there.
     new_mentions = [
         mention for mention in mentions if text[mention.start : mention.end].lower() not in question.lower()
     ]
@@ -178,7 +178,7 @@ def _option_in_sentence(
 
 
 def _option_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option that the words from a position on name."""
+    """Return the option named by the words that begin at a position."""
     label = letters.label_at(text, position, options)
     if label is not None:
         return label
@@ -201,7 +201,7 @@ def _exact_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 
 def _option_by_number(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option that the numbers in a short text are, where all options are numbers."""
+    """Return the one option that equals numbers in a short text, if all options are numbers."""
     if not options.all_numeric:
         return None
     hits = []
@@ -228,7 +228,7 @@ def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
         return None
     yes_index, no_index = options.yes_no_indices
     statement = text[slice(*sentence)]
-    # It says no when it turns the question round an odd number of times.
+    # The answer is no if the statement reverses the question an odd number of times.
     is_opposite = bool(phrases.NEGATION.search(statement)) ^ bool(phrases.NEGATION.search(question))
     is_opposite ^= bool(phrases.DECLARED_FALSE.search(statement)) and not _TRUTH_WORD.search(question)
     for word, opposite in phrases.OPPOSITES:
@@ -245,7 +245,7 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
     """Return the last concluding sentence that has half of the question's words, else the one with most of them."""
     question_words = content_words(question)
     sentences = list(iter_sentences_backwards(text))[::-1][:_MAX_YES_NO_SENTENCES]
-    # A question of the response's own answers nothing.
+    # A sentence of the response that asks a question answers nothing.
     sentences = [sentence for sentence in sentences if not text[slice(*sentence)].rstrip().endswith("?")]
     if not sentences or not question_words:
         return None

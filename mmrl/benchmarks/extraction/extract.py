@@ -98,13 +98,13 @@ def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
     chosen = chosen or choice.announced_option(text, options) or choice.leading_option(text, options)
     if chosen:
         return _from_option(chosen, options.letters)
-    # Who answers "A or B" answers neither, and no later rule may pick one.
+    # A response of "A or B" chooses neither, and no later rule may pick one.
     if choice.is_ambiguous(text, options):
         return _no_answer(text)
     if boxed and next(find_numbers(text[slice(*boxed)]), None):
         # The response does answer, with a number that is none of the options.
         return _no_answer(text)
-    # Where one option is that the answer is unknown, a refusal may be the answer.
+    # If one option says that the answer is unknown, a refusal may choose it.
     start = 0 if options.has_refusal_option else _resumption_start(text)
     if start is None:
         return _no_answer(text)
@@ -121,7 +121,7 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
     found = found or open_answer.announced_number(text)
     if found:
         return _from_open_answer(found)
-    # Who answers "3 or 5" answers neither, and no later rule may pick one.
+    # A response of "3 or 5" states neither, and no later rule may pick one.
     if open_answer.is_ambiguous(text):
         return _no_answer(text)
     question_numbers = open_answer.numbers_in_question(query.question)
@@ -211,7 +211,7 @@ def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | 
 
 
 def _resumption_start(text: str) -> int | None:
-    """Return from where a text without an announced answer may still give one; None where it declines to."""
+    """Return the position from which a text without an announcement may answer; None if it declines to answer."""
     refusal = phrases.find_refusal(text)
     if refusal is None:
         return 0

@@ -22,7 +22,7 @@ _OPTION_LABEL: Final = re.compile(
     r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
-# A second letter after the first; who names two options chooses neither.
+# A second letter after the first; a response that names two options chooses neither.
 _SECOND_LETTER: Final = re.compile(
     r"[\s)\].,]{0,3}\s*(?:and|or|&|/|或|和|与|及)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
@@ -35,7 +35,7 @@ _ANY_LABEL: Final = re.compile(
     r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])"
     r"|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
 )
-# A bracket that is open before a letter; the bracket after the letter closes it, and makes no label of it.
+# A bracket opened before a letter: the bracket after the letter closes it, so the letter is not a label.
 _UNCLOSED_BRACKET: Final = re.compile(r"\([^()\n]{0,38}$")
 _ELIMINATION_WINDOW: Final = 60  # characters before a letter in which "eliminate" excludes it
 _MAX_LETTER_SENTENCE_CHARS: Final = 60  # characters of the longest last sentence that may be nothing but a letter
@@ -64,7 +64,7 @@ _CONCLUDING_LETTER: Final = re.compile(
 
 
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option whose letter is at a position; None where two letters do."""
+    """Return the option whose letter is at a position; None if the text names a second letter there."""
     match = _OPTION_LABEL.match(text, position)
     letter = match and match[match.lastindex or 0]
     if match is None or letter is None:
@@ -90,7 +90,7 @@ def leading_label(text: str) -> tuple[str, int] | None:
 
 
 def taken_letter(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return the last letter that the response says it believes or is left with."""
+    """Return the last letter that the response calls correct, believes, or is left with."""
     for match in reversed(list(_LONE_LETTER.finditer(text))):
         option_index = options.index_of_letter(match[1])
         if option_index is None:

@@ -110,7 +110,7 @@ def texts_equal(value: str, target: str) -> bool:
 
 
 def _is_choice_correct(item: Item, response: ItemResponse, extraction: Extraction, letter: str) -> bool:
-    """Compare the place of the option found, or its text where the response names a text that several options have."""
+    """Compare letters or, if the response quotes an option's text without its letter, the texts of the options."""
     if letter in item.accepted_answers:
         return True
     quoted = response.text[extraction.start : extraction.end]

@@ -114,7 +114,7 @@ def leading_number(text: str) -> OpenAnswer | None:
 
 
 def is_ambiguous(text: str) -> bool:
-    """Return True when a box, answer tags or the last announcement leaves open which of several numbers it is."""
+    """Return True when a box, answer tags or the last announcement leaves open which of several numbers it means."""
     span = phrases.find_explicit_span(text)
     inner = text[slice(*span)] if span else ""
     return _leaves_open(inner, CharSpan(0, len(inner)), list(find_numbers(inner)))

@@ -61,7 +61,7 @@ class AnswerOptions:
         self._normalized_texts = tuple(map(normalize_option, self.texts))
         self._numbers = tuple(map(parse_single_number, self.texts))
         self.all_numeric = None not in self._numbers
-        # One option may be that the answer is unknown; a refusal is then an answer.
+        # If one option says that the answer is unknown, a refusal is an answer.
         self.has_refusal_option = any(map(phrases.find_refusal, self.texts))
 
     def index_of_letter(self, letter: str) -> int | None:
@@ -70,7 +70,7 @@ class AnswerOptions:
         return index if 0 <= index < len(self.texts) else None
 
     def index_of_text(self, text: str) -> int | None:
-        """Return the option that a text is, of equal options the first; None where it is none."""
+        """Return the index of the option with this text, the first of equal ones; None if there is none."""
         normalized = normalize_option(text)
         if not normalized:
             return None
@@ -84,7 +84,7 @@ class AnswerOptions:
         return candidates.index(without_degrees) if candidates.count(without_degrees) == 1 else None
 
     def index_of_number(self, value: float) -> int | None:
-        """Return the one option that is this number, whatever its unit."""
+        """Return the index of the only option with this number, whatever its unit."""
         tolerance = _RELATIVE_TOLERANCE * abs(value)
         numbers = enumerate(self._numbers)
         indices = [index for index, number in numbers if number is not None and abs(number - value) <= tolerance]
@@ -93,7 +93,7 @@ class AnswerOptions:
         return indices[0] if is_single else None
 
     def index_by_distinctive_words(self, sentence: str) -> int | None:
-        """Return the one option whose distinctive words a sentence has all."""
+        """Return the index of the one option whose distinctive words all occur in a sentence."""
         said, stems = word_stems(sentence), self._distinctive_stems
         hits = [index for index, own in enumerate(stems) if own and own <= said]
         if not hits:

@@ -151,7 +151,7 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def sentence_start(text: str, position: int) -> int:
-    """Return the start of the sentence that a position is in; a bounded way back."""
+    """Return the start of the sentence that a position is in, searching a bounded way back."""
     # Bounded, so that a text without full stops takes linear time.
     boundary = position - _MAX_SENTENCE_CHARS
     for mark in ("\n", ". ", "。"):
@@ -160,7 +160,7 @@ def sentence_start(text: str, position: int) -> int:
 
 
 def sentence_end(text: str, position: int) -> int:
-    """Return the end of the sentence that begins at a position, or after blank lines there; a bounded way on."""
+    """Return the end of the sentence that begins at a position or after blank lines, searching a bounded way on."""
     while position < len(text) and text[position] in " \t\r\n:":
         position += 1
     end = min(len(text), position + _MAX_SENTENCE_CHARS)

@@ -433,7 +433,7 @@ STRICT_METRICS: Final = frozenset(
         *("symbolic_planning_test", "xml_norm_point_in_bbox"),
     }
 )
-"""Metrics whose full marks a careful reader would give, too, although the text differs: in its order, for example."""
+"""Metrics whose full marks mean that a careful reader accepts the answer, even if, for example, its order differs."""
 
 FIELD_METRICS: Final[Mapping[str, FieldMetric]] = MappingProxyType(
     {

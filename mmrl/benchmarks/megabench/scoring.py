@@ -56,7 +56,7 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
 
 
 def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
-    """Return True for the item's answer in the same words, or in others that its metric gives full marks."""
+    """Return True if the answer equals the item's, or if a metric in `STRICT_METRICS` gives it full marks."""
     if match.is_correct(item, response, extraction):
         return True
     if extraction.value is None or extraction.number is not None or item.answer_type != "text":
@@ -82,7 +82,7 @@ def macro_mean(results: Sequence[GradedResponse]) -> float:
 
 def _has_full_marks(item: Item, response: ItemResponse, extraction: Extraction, field: str) -> bool:
     name = _field_metrics(item).get(field, "")
-    # Only metrics count whose full marks a careful reader would give, too.
+    # The full marks of other metrics do not show that a careful reader would call the answer correct.
     if name not in STRICT_METRICS:
         return False
     predicted = _predicted_fields(item, response, extraction)[field]
@@ -103,7 +103,7 @@ def _answer_text(item: Item, response: ItemResponse, extraction: Extraction, met
     if len(_field_metrics(item)) > 1:
         return response.text[answer.start : answer.end]
     start, end = extraction.start, extraction.end
-    # The rules announce one line; some metrics read those that follow, too.
+    # The rules find one line after an announcement; some metrics also read the lines that follow.
     if extraction.rule == "announced_text" and (metrics & MULTILINE_METRICS or "\n" in str(item.answer)):
         return response.text[start : answer.end].strip()
     if metrics & FORMULA_TEXT_METRICS:

@@ -24,7 +24,7 @@ _MAX_COUNT_CHARS: Final = 40  # characters of an answer in which a number writte
 _MATHVISION_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _EMMA_FLAGS: Final = ("final answer is", "correct answer is", "answer should be", "answer is", "answer:")
 _LATEX_TEXT: Final = re.compile(r"\\text\{(.*?)\}")
-# In this order: what one leaves, a later one may find.
+# Applied in this order: a later replacement may match what an earlier one leaves.
 _LATEX_REPLACEMENTS: Final = (
     *((" ", ""), ("\\,", ""), ("∞", "\\infty"), ("+\\infty", "\\infty"), ("\\\\", "\\"), ("\n", "")),
     *(("\\text", ""), ("\\mbox", ""), ("bmatrix", "pmatrix"), ("\\left", ""), ("\\right", "")),

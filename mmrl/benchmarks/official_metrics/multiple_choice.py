@@ -46,9 +46,9 @@ def score_mmmu(item: Item, response: ItemResponse, extraction: Extraction) -> fl
 
 
 def draw_mmmu_letters(graded: Iterable[GradedResponse]) -> set[tuple[str, int]]:
-    """Return item id and index of the responses without a letter to which MMMU draws the correct one.
+    """Return item id and index of the responses without a letter for which MMMU draws the correct one at random.
 
-    Its code draws from `random.seed(42)` on, in the order of the questions, so a whole run's draws can be repeated.
+    Its code seeds once with 42 and draws in the order of the questions, so the draws of a whole run can be repeated.
     """
     rng = random.Random(_MMMU_SEED)
     credited = set()
@@ -75,7 +75,7 @@ def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -
 
 
 def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
-    """Return the letter that MMMU's parser chooses: the last in the first of `forms`, such as "({})", that any has."""
+    """Return the letter that MMMU's parser chooses: the last one in the first of `forms`, as "({})", that occurs."""
     for mark in _PUNCTUATION:
         text = text.strip(mark)
     text = f" {text} "

@@ -48,7 +48,7 @@ def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -
 
 
 def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score by VQA accuracy: the mean over all choices of all but one person of min(1, agreeing people / 3)."""
+    """Score by VQA accuracy: the mean of min(1, agreeing people / 3), leaving out each person in turn."""
     prediction = normalize_vqa_answer(response.text[:_MAX_CHARS])
     people = list(map(normalize_vqa_answer, map(str, item.accepted_answers)))
     if len(people) == 1:

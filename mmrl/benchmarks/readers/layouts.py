@@ -99,7 +99,7 @@ def option_letters(answer: object, options: Sequence[str], written_as: ChoiceAns
             return find_option(answer, options)
         except ValueError as error:
             raise BadRowError(str(error)) from error
-    # EMMA writes some letters small.
+    # EMMA writes some letters in lower case.
     letter = answer.strip().upper() if isinstance(answer, str) else answer
     if letter not in LETTERS[: len(options)]:
         raise BadRowError(f"the answer {short_repr(answer)} is not the letter of one of {len(options)} options")

@@ -59,7 +59,7 @@ class Question:
     """
 
     item: Item  # the answer, and what scoring needs besides
-    sample: Sample | None = None  # the prompt; None when its media cannot be had
+    sample: Sample | None = None  # the prompt; None when its media cannot be used
     problem: str = ""  # reason for a missing sample
 
 
@@ -107,7 +107,7 @@ def read_questions(
     media_root: str | None = None,
     coordinate_system: CoordinateSystem | None = None,
 ) -> BenchmarkQuestions:
-    """Read the questions of files. A malformed row and one whose media cannot be had count as missing.
+    """Read the questions of files. Malformed rows, and rows whose media cannot be used, count as missing.
 
     `paths` are files or folders, relative to the context's base folder; `split` is that of a folder, by default the
     benchmark's usual one. Relative media paths start from `media_root`, by default the file's own folder.
@@ -148,7 +148,7 @@ def read_questions(
     if repeated:
         listed = first_names(repeated)
         raise UserError(f"{len(repeated)} of {num_rows} rows have an id that appears twice: {listed}; ids must differ")
-    # Where no row is a question the file is not of this benchmark, and nothing is left to count them against.
+    # If no row is a question, the file is not of this benchmark, and there is nothing to score.
     if malformed and len(malformed) == num_rows:
         lines = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in malformed]))
         raise UserError(f"none of {num_rows} rows is a question of {benchmark.name}:\n{lines}")
@@ -262,7 +262,7 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
         text = item.question + (format_choices(item.options) if row.append_options else "")
         parts = _interleave_media(text, images, videos, row.image_numbering)
     except BadRowError as problem:
-        # The item stays, so that the question counts as missing and not as never asked.
+        # The item is kept, so that the question counts as missing instead of leaving the total.
         return Question(item=item, problem=str(problem))
     parts = tuple(filter(None, parts))
     if not any(isinstance(part, str) for part in parts):

@@ -107,7 +107,7 @@ class TableLayout:
             lists_options = self.question_lists_options or values.get("prompt") is not None
             canonical_columns = self._canonical_columns(cells, values, lists_options=lists_options)
         except BadRowError as problem:
-            # The id names the row in messages, and counts it as missing.
+            # The id is kept, to name the row in messages and to count it as missing.
             return QuestionRow({"id": values["id"]} if values.get("id") is not None else {}, problem=str(problem))
         videos = values.get("videos")
         # Only the name of the rows' file says in which folder their videos are.
@@ -145,7 +145,7 @@ class TableLayout:
             last_key = name.rpartition(".")[2]
             subsets[last_key] = optional_value(cells, parse_column(name, "subset_columns"))
         columns["meta"] = {**subsets, **(values.get("meta") or {})}
-        # A row with a column for it decides, even by leaving the cell empty.
+        # If the row has a column for it, the cell decides, even an empty one.
         coordinate_system = values.get("frame", self.coordinate_system)
         if coordinate_system is not None:
             columns["frame"] = coordinate_system

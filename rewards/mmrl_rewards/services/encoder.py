@@ -62,7 +62,7 @@ def embed_caption(folder: str, text: str, *, cut: bool = False) -> NDArray[np.fl
         folder: holds a model with an image and a text tower as transformers saves it, such as CLIP or SigLIP, with its
             tokenizer and image processor.
         text: what the image may show.
-        cut: of a text with more tokens than the model reads, take the first.
+        cut: of a text with more tokens than the model reads, use only the first ones.
 
     Raises:
         ValueError: the text has more tokens than the model reads, and may not be cut.
@@ -72,7 +72,7 @@ def embed_caption(folder: str, text: str, *, cut: bool = False) -> NDArray[np.fl
 
     model, processor = _load_image_text_model(folder)
     longest = model.config.text_config.max_position_embeddings
-    # SigLIP was trained on padded texts alone; CLIP does not see what follows the end of a text.
+    # SigLIP was trained on padded texts only. To CLIP, padding makes no difference: it ignores what follows the end.
     inputs = processor.tokenizer([text], padding="max_length", truncation=cut, max_length=longest, return_tensors="pt")
     if inputs["input_ids"].shape[1] > longest:
         raise ValueError(f"a text of {inputs['input_ids'].shape[1]} tokens, and the encoder reads {longest}")
@@ -82,7 +82,7 @@ def embed_caption(folder: str, text: str, *, cut: bool = False) -> NDArray[np.fl
 
 
 def embed_captioned_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
-    """Return the embedding of an image, uint8 `[height, width, 3]`, beside those of `embed_caption`.
+    """Return the embedding of an image, uint8 `[height, width, 3]`, comparable with those of `embed_caption`.
 
     Raises:
         Unscorable: there is no such model in the folder.

@@ -67,7 +67,7 @@ class JudgeService(Endpoint):
     ) -> list[float]:
         """Return 1 where `ours` is better and 0 where `theirs` is, one value for each vote.
 
-        The judge is shown both orders, since judges favour a position; where its two verdicts differ, the value is 0.5.
+        Judges favour a position, so a vote asks for both orders. Unless both prefer the same reply, its value is 0.5.
 
         Raises:
             Unscorable: the service fails, or replies with something else than a verdict.
@@ -96,7 +96,7 @@ class JudgeService(Endpoint):
         image_urls: Sequence[str],
     ) -> VerdictT:
         shown = json.dumps(material)
-        # A response cannot hold the hash of what holds it, so it can neither close the marks nor write the verdict.
+        # The mark is a hash of text that contains the response, so no response can close the marks or forge a verdict.
         seen = "\n".join([task, shown, str(vote), *image_urls])
         mark = hashlib.sha256(seen.encode()).hexdigest()[:16]
         reply_form = reply_form.replace("MARK", mark)

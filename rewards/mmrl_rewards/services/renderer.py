@@ -94,9 +94,9 @@ class ExternalRenderer(BaseModel):
     drawn.
 
     A command reads the file {input} and writes the PNG {output}, in a folder of its own that is then deleted. Its
-    environment holds a search path only, and its time and file sizes are limited. Nothing else is kept from the page or
-    program that it draws: the command itself must cut off the network and the files of its user, by a container, or by
-    a browser whose proxy leads nowhere as in rewards/README.md.
+    environment holds a search path only, and its time and file sizes are limited. The page or program that it draws
+    is not restricted otherwise: the command itself must cut off the network and the files of its user, by a container,
+    or by a browser whose proxy leads nowhere as in rewards/README.md.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -198,7 +198,7 @@ def decode_png(png: bytes) -> ImageArray:
 @lru_cache(maxsize=8)
 def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[DrawingRequest, bytes]:
     """Return the pool of this process."""
-    # Part of the cache's key alone: a fork must not use the pool of its parent, whose threads it does not have.
+    # `process_id` is only a key of the cache: a fork must not use its parent's pool, whose threads it does not have.
     del process_id
     process_limits = ProcessLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_mb * _MEGABYTE)
     return WorkerPool(

@@ -1,4 +1,4 @@
-"""pint's registry, with money and number words. It is a module, so that its second of loading is that of an import."""
+"""pint's registry, with money and number words. Loading it takes a second, as part of this module's import."""
 
 from __future__ import annotations
 
