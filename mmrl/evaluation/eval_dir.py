@@ -80,7 +80,7 @@ class EvalDir:
         return before
 
     def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Claim the folder for this evaluation, and delete another evaluation in it.
+        """Claim the folder, which is one of a training run, and delete whatever else it holds.
 
         Raises:
             UserError: the folder cannot be written.
