@@ -21,11 +21,12 @@ FILES = ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.ya
 PAGES = ("docs/**/*.md", "datasets/**/*.md", "rewards/**/*.md")
 # The changelog names old keys, and docs/coming_from.md those of other frameworks: tests/unit/docs has its first column.
 NAMING_OTHERS = ("CHANGELOG.md", "docs/coming_from.md")
-# docs/config.md shows what mistakes are answered with, the glossary words of others, docs/rewards.md conditions.
+CONDITIONS = ("rollout.rethought", "rollout.used_tool", "rollout.turns", "rollout.finish_reason")
+# docs/config.md shows what mistakes are answered with, the glossary words of others.
 ALLOWED = {
     "docs/config.md": ("run.sed", "stages.0.num_generations"),
     "docs/glossary.md": ("rollout.n", "rollout.name"),
-    "docs/rewards.md": ("rollout.rethought", "rollout.used_tool", "rollout.turns", "rollout.finish_reason"),
+    **dict.fromkeys(("docs/rewards.md", "docs/reference/config.md", "mmrl/config/schema/response.py"), CONDITIONS),
 }
 SECTIONS = {name for model in ROOTS for name, field in model.model_fields.items() if models_in(field.annotation)}
 OLD_SECTIONS = {
