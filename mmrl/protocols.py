@@ -35,7 +35,7 @@ class SampleSource(Protocol):
         """Return this rank's share of the `count` samples from `start_position` on, without unusable ones.
 
         Raises:
-            UserError: none of them is usable, or one is unusable and `data.on_bad_sample` is `stop`.
+            UserError: a sample is unusable and `data.on_bad_sample` is `stop`.
         """
 
 

@@ -47,6 +47,7 @@ class ExperienceSelector:
     prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
+    mask_truncated: bool = False  # responses that the length limit cut train nothing: `loss.mask_truncated`
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Which log-probs are the denominator of a stale rollout's importance ratio: by default the recorded ones, whatever
@@ -106,11 +107,13 @@ class ExperienceSelector:
         metrics |= filtered.metrics
 
         # Before replay: replayed advantages would hide that a task is solved, and stale rollouts would train for ever.
-        has_signal = any(experience.mean_abs_advantage for experience in experiences)
+        unmasked = list(filter(self._is_unmasked, experiences))
+        has_signal = any(experience.mean_abs_advantage for experience in unmasked)
         own: tuple[Experience, ...] = tuple(experiences)
         replayed: tuple[Experience, ...] = ()
         if self.replay is not None:
-            own, replayed, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
+            # The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
+            own, replayed, replay_metrics = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
         # Last, because until here the current phase is the one that this step's samples came from.
         if self.curriculum_phases:
@@ -140,6 +143,9 @@ class ExperienceSelector:
             has_signal=has_signal,
             metrics=metrics,
         )
+
+    def _is_unmasked(self, experience: Experience) -> bool:
+        return not self.mask_truncated or experience.rollout.finish_reason is not FinishReason.LENGTH
 
     def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
         """Choose the groups to train on: those carried over first, then as many that pass as there is room for.

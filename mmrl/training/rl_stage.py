@@ -205,6 +205,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
         prompts_per_step=stage.prompts_per_step,
         dynamic_sampling=stage.dynamic_sampling,
         carry_over=stage.carries_groups,
+        mask_truncated=stage.loss.mask_truncated,
         replay=replay,
         find_changed_media=partial(find_changed_media, find_problems=check_media, warn=run.console.warn),
         stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,

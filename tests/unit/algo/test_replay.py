@@ -217,6 +217,19 @@ def test_rollouts_without_advantage_can_be_kept_and_are_never_stored():
     assert all(e.advantage for e in state.replay_buffer)
 
 
+def test_truncated_responses_that_are_masked_are_no_signal_and_never_stored():
+    settings = ReplaySettings(options=make_options(), rollouts_per_step=8, seed=("seed", 1))
+    selector = select_all(centered, replay=settings, mask_truncated=True)
+    state = TrainingState()
+    selection = selector.select([group("a", 1, 0, 0, 0, cut=1), group("b", 1, 0, cut=2)], state)
+    kept = [(experience.rollout.prompt.sample.id, experience.rollout.index) for experience in state.replay_buffer]
+    # Its advantage is that among all four responses: masked ones stay in the baseline.
+    assert sorted(kept) == [("a", 1), ("a", 2), ("a", 3)]
+    assert {experience.advantage for experience in selection.experiences} == {-0.25}
+    assert selection.has_signal
+    assert not selector.select([group("b", 1, 0, cut=2)], TrainingState()).has_signal
+
+
 def test_the_smallest_buffer_holds_one_rollout():
     selections, state = run(Bank(groups=1, informative=1), make_options("code", target_fraction=0.01), 3, size=4)
     assert sizes(selections) == [1, 1, 1]
