@@ -41,8 +41,8 @@ class _UnreadMetric(NamedTuple):
 class Metrics:
     """Named metrics of a part of a step. `merge` adds those of another part, each metric by its kind.
 
-    A method adds to what its metric holds so far, so the order of calls is the order of floating point sums. Values may
-    be tensors of any float type. They are kept until `read`, which waits for the device once and copies them all.
+    Methods accumulate, and floating point sums depend on the order of calls. Values may be tensors of any float type.
+    They are kept until `read`, which waits for the device once and copies them all.
     """
 
     _metrics: dict[str, _Metric] = field(default_factory=dict)

@@ -92,7 +92,7 @@ class LossDenominators(NamedTuple):
     policy_tokens: int
     """Tokens that the policy sampled, in the forward pass or not: the loss is a mean over all of them."""
     forward_tokens: int
-    """Those of them in the forward pass, which leaves out responses without a gradient; metrics are means over them."""
+    """The `policy_tokens` of responses with a gradient. Only these are computed; metrics are means over them."""
     forward_tokens_by_age: tuple[int, int]
     """`forward_tokens` that the current policy version sampled, and those that the version before it sampled."""
     responses: int
