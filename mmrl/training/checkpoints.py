@@ -96,7 +96,7 @@ class RunCheckpoints:
         frames = run_dir.data / FRAMES_FOLDER
         # Rank 0 looks for all: what follows is collective, and a shared disk may show other ranks an older folder.
         if self._run.ranks.on_rank0(frames.is_dir):
-            # Pictures that old and still in use are named in the last checkpoint, which must be complete to be read.
+            # The last checkpoint names the older pictures that are still in use, and must be complete to be read.
             self.manager.wait()
             texts = [*run_dir.checkpoints.glob(f"*/{checkpoint.STATE_FILE}"), *run_dir.rollouts.glob("*.jsonl")]
             delete = partial(delete_unused_frames, frames, texts, older_than=self._last_save)

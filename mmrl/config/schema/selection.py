@@ -112,6 +112,7 @@ class HealthConfig(StrictModel):
     """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
     nats."""
     max_stale_logprob_diff: PositiveFloat | None = 0.2
-    """The same for a token sampled by the previous policy version, where one training step adds to the difference."""
+    """Warn above this mean difference of a token that the previous policy version sampled, in nats. It includes the
+    change by one training step."""
     max_replay_staleness: PositiveFloat | None = 20.0
     """Warn above this age of the oldest rollout that a step replays, in policy versions."""

@@ -74,7 +74,7 @@ def test_generated_tokens_are_those_of_the_policy_and_have_no_rate_in_the_backgr
 
 
 def test_a_round_may_consist_of_unfinished_groups_alone():
-    """Where one new prompt is begun and its sample cannot be used, say."""
+    """A round may begin a single new prompt, whose sample cannot be used."""
     run, state = FakeRun(), TrainingState()
 
     class Nothing(FakeSource):

@@ -3,6 +3,7 @@
 import io
 import json
 import zlib
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -82,8 +83,10 @@ def test_equal_texts_and_answers_name_the_first_sibling(tmp_path):
     rows[2]["answer_text"] = rows[0]["answer_text"]
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
     rollouts = build(tmp_path, "rl-000001")["groups"][0]["rollouts"]
-    found = [[badge.text for badge in rollout["badges"]] for rollout in rollouts]
-    assert found == [[], ["duplicate of 0"], ["same answer as 0"], ["duplicate of 0"]]
+    first, *others = (rollout["badges"] for rollout in rollouts)
+    assert first == []
+    assert all(len(badges) == 1 for badges in others)
+    assert [badges[0].text for badges in others] == ["duplicate of 0", "same answer as 0", "duplicate of 0"]
 
 
 def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):
@@ -146,9 +149,10 @@ def test_segments_cover_a_text_of_which_parts_have_no_author(tmp_path):
     ]
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
     (group,) = build(tmp_path, "rl-000001")["groups"]
-    found = [[(part["author"], part["chars"]) for part in each["segments"]] for each in group["rollouts"]]
-    assert found[0] == [("policy", [0, 2]), ("forced", [2, 4]), ("policy", [4, 8])]
-    assert found[1] == [("policy", [0, 2]), ("forced", [2, 4]), ("environment", [4, 8])]
+    first, second = (each["segments"] for each in group["rollouts"])
+    authors_and_places = itemgetter("author", "chars")
+    assert list(map(authors_and_places, first)) == [("policy", [0, 2]), ("forced", [2, 4]), ("policy", [4, 8])]
+    assert list(map(authors_and_places, second)) == [("policy", [0, 2]), ("forced", [2, 4]), ("environment", [4, 8])]
 
 
 def test_ranges_count_units_of_utf16():
