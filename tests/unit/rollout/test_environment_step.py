@@ -42,7 +42,7 @@ from PIL import Image
 from mmrl import Observation, StepResult, Unscorable, UserError
 
 def draw(shade):
-    return encode(Image.new("RGB", (56, 56), (shade % 256, 0, 0)))
+    return encode(Image.new("RGB", (56, 56), tuple(shade.to_bytes(16, "little")[:3])))
 
 def encode(picture):
     content = io.BytesIO()
