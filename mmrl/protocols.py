@@ -154,6 +154,9 @@ class Selector(Protocol):
     Called by the RL loops; implemented in `mmrl.algo.select_experiences`.
     """
 
+    def recheck_carried_over(self, state: TrainingState) -> Mapping[str, float]:
+        """Drop from `state` groups of earlier steps whose media have changed; return metrics. Collective."""
+
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Return True while a step has to sample more, after `rounds` batches of prompts gave `groups`.
 

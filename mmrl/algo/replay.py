@@ -1,7 +1,8 @@
-"""Replay: stored rollouts of earlier steps with a nonzero advantage fill up a step that has too few of its own.
+"""Replay: stored rollouts of earlier steps with a nonzero advantage fill up a step that has too few fresh ones.
 
-Rollouts are kept as references and tokens, without pixels. Before an old one is trained on, its prompt is built again.
-If the pixels differ, its recorded log-probs belong to another input, so it is dropped.
+Rollouts are kept as references and tokens, without pixels. Before an old one is trained on, its prompt and the media
+that tools showed are built again. If the pixels differ, its recorded log-probs belong to another input, so it is
+dropped.
 
 Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with an advantage are kept and sampled with p ∝ |A|^alpha.
 Departures: a rollout can be dropped for its staleness; none is trained on twice in a step unless the options say so;
@@ -19,14 +20,17 @@ from statistics import fmean
 import numpy as np
 
 from mmrl.config.schema import ReplayConfig
-from mmrl.types import Experience, Prompt, Sample, TrainingState, UserError
+from mmrl.types import Experience, Rollout, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
 """Rollouts with an advantage: the oldest policy version first, equally old ones in order of arrival."""
 
-ChangedMediaFinder = Callable[[Iterable[Prompt]], set[str]]
-"""Returns the digests of the prompts whose media have changed."""
+MediaDigests = tuple[str, ...]
+"""`Rollout.media_digests`."""
+
+ChangedMediaFinder = Callable[[Iterable[Rollout]], set[MediaDigests]]
+"""Returns the `media_digests` of the rollouts whose media have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +53,18 @@ class ReplaySettings:
 
 
 def replay_experiences(
-    own_experiences: Sequence[Experience],
+    fresh_experiences: Sequence[Experience],
     state: TrainingState,
     settings: ReplaySettings,
     find_changed_media: ChangedMediaFinder,
 ) -> tuple[tuple[Experience, ...], tuple[Experience, ...], dict[str, float]]:
-    """Return the step's own experiences that it trains on, those that it replays, and metrics of the replay.
+    """Return the fresh experiences that a step trains on, those that it replays, and metrics of the replay.
 
-    Own experiences with an advantage enter `state.replay_buffer`. Sampled ones whose media have changed leave it.
+    Fresh experiences are those of the step itself. Those with an advantage enter `state.replay_buffer`. Sampled ones
+    whose media have changed leave it.
     """
     options = settings.options
-    informative = [experience for experience in own_experiences if experience.mean_abs_advantage]
+    informative = [experience for experience in fresh_experiences if experience.mean_abs_advantage]
     buffer = update_buffer(
         state.replay_buffer,
         informative,
@@ -67,30 +72,30 @@ def replay_experiences(
         version=state.version,
         max_staleness=options.max_staleness,
     )
-    own: Sequence[Experience] = informative if options.drop_zero_advantage else own_experiences
+    fresh: Sequence[Experience] = informative if options.drop_zero_advantage else fresh_experiences
     if options.resample_fresh:
-        # Own rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
+        # Fresh rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
         count = min(settings.target_size, len(informative))
         seed = derive_seed(*settings.seed, "replay", "own", state.step)
         indices = sample_indices(log_weights(informative, options), count, seed, without_replacement=False)
-        own = list(map(informative.__getitem__, indices))
+        fresh = list(map(informative.__getitem__, indices))
 
     usable, sampled = _sample_buffer(
-        buffer, informative, own, step=state.step, settings=settings, find_changed_media=find_changed_media
+        buffer, informative, fresh, step=state.step, settings=settings, find_changed_media=find_changed_media
     )
-    # The draw may repeat own rollouts. They keep their old log-probs, or one rollout would have two importance ratios.
-    own_ids = set(map(id, informative))
+    # The draw may repeat fresh rollouts, which keep their old log-probs: one rollout has one importance ratio.
+    fresh_ids = set(map(id, informative))
     replayed = []
     for experience in sampled:
-        if id(experience) in own_ids:
+        if id(experience) in fresh_ids:
             replayed.append(experience)
         else:
             staleness = state.version - experience.rollout.oldest_version
             replayed.append(replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs))
     state.replay_buffer = usable
-    metrics = _replay_metrics((*own, *replayed), replayed, usable, options)
+    metrics = _replay_metrics((*fresh, *replayed), replayed, usable, options)
     metrics["replay/dropped_changed_media"] = float(len(buffer) - len(usable))
-    return tuple(own), tuple(replayed), metrics
+    return tuple(fresh), tuple(replayed), metrics
 
 
 def update_buffer(
@@ -109,33 +114,29 @@ def update_buffer(
     return tuple(by_age[start:][-capacity:])
 
 
-def find_media_problems(build_prompt: Callable[[Sample], Prompt], prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Build each prompt again, and return why it failed or came out different, by prompt digest."""
+def find_media_problems(rollouts: Iterable[Rollout], check_media: Callable[[Rollout], None]) -> dict[MediaDigests, str]:
+    """Return why `check_media` refuses rollouts: what they saw cannot be used any more, or has changed."""
     problems = {}
-    for prompt in prompts:
+    for rollout in rollouts:
         try:
-            if build_prompt(prompt.sample).digest != prompt.digest:
-                problems[prompt.digest] = "its media changed while the run was using them"
+            check_media(rollout)
         except UserError as error:
-            problems[prompt.digest] = str(error)
+            problems[rollout.media_digests] = str(error)
     return problems
 
 
 def find_changed_media(
-    prompts: Iterable[Prompt],
+    rollouts: Iterable[Rollout],
     *,
-    find_problems: Callable[[Sequence[Prompt]], Mapping[str, str]],
+    find_problems: Callable[[Sequence[Rollout]], Mapping[MediaDigests, str]],
     warn: Callable[[str], None],
-) -> set[str]:
-    """Return the digests of prompts of earlier steps that cannot be used any more, and warn of each.
-
-    `find_problems` returns what is wrong with the media of prompts, by digest.
-    """
-    # The rollouts of a group share one prompt, which need not be built again for each.
-    by_digest = {prompt.digest: prompt for prompt in prompts}
-    problems = find_problems(list(by_digest.values()))
-    for digest, problem in problems.items():
-        warn(f"sample {by_digest[digest].sample.id}: {problem}; its rollouts of earlier steps are dropped")
+) -> set[MediaDigests]:
+    """Return the media digests of rollouts of earlier steps that cannot be used any more, and warn of each problem."""
+    # Most rollouts of a group saw the same media, which need not be checked again for each.
+    distinct = {rollout.media_digests: rollout for rollout in rollouts}
+    problems = find_problems(list(distinct.values()))
+    for problem in dict.fromkeys(problems.values()):
+        warn(f"rollouts of earlier steps are dropped: {problem}")
     return set(problems)
 
 
@@ -188,7 +189,7 @@ def effective_sample_size(log_weights_E: np.ndarray) -> float:
 def _sample_buffer(
     buffer: ReplayBuffer,
     informative: Sequence[Experience],
-    own: Sequence[Experience],
+    fresh: Sequence[Experience],
     *,
     step: int,
     settings: ReplaySettings,
@@ -196,11 +197,11 @@ def _sample_buffer(
 ) -> tuple[ReplayBuffer, list[Experience]]:
     """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
 
-    `informative` are this step's rollouts with an advantage, `own` those that are trained on in any case.
+    `informative` are the fresh rollouts with an advantage, `fresh` those that are trained on in any case.
     """
     options = settings.options
-    count = settings.target_size - len(own)
-    # Without replacement the step's own rollouts are not drawn again: they are trained on already.
+    count = settings.target_size - len(fresh)
+    # Without replacement fresh rollouts are not drawn again: they are trained on already.
     excluded = set(map(id, informative)) if options.without_replacement else set()
     seed = derive_seed(*settings.seed, "replay", "memory", step)
     # Media are checked only for what was sampled. A pass that finds a change shortens the buffer, so this ends.
@@ -209,10 +210,10 @@ def _sample_buffer(
         weights = log_weights(candidates, options)
         indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
         sampled = list(map(candidates.__getitem__, indices))
-        changed = find_changed_media(experience.rollout.prompt for experience in sampled)
+        changed = find_changed_media(experience.rollout for experience in sampled)
         if not changed:
             return buffer, sampled
-        buffer = tuple(e for e in buffer if e.rollout.prompt.digest not in changed)
+        buffer = tuple(e for e in buffer if e.rollout.media_digests not in changed)
 
 
 def _replay_metrics(

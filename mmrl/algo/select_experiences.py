@@ -58,6 +58,19 @@ class ExperienceSelector:
     tracked_terms: tuple[str, ...] = ()  # reward terms whose mean is recorded for each sample; none records nothing
     curriculum_phases: tuple[CurriculumPhaseConfig, ...] = ()  # empty without a curriculum, or without `tracked_terms`
 
+    def recheck_carried_over(self, state: TrainingState) -> dict[str, float]:
+        """Drop the groups carried over whose media have changed since they were sampled; return their number."""
+        if not self.carry_over:
+            return {}
+        changed = self.find_changed_media(rollout for group in state.carried_over for rollout in group.rollouts)
+        kept = []
+        for group in state.carried_over:
+            if changed.isdisjoint(rollout.media_digests for rollout in group.rollouts):
+                kept.append(group)
+        num_dropped = len(state.carried_over) - len(kept)
+        state.carried_over = tuple(kept)
+        return {"groups/dropped_changed_media": float(num_dropped)}
+
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Return True while another sampling round is needed.
 
@@ -98,8 +111,8 @@ class ExperienceSelector:
         # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
         make = partial(make_experiences, version=state.version, compute_turn_advantages=self.compute_turn_advantages)
         experiences = make(filtered.carried, advantages[:num_carried], stale_old_logprobs="recorded")
-        own_groups = trained_groups[num_carried:]
-        experiences += make(own_groups, advantages[num_carried:], stale_old_logprobs=self.stale_old_logprobs)
+        fresh_groups = trained_groups[num_carried:]
+        experiences += make(fresh_groups, advantages[num_carried:], stale_old_logprobs=self.stale_old_logprobs)
         metrics: dict[str, float] = {}
         if self.rollouts_may_be_stale and experiences:
             ages = [experience.staleness for experience in experiences]
@@ -109,11 +122,11 @@ class ExperienceSelector:
         # Before replay: replayed advantages would hide that a task is solved, and stale rollouts would train for ever.
         unmasked = list(filter(self._is_unmasked, experiences))
         has_signal = any(experience.mean_abs_advantage for experience in unmasked)
-        own: tuple[Experience, ...] = tuple(experiences)
+        fresh: tuple[Experience, ...] = tuple(experiences)
         replayed: tuple[Experience, ...] = ()
         if self.replay is not None:
             # The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
-            own, replayed, replay_metrics = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
+            fresh, replayed, replay_metrics = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
         # Last, because until here the current phase is the one that this step's samples came from.
         if self.curriculum_phases:
@@ -138,7 +151,7 @@ class ExperienceSelector:
             groups=tuple(shown),
             scored=tuple(scored),
             selections=tuple(selections),
-            experiences=(*own, *replayed),
+            experiences=(*fresh, *replayed),
             replayed=replayed,
             has_signal=has_signal,
             metrics=metrics,
@@ -168,12 +181,9 @@ class ExperienceSelector:
         if not self.carry_over:
             return FilteredGroups([], passed[: self.prompts_per_step], [], rejected, metrics)
 
-        # Images may have been overwritten since the step that sampled these groups.
-        changed = self.find_changed_media(group.prompt for group in state.carried_over)
-        carried = [group for group in state.carried_over if group.prompt.digest not in changed]
-        metrics["groups/dropped_changed_media"] = float(len(state.carried_over) - len(carried))
         # In order of arrival: there may be more of them than one step has room for.
-        trained, still_waiting = carried[: self.prompts_per_step], carried[self.prompts_per_step :]
+        trained = list(state.carried_over[: self.prompts_per_step])
+        still_waiting = state.carried_over[self.prompts_per_step :]
         metrics["groups/carried_over"] = float(len(trained))
         room = self.prompts_per_step - len(trained)
         state.carried_over = (*still_waiting, *(groups[index] for index in passed[room:]))

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from mmrl.distributed.ranks import MediaOwners, Ranks
-from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, TokenValues, UserError
+from mmrl.types import EvalRewards, Experience, Group, Rollout, RolloutBatch, Sample, TokenValues, UserError
 
 ItemT = TypeVar("ItemT")
 
@@ -87,25 +87,25 @@ def count_dropped_samples(
 
 
 def find_media_problems_on_all_ranks(
-    prompts: Sequence[Prompt],
+    rollouts: Sequence[Rollout],
     *,
-    check: Callable[[Sequence[Prompt]], Mapping[str, str]],
+    check: Callable[[Sequence[Rollout]], Mapping[tuple[str, ...], str]],
     ranks: Ranks,
     media_owners: MediaOwners,
-) -> dict[str, str]:
-    """Check the media of each prompt on one rank; return on all ranks what is wrong with them, by digest.
+) -> dict[tuple[str, ...], str]:
+    """Check the media of each rollout on one rank; return on all ranks what is wrong with them, by `media_digests`.
 
     `media_owners` records which rank has just decoded a prompt's media, so that the learner trains on it there.
     """
     # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
     # ranks would drop different rollouts and disagree about the step from then on.
-    own_prompts = []
-    for index, prompt in enumerate(prompts):
-        rank = media_owners.rank_by_digest.setdefault(prompt.digest, index % ranks.size)
+    own_rollouts = []
+    for index, rollout in enumerate(rollouts):
+        rank = media_owners.rank_by_digest.setdefault(rollout.prompt.digest, index % ranks.size)
         if rank == ranks.rank:
-            own_prompts.append(prompt)
-    problems: dict[str, str] = {}
-    for found in ranks.all_gather(dict(check(own_prompts))):
+            own_rollouts.append(rollout)
+    problems: dict[tuple[str, ...], str] = {}
+    for found in ranks.all_gather(dict(check(own_rollouts))):
         problems |= found
     return problems
 

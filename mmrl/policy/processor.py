@@ -107,6 +107,16 @@ class PromptProcessor:
                 raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
             return tensors
 
+    def check_media(self, rollout: Rollout) -> None:
+        """Check that what the model saw in a rollout of an earlier step is the same today.
+
+        Raises:
+            UserError: an image or video cannot be used, or has changed.
+        """
+        self.prompt_tensors(rollout.prompt)
+        for observation in rollout.observations:
+            self.tool_media_tensors(observation)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         # `tokenize` sets an option of the Rust tokenizer; a thread that decodes meanwhile raises "Already borrowed".

@@ -76,7 +76,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         collect_groups(settings, components, state, collected)
 
         # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage.
-        # Collective: ranks agree on which replayed and carried-over groups have media that changed.
+        # Collective: ranks agree on which replayed rollouts have media that changed.
         with timer.time("select"):
             selected = components.selector.select(collected.groups, state)
         # With `async_rollouts`, the next step's first round is generated while the learner works; otherwise None.
@@ -96,6 +96,9 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
 
 def collect_groups(settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch) -> None:
     """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
+    with collected.timer.time("select"):
+        # Before they are counted, or the step would be short of the groups that this drops. Collective.
+        collected.metrics.update(components.selector.recheck_carried_over(state))
     if state.next_batch is not None:
         batch, state.next_batch = state.next_batch, None
         own_places = rank_slice(len(batch.groups), components.ranks)

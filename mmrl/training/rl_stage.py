@@ -185,7 +185,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
     # Collective: one rank may still hold a file in memory that another finds changed on disk, so ranks must agree.
     check_media = partial(
         find_media_problems_on_all_ranks,
-        check=partial(find_media_problems, run.processor.build),
+        check=partial(find_media_problems, check_media=run.processor.check_media),
         ranks=run.ranks,
         media_owners=media_owners,
     )

@@ -192,6 +192,11 @@ class Rollout:
         """Images and videos that the model saw: the sample's, then those that tools showed."""
         return (*self.prompt.sample.media, *(observation.ref for observation in self.observations))
 
+    @property
+    def media_digests(self) -> tuple[str, ...]:
+        """Digests of the prompt and of what tools showed. Rollouts with the same ones saw the same pixels."""
+        return (self.prompt.digest, *(observation.digest for observation in self.observations))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:

@@ -119,8 +119,9 @@ class Run:
             groups.append(make_group(prompt, siblings, [make_score(right=reward) for reward in rewards]))
         return tuple(groups)
 
-    def find_problems(self, prompts):
-        return {p.digest: "changed" for p in prompts if self.plan.media_changed(p.sample.id)}
+    def find_problems(self, rollouts):
+        changed = [rollout for rollout in rollouts if self.plan.media_changed(rollout.prompt.sample.id)]
+        return {rollout.media_digests: "changed" for rollout in changed}
 
     def build(self, sample):
         return make_prompt(sample)
@@ -145,6 +146,9 @@ class Run:
 
     def is_trained(self, group):
         return self.plan.dynamic_sampling is None or self.plan.is_mixed(group.prompt.sample.id)
+
+    def recheck_carried_over(self, state):
+        return self.selector.recheck_carried_over(state)
 
     def needs_another_round(self, groups, state, *, rounds):
         return self.selector.needs_another_round(groups, state, rounds=rounds)
@@ -204,11 +208,11 @@ def check_against_a_queue(run):
     """Compare a run with a plain queue, which knows nothing of slices."""
     plan, queue = run.plan, deque()
     for step in range(STEPS):
-        if plan.carry_over and len(queue) >= plan.prompts_per_step:
+        usable = [each for each in queue if not plan.media_changed(each)]
+        if plan.carry_over and len(usable) >= plan.prompts_per_step:
             assert run.arrived[step] == []  # nothing is generated that would only wait
         else:
             assert run.arrived[step]
-        usable = [each for each in queue if not plan.media_changed(each)]
         lost = len(queue) - len(usable)
         num_carried = min(len(usable), plan.prompts_per_step)
         fresh = [each for each in run.arrived[step] if plan.dynamic_sampling is None or plan.is_mixed(each)]

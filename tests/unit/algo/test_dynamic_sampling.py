@@ -105,7 +105,6 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
         "dynamic_sampling/passed_frac": 0.75,
         "dynamic_sampling/rejected/right": 1.0,
         "groups/carried_over": 0.0,
-        "groups/dropped_changed_media": 0.0,
     }
     state.step, state.version = 1, 1
     fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
@@ -123,14 +122,16 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
 def test_a_carried_group_whose_media_changed_is_dropped_and_named():
     warnings = []
 
-    def build(sample):
-        raise UserError("c.png: no such file")
+    def check_media(rollout):
+        if rollout.prompt.sample.id == "c":
+            raise UserError("c.png: no such file")
 
-    media = partial(find_changed_media, find_problems=partial(find_media_problems, build), warn=warnings.append)
-    state = TrainingState(carried_over=(group("c", 0.0, 1.0),))
-    selection = make_selector(ACCURACY, media).select([group("d", 0.0, 1.0)], state)
-    assert sample_ids(selection.experiences) == ["d"] * 2
-    [warning] = warnings
-    assert warning.startswith("sample c: c.png: no such file")
-    assert selection.metrics["groups/dropped_changed_media"] == 1.0
-    assert selection.metrics["groups/carried_over"] == 0.0
+    problems = partial(find_media_problems, check_media=check_media)
+    media = partial(find_changed_media, find_problems=problems, warn=warnings.append)
+    state = TrainingState(carried_over=(group("b", 0.0, 1.0), group("c", 0.0, 1.0)))
+    selector = make_selector(ACCURACY, media)
+    assert not selector.needs_another_round([], state, rounds=0)  # they would fill the step
+    assert selector.recheck_carried_over(state) == {"groups/dropped_changed_media": 1.0}
+    assert warnings == ["rollouts of earlier steps are dropped: c.png: no such file"]
+    assert sample_ids(state.carried_over) == ["b"]
+    assert selector.needs_another_round([], state, rounds=0)

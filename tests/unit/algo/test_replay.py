@@ -8,7 +8,7 @@ from itertools import permutations
 from statistics import fmean
 
 import pytest
-from factories import make_prompt, make_rollout, make_sample
+from factories import make_rollout
 from selection import NO_CHANGED_MEDIA, Bank, at_version, centered, group, select_all
 
 from mmrl.algo.replay import (
@@ -267,15 +267,15 @@ def test_a_step_resumed_from_its_state_draws_the_same():
 def test_rollouts_whose_media_changed_are_dropped_counted_and_named():
     bank, warnings, lost = Bank(groups=4, informative=2), [], {"0-0"}
 
-    def build(sample):
-        if sample.id in lost:
+    def check_media(rollout):
+        if rollout.prompt.sample.id in lost:
             raise UserError("0-0.png: changed since it was referenced")
-        return make_prompt(make_sample(id=sample.id))
 
-    media = partial(find_changed_media, find_problems=partial(find_media_problems, build), warn=warnings.append)
+    problems = partial(find_media_problems, check_media=check_media)
+    media = partial(find_changed_media, find_problems=problems, warn=warnings.append)
     selections, state = run(bank, make_options(), 3, size=16, media=media)
     [warning] = warnings
-    assert warning.startswith("sample 0-0: 0-0.png: changed")
+    assert warning == "rollouts of earlier steps are dropped: 0-0.png: changed since it was referenced"
     assert "0-0" not in {e.rollout.prompt.sample.id for one in selections[1:] for e in one.experiences}
     assert [one.metrics["replay/dropped_changed_media"] for one in selections] == [0.0, 4.0, 0.0]
     assert len(selections[1].experiences) == 8 + 4

@@ -151,20 +151,37 @@ def test_an_image_that_changes_during_the_run_is_refused_once_it_has_left_the_ca
         processor.prompt_tensors(replace(processor.build(WITHOUT_MEDIA), digest="0" * 64))
 
 
-def test_replayed_prompts_whose_media_changed_are_found(make_tiny, write_image, red_sample):
+def make_finder(processor, warnings):
+    problems = partial(find_media_problems, check_media=processor.check_media)
+    return partial(find_changed_media, find_problems=problems, warn=warnings.append)
+
+
+def test_replayed_rollouts_whose_prompts_changed_are_found(make_tiny, write_image, red_sample):
     warnings = []
     processor = make_tiny().fresh()
+    find = make_finder(processor, warnings)
     prompt = processor.build(red_sample)
-    find_problems = partial(find_media_problems, processor.build)
-    find = partial(find_changed_media, find_problems=find_problems, warn=warnings.append)
-    assert find([prompt, prompt]) == set()
+    siblings = [make_rollout(prompt, 0), make_rollout(prompt, 1)]
+    assert find(siblings) == set()
     write_image(Image.new("RGB", (48, 48), "blue"))
-    assert find([prompt]) == set()  # the pixels are still cached
+    assert find(siblings) == set()  # the pixels are still cached
     processor.build(WITHOUT_MEDIA)
-    assert find([prompt, prompt]) == {prompt.digest}
+    assert find(siblings) == {(prompt.digest,)}
     assert len(warnings) == 1 and "sample s: " in warnings[0] and "changed since it was referenced" in warnings[0]
-    assert find([replace(processor.build(WITHOUT_MEDIA), digest="0" * 64)]) == {"0" * 64}
+    other = replace(processor.build(WITHOUT_MEDIA), digest="0" * 64)
+    assert find([make_rollout(other)]) == {("0" * 64,)}
     assert "its media changed while the run was using them" in warnings[1]
+
+
+def test_a_replayed_rollout_is_found_by_a_page_that_changed_since_it_was_shown(make_tiny, write_image):
+    tiny, warnings = make_tiny(), []
+    page = write_image(Image.new("RGB", (48, 48), "red"))
+    rollout = make_rollout(tiny.processor.build(tiny.samples[0]))
+    shown = replace(rollout, segments=(*rollout.segments, tiny.fresh().build_tool_segment(page)))
+    assert make_finder(tiny.fresh(), warnings)([rollout, shown]) == set()
+    write_image(Image.new("RGB", (48, 48), "blue"))
+    assert make_finder(tiny.fresh(), warnings)([rollout, shown]) == {shown.media_digests}
+    assert len(warnings) == 1 and str(page.path) in warnings[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
