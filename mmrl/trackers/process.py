@@ -141,11 +141,13 @@ class RunReader:
 
     def read_new(self) -> list[StepRow]:
         """Return what was appended since the last call, a row for each step."""
-        # Timings are read first, so that the metrics of these steps are in their file by now. A step that a killed run
-        # repeats has several lines, of which the last counts.
-        times = {(record["stage"], record["step"]): record for record in self._read(self._run_dir.timings)}
+        # A run appends a step's metrics, then its timings. A step that a killed run repeats has several lines, of which
+        # the last counts.
+        timings = self._run_dir.timings
+        old_timings_end = timings.stat().st_size if timings.exists() else 0
         rows: dict[int, StepRow] = {}
-        for record in self._read(self._run_dir.metrics):
+        for record, end in self._read(self._run_dir.metrics):
+            self._ends[self._run_dir.metrics] = end
             stage, step = record["stage"], record["step"]
             if stage is not None:  # None between stages and after the last one
                 self._last_step = max(self._last_step, self._first_steps.setdefault(stage, self._last_step) + step)
@@ -153,18 +155,22 @@ class RunReader:
             row = self._add(rows, self._last_step, record)
             rollouts = self._run_dir.rollouts / f"{stage}-{step:06d}.jsonl"
             row.rollouts = rollouts if rollouts.exists() else row.rollouts
-        for (stage, step), record in times.items():
-            global_step = self._first_steps.get(stage, math.inf) + step
-            # A killed run has times of steps that the resumed one has yet to repeat.
+        times: dict[int, dict[str, Any]] = {}
+        for record, end in self._read(timings):
+            global_step = self._first_steps.get(record["stage"], math.inf) + record["step"]
             if global_step <= self._last_step:
-                self._add(rows, int(global_step), record)
+                times[int(global_step)] = record
+            elif end > old_timings_end:
+                # Its metrics came after they were read: the next call reads both. An older line that has no metrics is
+                # of a killed run, and its step has yet to be repeated.
+                break
+            self._ends[timings] = end
+        for step, record in times.items():
+            self._add(rows, step, record)
         return [rows[step] for step in sorted(rows)]
 
-    def _read(self, path: Path) -> Iterator[dict[str, Any]]:
-        if path.exists():
-            for record, end in read_records(path, self._ends.get(path, 0)):
-                self._ends[path] = end
-                yield record
+    def _read(self, path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+        return read_records(path, self._ends.get(path, 0)) if path.exists() else iter(())
 
     @staticmethod
     def _add(rows: dict[int, StepRow], step: int, record: Mapping[str, Any]) -> StepRow:

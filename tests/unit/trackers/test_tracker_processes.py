@@ -181,6 +181,29 @@ def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path
     assert ours(read_tensorboard(run_dir)) == POINTS
 
 
+def test_steps_that_end_while_the_files_are_read_keep_their_times(tmp_path, monkeypatch):
+    run_dir, waiting = make_run(tmp_path), list(LINES)
+    read_records = process.read_records
+
+    def read_while_the_run_continues(path: Path, start: int) -> Iterator[tuple[dict[str, Any], int]]:
+        for _ in range(2):
+            append(run_dir, waiting[:1])
+            del waiting[:1]
+        records = list(read_records(path, start))
+        append(run_dir, waiting[:1])
+        del waiting[:1]
+        return iter(records)
+
+    append(run_dir, waiting[:2])
+    del waiting[:2]
+    monkeypatch.setattr(process, "read_records", read_while_the_run_continues)
+    follower = make_follower(run_dir, "tensorboard")
+    while waiting:
+        follower.send_new()
+    follower.finish("finished")
+    assert ours(read_tensorboard(run_dir)) == POINTS
+
+
 def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(tmp_path):
     run_dir = make_run(tmp_path)
     append(run_dir, LINES)
