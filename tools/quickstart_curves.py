@@ -1,6 +1,6 @@
 """Prints the tables of docs/learning.md: the quickstart, with vLLM, its control and its ceiling, on several seeds.
 
-    python tools/learning.py --seeds 0 1 2 --out runs/learning
+    python tools/quickstart_curves.py --seeds 0 1 2 --out runs/learning
 
 Every run is an ordinary `mmrl train`; runs that are finished are read, not repeated.
 """
