@@ -39,9 +39,11 @@ def tube(
     `step`. With `over: target` the sum is divided by the number of the target's instants: the value is
     their mean IoU, and boxes at other instants do not matter. `of` names the part of the response that is compared.
 
-    Source: VidSTG (arXiv:2001.06891); `over: target` is the spatial reward of STVG-o1 (arXiv:2511.21375), and with
-    `of: thought` its think reward.
+    Source: VidSTG (arXiv:2001.06891); `over: target`, of answer and of thought, stands for the spatial reward of
+    STVG-o1 (arXiv:2511.21375, equations 7 and 8).
     Departures: instants replace frames, because a policy writes its boxes down. Boxes are compared in px_original.
+    STVG-o1 takes GIoU less the L1 distance over the instants in both spans, where `over: target` takes IoU over all of
+    the target's.
     Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate system,
     or its image or video does not exist.
     """

@@ -206,13 +206,22 @@ def insert_media(
 
 
 def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
-    """Return the cells that no column consumes as a whole, for `meta`. A column `a.b` consumes all of `a`."""
-    consumed: set[str] = set()
-    for column in columns:
-        for name in column.consumed_columns:
-            # Both, because `a.b` may be a column of that name or the key `b` within column `a`.
-            consumed |= {name, name.partition(".")[0]}
-    return {name: value for name, value in cells.items() if name not in consumed}
+    """Return the cells that no column consumes as a whole, for `meta`; of a column `a.b`, the other keys of `a`."""
+    unused = dict(cells)
+    for name in sorted({name for column in columns for name in column.consumed_columns}):
+        unused = _without_column(unused, name)
+    return unused
+
+
+def _without_column(cells: Cells, column: str) -> dict[str, Any]:
+    """Return the cells without the value that `get_cell` finds; a mapping that holds nothing else goes with it."""
+    outer, _, inner = column.partition(".")
+    if column not in cells and inner and isinstance(cells.get(outer), Mapping):
+        rest = _without_column(cells[outer], inner)
+        if rest:
+            return {**cells, outer: rest}
+        column = outer
+    return {name: value for name, value in cells.items() if name != column}
 
 
 def _make_sample(sample_id: str, task: str, fields: SampleFields) -> Sample:

@@ -65,9 +65,9 @@ def rows(
             embedded file as Hugging Face writes it, or a list of these), start and end (of the video, in seconds),
             choices (a list: A, B, ...), label, thinking, response (a whole response to imitate), media_index (the image
             or video that coordinates lie in, from 0). `a.b` is the key `b` within column `a`. A list of columns holds
-            one entry each. An entry that contains `{{` is a Jinja template over the columns. Columns without a role go
-            into `meta`. Where the question or a choice says `<image>` or `<video>`, the next one is put; `<image 2>` is
-            the second image. Without any, images and videos come first.
+            one entry each. An entry that contains `{{` is a Jinja template over the columns. Columns without a role
+            and the other keys of `a` go into `meta`. Where the question or a choice says `<image>` or `<video>`, the
+            next one is put; `<image 2>` is the second image. Without any, images and videos come first.
         answer_type: the type of the answer and the label (text, number, box, ...), or a template that gives it for each
             row. An answer may also quote one of the choices.
         coordinates: the coordinate system of answers that have coordinates, and only of them; a template if

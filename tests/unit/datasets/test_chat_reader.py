@@ -73,7 +73,7 @@ def test_rows_of_verl(read_chat, images):
     columns = {"turns": "prompt", "images": "images", "answer": "reward_model.ground_truth"}
     (sample,) = read_chat(row, columns=columns, answer_type="number")
     assert sample.parts == (images["a"], "Find x.")
-    assert (sample.target.value, sample.meta) == (3, {"data_source": "geo3k"})
+    assert (sample.target.value, sample.meta) == (3, {"data_source": "geo3k", "reward_model": {"style": "rule"}})
 
 
 def test_a_conversation_may_be_text_and_its_images_in_a_column(read_chat, images):

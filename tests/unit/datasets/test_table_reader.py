@@ -210,6 +210,15 @@ def test_rec_rows_of_vlm_r1(context):
     assert (first.target.value, first.target.coordinate_system) == ([0.1, 0.2, 0.3, 0.4], CoordinateSystem.NORM_1)
 
 
+def test_a_key_within_a_column_leaves_the_other_keys_in_meta(read):
+    columns = {"question": "q", "answer": "target.value", "videos": "info.video.path", "id": "info.id"}
+    info = {"video": {"path": None, "fps": 12.0}, "id": 4}
+    row = {"q": "When?", "target": {"value": 3}, "info": info, "info.id": 7, "empty": {}}
+    (sample,) = read(row, columns=columns)
+    assert (sample.id, sample.target.value) == ("rows/train/7", 3)
+    assert sample.meta == {"info": {"video": {"fps": 12.0}, "id": 4}, "empty": {}}
+
+
 # Templates
 
 
