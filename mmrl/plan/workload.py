@@ -124,7 +124,12 @@ def find_workload(
     lengths = [sample.demonstration_tokens for sample in samples]
     longest, mean = max(lengths), max(1, round(sum(lengths) / len(lengths)))
     if not longest:
-        longest = _most_new_tokens(config, stage)
+        # A demonstration that is not written yet is taken to be as long as the longest that the run may generate.
+        samplers = [each for each in config.stages if isinstance(each, RlStage | SampleStage)]
+        if isinstance(stage, RlStage):
+            samplers = [stage]
+        limits = [sampler.sampling.max_new_tokens for sampler in samplers]
+        longest = max(limits, default=config.evaluation.max_new_tokens)
         mean = min(mean_response or longest, longest)
         if isinstance(stage, SftStage):
             notes.append(f"assumed: a demonstration has at most {longest} tokens, as what is generated in the run")
@@ -139,14 +144,6 @@ def find_workload(
         mean_response=mean,
         notes=tuple(notes),
     )
-
-
-def _most_new_tokens(config: Config, stage: SftStage | RlStage) -> int:
-    """Return the most tokens that a stage generates; for one that generates none, the most of any stage."""
-    if isinstance(stage, RlStage):
-        return stage.sampling.max_new_tokens
-    limits = [other.sampling.max_new_tokens for other in config.stages if isinstance(other, RlStage | SampleStage)]
-    return max(limits, default=config.evaluation.max_new_tokens)
 
 
 def _finds_tokenizer(config: Config) -> bool:
@@ -182,11 +179,7 @@ def _measure_samples(
 
 
 def _demonstration(config: Config, stage: SftStage | RlStage, sample: Sample) -> str:
-    """Return the response that a stage imitates; empty if there is none before the run.
-
-    Raises:
-        UserError: the sample has no such response.
-    """
+    """Return the response that a stage imitates; empty if there is none before the run."""
     # An expert plays its own, and a stage before this one selects those of `samples_of`.
     if not isinstance(stage, SftStage) or stage.target_field == "expert" or stage.samples_of is not None:
         return ""
