@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from operator import attrgetter
 
 from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
 from mmrl.types import UserError
@@ -24,9 +26,9 @@ def add_parser(commands: Subparsers) -> None:
     add_config_arguments(parser)
     parser.add_argument("--gpus", type=positive_int, default=1, help="GPUs of all machines, those of servers included")
     parser.add_argument("--gpu", default="h100-80gb", help="kind of GPU (default: h100-80gb)")
-    parser.add_argument("--stage", help="the rl stage that is planned for (default: the first)")
+    parser.add_argument("--stage", help="the only stage to plan (default: all that train)")
     parser.add_argument(
-        "--response-tokens", type=positive_int, metavar="N", help="mean length of a response, for times"
+        "--response-tokens", type=positive_int, metavar="N", help="mean length of responses that are not in the data"
     )
     parser.add_argument(
         "--efficiency", type=float, default=0.3, metavar="F", help="share of a GPU's peak that learning reaches"
@@ -38,41 +40,47 @@ def add_parser(commands: Subparsers) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     """Print the plan; return 1 if the run does not fit."""
     from mmrl.config import load_config
-    from mmrl.config.schema import RlStage
 
     if not 0.0 < arguments.efficiency <= 1.0:
         raise UserError(f"--efficiency {arguments.efficiency} must be above 0 and at most 1")
     loaded = load_config(arguments.config, arguments.overrides)
-    stages = {stage.name: stage for stage in loaded.config.stages if isinstance(stage, RlStage)}
-    if not stages:
-        raise UserError(f"{arguments.config} has no rl stage, and nothing else is planned")
-    name = arguments.stage or next(iter(stages))
-    if name not in stages:
-        raise UserError(f"--stage: there is no rl stage {name!r}; the config has {', '.join(stages)}")
+    stages = {stage.name: stage for stage in loaded.config.training_stages}
+    if arguments.stage not in (None, *stages):
+        raise UserError(f"--stage: no stage {arguments.stage!r} trains; those that do: {', '.join(stages)}")
     with pause_gc_for_imports():
         from mmrl.plan.estimate import Plan, find_gpu, make_plan
-        from mmrl.plan.report import Settings, as_json, find_remedy, table_lines, yaml_lines
+        from mmrl.plan.report import Settings, as_json, find_remedy, stage_lines, table_lines, yaml_lines
         from mmrl.plan.shapes import read_shapes
         from mmrl.plan.workload import find_workload
 
     gpu, model = find_gpu(arguments.gpu), read_shapes(loaded.config.model)
-    workload = find_workload(loaded.config, stages[name], loaded.files[0].parent, model, arguments.response_tokens)
+    workloads = {}
+    for name in [arguments.stage] if arguments.stage else stages:
+        workloads[name] = find_workload(
+            loaded.config, stages[name], loaded.files[0].parent, model, arguments.response_tokens
+        )
 
-    def plan_with(settings: Settings) -> Plan:
+    def plan_with(settings: Settings) -> Iterator[Plan]:
         overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
         config = load_config(arguments.config, [*arguments.overrides, *overrides]).config
-        stage = next(stage for stage in config.stages if stage.name == name)
-        assert isinstance(stage, RlStage)
-        return make_plan(config, stage, workload, gpu, arguments.gpus, arguments.efficiency)
+        planned = {stage.name: stage for stage in config.training_stages}
+        for name, workload in workloads.items():
+            yield make_plan(config, planned[name], workload, gpu, arguments.gpus, arguments.efficiency)
 
-    plan = plan_with({})
-    remedy = None if plan.fits else find_remedy(plan, plan_with)
+    plans = list(plan_with({}))
+    # The stage that needs most comes first from here on: if it does not fit, the others need not be measured.
+    ordered = sorted(plans, key=attrgetter("peak"), reverse=True)
+    workloads = {plan.stage.name: plan.workload for plan in ordered}
+    plan, fits = ordered[0], all(plan.fits for plan in plans)
+    remedy = None if fits else find_remedy(ordered, plan_with)
     if arguments.json:
-        echo(json.dumps(as_json(plan, remedy), indent=2))
-        return int(not plan.fits)
+        echo(json.dumps(as_json(plan, plans, remedy), indent=2))
+        return int(not fits)
+    if len(plans) > 1:
+        echo("\n".join([*stage_lines(plans), f"\nStage {plan.stage.name}, which needs the most memory\n"]))
     recompute = [] if plan.config.model.gradient_checkpointing else ["vision", "language"]
-    echo("\n".join(table_lines(plan, plan_with({"model.gradient_checkpointing": recompute}))))
-    if not plan.fits:
+    echo("\n".join(table_lines(plan, next(plan_with({"model.gradient_checkpointing": recompute})))))
+    if not fits:
         echo(f"\nIt does not fit into {gpu.memory_gb:.0f} GB.")
         echo("\n".join(["These settings do:", *yaml_lines(remedy)] if remedy else ["No change of the ladder helps."]))
-    return int(not plan.fits)
+    return int(not fits)

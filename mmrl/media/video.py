@@ -102,7 +102,7 @@ def plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, lim
         fps=timeline.fps,
         total_frames=len(timeline.timestamps),
         original_size=reader.size,
-        resized_size=_resized_frame_size(reader.size, len(indices), sampling),
+        resized_size=resized_frame_size(reader.size, len(indices), sampling),
     )
 
 
@@ -167,7 +167,7 @@ def _choose_indices(ref: VideoRef, video: VideoConfig, timeline: VideoTimeline) 
     return tuple(torch.linspace(first, last, count).round().long().tolist())
 
 
-def _resized_frame_size(size: Size, count: int, sampling: FrameSampling) -> Size:
+def resized_frame_size(size: Size, count: int, sampling: FrameSampling) -> Size:
     """Return the size that `fetch_video` gives each of `count` frames.
 
     The pixels of a frame are limited by `max_pixels`, by its share of `total_pixels`, and by 768 tokens, a constant of

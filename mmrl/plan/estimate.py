@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from mmrl.config import Config
-from mmrl.config.schema import RlStage
+from mmrl.config.schema import ModelConfig, RlStage, SftStage
 from mmrl.plan.measure import Measurement, make_policy, measure, visible_pairs
 from mmrl.plan.shapes import ModelShapes, read_shapes
-from mmrl.plan.workload import MicroBatchSizes, Workload
+from mmrl.plan.workload import MicroBatchSizes, StepGroups, Workload
 from mmrl.policy.build import ComponentSummary, summarize_components
 from mmrl.types import UserError
 
@@ -69,16 +69,23 @@ class Plan:
     """A stage on a number of GPUs, with the sizes and counts from which its memory and time follow."""
 
     config: Config
-    stage: RlStage
+    stage: SftStage | RlStage
     model: ModelShapes
     gpu: Gpu
     num_gpus: int  # all GPUs, those of rollout servers included
+    server_gpus: int  # GPUs of rollout servers
+    learners: int  # GPUs that learn
     efficiency: float  # share of a GPU's peak that learning reaches
     workload: Workload
     micro_batch: MicroBatchSizes  # the fullest micro-batch
     components: tuple[ComponentSummary, ...]  # parameters by component
     trained_width: int  # bytes of a trained parameter: 4 for an adapter, which is float32
     gathered: int  # parameters that ZeRO-3 gathers at a time: two blocks, embeddings and output matrix
+
+    @property
+    def options(self) -> ModelConfig:
+        """The section `model` of the config, with what the stage freezes."""
+        return self.config.model.with_freeze(self.stage.freeze)
 
     @property
     def parameters(self) -> int:
@@ -96,17 +103,24 @@ class Plan:
         return 4 if self.config.model.dtype == "float32" else 2
 
     @property
-    def server_gpus(self) -> int:
-        """GPUs of rollout servers."""
-        if self.config.rollout.engine != "vllm_server":
-            return 0
-        servers = len(self.config.rollout.server.urls) or self.config.rollout.server.replicas
-        return servers * self.config.rollout.vllm.tensor_parallel_size
+    def phases(self) -> tuple[str, ...]:
+        """Phases of a step; an sft stage generates nothing."""
+        return PHASES if isinstance(self.stage, RlStage) else PHASES[1:]
 
     @property
-    def learners(self) -> int:
-        """GPUs that learn."""
-        return max(1, self.num_gpus - self.server_gpus)
+    def has_reference(self) -> bool:
+        """True if a KL penalty compares the policy with a reference model."""
+        return isinstance(self.stage, RlStage) and self.stage.loss.kl.coef > 0
+
+    @property
+    def groups(self) -> StepGroups:
+        """Groups of a step."""
+        return StepGroups.of_stage(self.stage)
+
+    @property
+    def gpu_flops(self) -> float:
+        """FLOPs that a GPU is assumed to do in a second."""
+        return self.gpu.peak_tflops * 1e12 * self.efficiency
 
     @property
     def zero_stage(self) -> int:
@@ -127,18 +141,22 @@ class Plan:
         parts = self.memory_parts()
         phases = {
             phase: sum(part.gigabytes for part in parts if part.place == "gpu" and phase in part.phases)
-            for phase in PHASES
+            for phase in self.phases
         }
         return phases | {"serving": sum(part.gigabytes for part in parts if part.place == "server")}
 
     @property
     def measurement(self) -> Measurement:
         """Work and memory of `micro_batch`. Measuring takes seconds, so each result is kept while the process lives."""
-        options = self.config.model.with_freeze(self.stage.freeze)
-        key = options.model_dump_json(), self.micro_batch
+        key = self.options.model_dump_json(), self.micro_batch
         if key not in _measured:
-            _measured[key] = measure(self.model, options, self.micro_batch)
+            _measured[key] = measure(self.model, self.options, self.micro_batch)
         return _measured[key]
+
+    @property
+    def peak(self) -> tuple[float, str]:
+        """The most memory of a phase, in GB of a GPU, and the phase."""
+        return max((size, phase) for phase, size in self.phase_gigabytes().items())
 
     @property
     def fits(self) -> bool:
@@ -146,16 +164,18 @@ class Plan:
         most = USABLE_FRAC * self.gpu.memory_gb
         # Weights, gradients and moments may be too much by themselves, whatever a micro-batch adds.
         held = sum(part.gigabytes for part in _state_parts(self) if part.place == "gpu" and "updating" in part.phases)
-        return held <= most and max(self.phase_gigabytes().values()) <= most
+        return held <= most and self.peak[0] <= most
 
     @property
     def step_tokens(self) -> float:
         """Prompt and response tokens of a step."""
         prompt = self.micro_batch.prompt_tokens * self.workload.mean_prompt_frac
-        return self.stage.prompts_per_step * (prompt + self.stage.group_size * self.workload.mean_response)
+        return self.groups.num_groups * (prompt + self.groups.group_size * self.workload.mean_response)
 
 
-def make_plan(config: Config, stage: RlStage, workload: Workload, gpu: Gpu, num_gpus: int, efficiency: float) -> Plan:
+def make_plan(
+    config: Config, stage: SftStage | RlStage, workload: Workload, gpu: Gpu, num_gpus: int, efficiency: float
+) -> Plan:
     """Return what a stage needs on so many GPUs. `efficiency` is the share of a GPU's peak that learning reaches.
 
     Raises:
@@ -165,16 +185,21 @@ def make_plan(config: Config, stage: RlStage, workload: Workload, gpu: Gpu, num_
     module = make_policy(model, options).model
     blocks = sorted(sum(map(torch.numel, block.parameters())) for block in module.get_decoder().layers)
     tables = {module.get_input_embeddings().weight, module.get_output_embeddings().weight}
-    micro_batch = workload.micro_batch(stage)
+    server_gpus, server = 0, config.rollout.server
+    if config.rollout.engine == "vllm_server":
+        server_gpus = (len(server.urls) or server.replicas) * config.rollout.vllm.tensor_parallel_size
+    learners = max(1, num_gpus - server_gpus)
     return Plan(
         config=config,
         stage=stage,
         model=model,
         gpu=gpu,
         num_gpus=num_gpus,
+        server_gpus=server_gpus,
+        learners=learners,
         efficiency=efficiency,
         workload=workload,
-        micro_batch=micro_batch,
+        micro_batch=workload.micro_batch(StepGroups.of_stage(stage), stage.micro_batch_tokens, learners),
         components=tuple(summarize_components(module, model.family)),
         trained_width=next(each for each in module.parameters() if each.requires_grad).element_size(),
         gathered=sum(blocks[-2:]) + sum(map(torch.numel, tables)),
@@ -220,7 +245,7 @@ def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
     elif deepspeed and plan.zero_stage:
         bucket = plan.trained_width * min(deepspeed.bucket_elements, plan.trained) / 1e9
         yield MemoryPart("bucket of gradients", bucket, phases=("learning",))
-    if plan.stage.loss.kl.coef and (deepspeed or not lora):
+    if plan.has_reference and (deepspeed or not lora):
         # Under DeepSpeed the reference is a full copy. Else it shares frozen weights; with LoRA it takes no memory.
         yield MemoryPart("reference", plan.width * (plan.parameters if deepspeed else plan.trained) / 1e9)
     yield MemoryPart("CUDA, libraries, fragments (assumed)", FIXED_GB)
@@ -240,6 +265,8 @@ def _learning_parts(plan: Plan) -> Iterator[MemoryPart]:
 
 def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
     """Yield the memory of the rollout engine: on the learner's GPU, or on that of a server."""
+    if not isinstance(plan.stage, RlStage):
+        return
     engine, vllm = plan.config.rollout.engine, plan.config.rollout.vllm
     key_bytes, state_bytes = cache_bytes(plan)
     if engine == "hf":
@@ -267,7 +294,7 @@ def _rows_of_engine(plan: Plan) -> int:
     vllm, num_engines = plan.config.rollout.vllm, plan.learners
     if plan.server_gpus:
         num_engines = plan.server_gpus // vllm.tensor_parallel_size
-    return ceil(plan.stage.prompts_per_round * plan.stage.group_size / num_engines)
+    return ceil(plan.stage.prompts_per_round * plan.groups.group_size / num_engines)
 
 
 def cache_bytes(plan: Plan) -> tuple[float, float]:
@@ -283,51 +310,71 @@ def cache_bytes(plan: Plan) -> tuple[float, float]:
 
 def step_flops(plan: Plan, *passes: str) -> float:
     """Return the FLOPs of one pass over a step's experiences: those measured, scaled by tokens, images and pairs."""
-    stage, work, micro = plan.stage, plan.workload, plan.micro_batch
+    num_groups, group_size = plan.groups.num_groups, plan.groups.group_size
+    work, micro = plan.workload, plan.micro_batch
     prompt, response = round(micro.prompt_tokens * work.mean_prompt_frac), work.mean_response
     # A group that does not fit into a micro-batch is split, and its prompt runs with each part.
-    parts = ceil(stage.group_size / len(micro.responses))
+    parts = ceil(group_size / len(micro.responses))
     measured_pairs = visible_pairs(micro.prompt_tokens, micro.responses) * micro.num_groups
     scale = {
-        "language": (parts * prompt + stage.group_size * response) / micro.num_tokens,
+        "language": (parts * prompt + group_size * response) / micro.num_tokens,
         "vision": parts * work.mean_prompt_frac / micro.num_groups,
         "attention": parts * visible_pairs(prompt, (response,) * len(micro.responses)) / measured_pairs,
-        "logits": stage.group_size * response / (micro.num_groups * sum(micro.responses)),
+        "logits": group_size * response / (micro.num_groups * sum(micro.responses)),
     }
     counts = (factor * plan.measurement.total_flops(part, passes=passes) for part, factor in scale.items())
-    return stage.prompts_per_step * sum(counts)
+    return num_groups * sum(counts)
+
+
+def learning_flops(plan: Plan) -> float:
+    """Return the FLOPs by which a step learns: forward and backward, in each of its epochs."""
+    return plan.groups.epochs * step_flops(plan, "forward", "backward")
 
 
 def step_seconds(plan: Plan) -> dict[str, float]:
     """Return the seconds of a step by part."""
-    stage, gpu, engine, vllm = plan.stage, plan.gpu, plan.config.rollout.engine, plan.config.rollout.vllm
+    groups = plan.groups
+    # All wait for the GPU that has most groups.
+    share = groups.of_one_gpu(plan.learners) * groups.mini_batches / groups.num_groups
+    seconds = {"learning": learning_flops(plan) * share / plan.gpu_flops}
+    if isinstance(plan.stage, RlStage):
+        forward = step_flops(plan, "forward") * share / plan.gpu_flops
+        recomputes = plan.stage.loss.old_logprobs == "recomputed"
+        seconds["old log-probs"] = forward * (1 - 1 / groups.mini_batches) if recomputes else 0.0
+        seconds["reference"] = forward if plan.has_reference else 0.0
+        seconds |= _generating_seconds(plan, plan.stage)
+    # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
+    updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)
+    seconds["update"] = updated / (HOST_LINK_GBS * 1e9 if plan.offloads_optimizer else plan.gpu.bandwidth_tbs * 1e12)
+    return seconds
+
+
+def _generating_seconds(plan: Plan, stage: RlStage) -> dict[str, float]:
+    """Return the seconds in which a step's responses are generated, and weights sent to the engine, by part."""
+    engine, vllm = plan.config.rollout.engine, plan.config.rollout.vllm
     prompt, response = plan.micro_batch.prompt_tokens * plan.workload.mean_prompt_frac, plan.workload.mean_response
-    gpu_flops = gpu.peak_tflops * 1e12 * plan.efficiency
-    learner_flops = plan.learners * gpu_flops
-    forward = step_flops(plan, "forward") / learner_flops
-    seconds = {"learning": stage.ppo_epochs * step_flops(plan, "forward", "backward") / learner_flops}
-    recomputes = stage.loss.old_logprobs == "recomputed" and stage.num_mini_batches > 1
-    seconds["old log-probs"] = forward * (1 - 1 / stage.num_mini_batches) if recomputes else 0.0
-    seconds["reference"] = forward if stage.loss.kl.coef else 0.0
-    # Generating: arithmetic limits the prefill; each further token reads all weights and the keys of all rows.
     gpus, rows = (vllm.tensor_parallel_size if plan.server_gpus else 1), _rows_of_engine(plan)
     batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)
     token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens
     image_flops = plan.measurement.total_flops("vision", passes=("forward",)) / plan.micro_batch.num_groups
-    engine_flops = (plan.server_gpus or plan.learners) * gpu_flops
+    # Arithmetic limits the prefill; each further token reads all weights and the keys of all rows.
+    engine_flops = (plan.server_gpus or plan.learners) * plan.gpu_flops
     prompt_flops = prompt * token_flops + image_flops * plan.workload.mean_prompt_frac
-    seconds["prefill"] = stage.prompts_per_step * prompt_flops / engine_flops
+    seconds = {"prefill": stage.prompts_per_step * prompt_flops / engine_flops}
     key_bytes, state_bytes = cache_bytes(plan)
     reads = plan.width * plan.parameters + batch * ((prompt + response / 2) * key_bytes + state_bytes)
     token_seconds = max(
-        reads / (gpus * gpu.bandwidth_tbs * 1e12 * DECODE_BANDWIDTH_FRAC), batch * token_flops / (gpus * gpu_flops)
+        reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * DECODE_BANDWIDTH_FRAC),
+        batch * token_flops / (gpus * plan.gpu_flops),
     )
     if engine == "hf":
         token_seconds = max(token_seconds, plan.model.text.num_hidden_layers * HF_LAYER_S)
     seconds["decoding"] = ceil(rows / batch) * response * token_seconds
-    # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
-    updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)
-    seconds["update"] = updated / (HOST_LINK_GBS * 1e9 if plan.offloads_optimizer else gpu.bandwidth_tbs * 1e12)
     if engine != "hf":
         seconds["weights to the engine"] = plan.width * plan.trained / (HOST_LINK_GBS * 1e9)
     return seconds
+
+
+def stage_hours(plan: Plan) -> float:
+    """Return the hours that a stage takes."""
+    return sum(step_seconds(plan).values()) * plan.stage.steps / 3600

@@ -32,7 +32,6 @@ from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import PolicyModel
-from mmrl.policy.shared_prefix_attention import attention_blocks
 from mmrl.types import UserError
 
 # Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
@@ -56,12 +55,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs and live memory by part while operators run inside it. Hooks of the model set the part."""
 
     def __init__(self, read: Callable[[torch.Tensor], torch.Tensor], visible_frac: float) -> None:
-        """Begin with nothing counted.
-
-        Args:
-            read: returns the values of a small tensor.
-            visible_frac: share of all pairs of a query and a key of the packed row that see each other.
-        """
+        """`read` returns the values of a small tensor; `visible_frac` is the share of pairs in a row that attend."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.pass_name = "rest", "forward"
         self.flops: Counter[tuple[str, str]] = Counter()
@@ -181,11 +175,8 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
 
 def visible_pairs(prompt: int, responses: Sequence[int]) -> int:
     """Return how many pairs of a query and a key of a packed group see each other."""
-    pairs = 0
-    for block in attention_blocks((PrefixGroup(prompt, tuple(responses)),)):
-        queries, keys = block.queries.stop - block.queries.start, block.keys.stop - block.keys.start
-        pairs += queries * (queries + 1) // 2 if block.causal else queries * keys
-    return pairs
+    # A response token sees the prompt, and its response up to itself.
+    return prompt * (prompt + 1) // 2 + sum(length * prompt + length * (length + 1) // 2 for length in responses)
 
 
 def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:

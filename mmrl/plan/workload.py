@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from mmrl.config import Config
-from mmrl.config.schema import RlStage, matches_conditions
+from mmrl.config.recipes import DATA
+from mmrl.config.schema import RlStage, SampleStage, SftStage, matches_conditions
 from mmrl.data.context import make_dataset_context
+from mmrl.data.demonstrations import demonstration_text
 from mmrl.data.rows import read_filtered_source
 from mmrl.media.cache import MediaCache
+from mmrl.media.video import FrameSampling, resized_frame_size
 from mmrl.plan.shapes import ModelShapes
-from mmrl.policy.build import build_encoder, build_processor
+from mmrl.policy.build import build_encoder, build_processor, build_response_format
 from mmrl.policy.families import Grid
-from mmrl.types import ImageRef, Sample, Size, UserError
+from mmrl.types import Sample, Size, UserError
 
 _MOST_ROWS = 256  # rows of each source that are measured
 _ASSUMED_TEXT_TOKENS = 256
@@ -39,6 +44,28 @@ class MicroBatchSizes:
         return self.num_groups * (self.prompt_tokens + sum(self.responses))
 
 
+class StepGroups(NamedTuple):
+    """Groups of a training step. To the learner, a demonstration is a group of one response."""
+
+    num_groups: int  # groups of a step, on all GPUs
+    group_size: int  # responses of a group
+    micro_batch_groups: int  # most groups that share a forward pass
+    mini_batches: int  # updates of an epoch
+    epochs: int  # passes of a step over its groups
+
+    @classmethod
+    def of_stage(cls, stage: SftStage | RlStage) -> StepGroups:
+        """Return those of a stage."""
+        if isinstance(stage, SftStage):
+            return cls(stage.batch_size, 1, stage.micro_batch_sequences, 1, 1)
+        sizes = stage.prompts_per_step, stage.group_size, stage.micro_batch_groups
+        return cls(*sizes, stage.num_mini_batches, stage.ppo_epochs)
+
+    def of_one_gpu(self, num_gpus: int) -> int:
+        """Return the most groups of an update that one GPU learns from: a group is not divided among GPUs."""
+        return ceil(self.num_groups / self.mini_batches / num_gpus)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Prompts and responses of a training step."""
@@ -50,50 +77,71 @@ class Workload:
     mean_response: int  # tokens that time is planned for
     notes: tuple[str, ...]  # what was measured and what was assumed
 
-    def micro_batch(self, stage: RlStage) -> MicroBatchSizes:
-        """Return the fullest micro-batch of a stage. A group that does not fit is split, and its prompt repeated."""
-        room = stage.micro_batch_tokens - self.prompt_tokens
-        size = min(stage.group_size, max(1, room // self.longest_response))
-        groups = stage.micro_batch_tokens // (self.prompt_tokens + stage.group_size * self.longest_response)
+    def micro_batch(self, groups: StepGroups, max_tokens: int, num_gpus: int) -> MicroBatchSizes:
+        """Return the fullest micro-batch. A group that does not fit is split, and its prompt repeated."""
+        size = min(groups.group_size, max(1, (max_tokens - self.prompt_tokens) // self.longest_response))
+        num_groups = max_tokens // (self.prompt_tokens + groups.group_size * self.longest_response)
         return MicroBatchSizes(
-            num_groups=max(1, min(groups, stage.micro_batch_groups, stage.prompts_per_step)),
+            num_groups=max(1, min(num_groups, groups.micro_batch_groups, groups.of_one_gpu(num_gpus))),
             prompt_tokens=self.prompt_tokens,
             grids=self.grids,
             responses=(self.longest_response,) * size,
         )
 
 
+class _SampleSizes(NamedTuple):
+    prompt_tokens: int
+    grids: tuple[Grid, ...]
+    demonstration_tokens: int  # 0 if the data have none for the stage
+
+
 def find_workload(
-    config: Config, stage: RlStage, base_dir: Path, model: ModelShapes, mean_response: int | None
+    config: Config, stage: SftStage | RlStage, base_dir: Path, model: ModelShapes, mean_response: int | None
 ) -> Workload:
-    """Return the sizes of a stage's prompts and responses; without `mean_response`, all are as long as the longest."""
+    """Return the sizes of a stage's prompts and responses.
+
+    Demonstrations are measured. Other responses have `mean_response` tokens on average, by default as many as the
+    longest.
+    """
     notes = [model.note] if model.note else []
-    prompts: list[tuple[int, tuple[Grid, ...]]] = []
+    samples: list[_SampleSizes] = []
     try:
         with TemporaryDirectory() as folder:
-            prompts = list(_measure_prompts(config, stage, base_dir, Path(folder), model))
-        has_tokenizer = _finds_tokenizer(config)
-        how = "" if has_tokenizer else "; assumed: a token is 3 characters, and videos are left out (no tokenizer here)"
-        notes.append(f"longest and mean prompt of the first {len(prompts)} samples of data.train{how}")
+            samples = list(_measure_samples(config, stage, base_dir, Path(folder), model))
+        how = "" if _finds_tokenizer(config) else "; assumed: a token is 3 characters, videos have the most frames"
+        notes.append(f"lengths are those of the first {len(samples)} samples of data.train{how}")
     except (UserError, OSError) as error:
-        notes.append(f"data.train cannot be read ({str(error).splitlines()[0]})")
-    longest = stage.sampling.max_new_tokens
-    if not prompts:
-        grid = _image_grid(config, model, None)
-        prompts = [(_ASSUMED_TEXT_TOKENS + model.image_tokens((grid,)), (grid,))]
-        notes.append(
-            f"assumed: a prompt of {_ASSUMED_TEXT_TOKENS} tokens of text and one image of model.max_pixels, "
-            f"{model.image_tokens((grid,))} tokens"
-        )
-    if mean_response is None:
-        notes.append(f"assumed: every response has max_new_tokens, {longest}; --response-tokens says otherwise")
-    prompt_tokens, grids = max(prompts)
+        hint = "; --data DIR is the folder of its files" if DATA in str(error) else ""
+        notes.append(f"data.train cannot be used ({str(error).splitlines()[0]}){hint}")
+    if not samples:
+        # Configs for videos say how many frames the model sees.
+        has_video = "video" in config.model.model_fields_set
+        grid = _video_grid(config, model) if has_video else _image_grid(config, model, None)
+        tokens = model.image_tokens((grid,))
+        samples = [_SampleSizes(_ASSUMED_TEXT_TOKENS + tokens, (grid,), 0)]
+        medium = "video with all frames of model.video" if has_video else "image of model.max_pixels"
+        notes.append(f"assumed: a prompt of {_ASSUMED_TEXT_TOKENS} tokens of text and one {medium}, {tokens} tokens")
+    lengths = [sample.demonstration_tokens for sample in samples]
+    longest, mean = max(lengths), max(1, round(sum(lengths) / len(lengths)))
+    if not longest:
+        # A demonstration that is not written yet is taken to be as long as the longest that the run may generate.
+        samplers = [each for each in config.stages if isinstance(each, RlStage | SampleStage)]
+        if isinstance(stage, RlStage):
+            samplers = [stage]
+        limits = [sampler.sampling.max_new_tokens for sampler in samplers]
+        longest = max(limits, default=config.evaluation.max_new_tokens)
+        mean = min(mean_response or longest, longest)
+        if isinstance(stage, SftStage):
+            notes.append(f"assumed: a demonstration has at most {longest} tokens, as what is generated in the run")
+        if mean_response is None:
+            notes.append(f"assumed: every response has max_new_tokens, {longest}; --response-tokens says otherwise")
+    fullest = max(samples)
     return Workload(
-        prompt_tokens=prompt_tokens,
-        grids=grids,
-        mean_prompt_frac=sum(tokens for tokens, _ in prompts) / len(prompts) / prompt_tokens,
+        prompt_tokens=fullest.prompt_tokens,
+        grids=fullest.grids,
+        mean_prompt_frac=sum(sample.prompt_tokens for sample in samples) / len(samples) / fullest.prompt_tokens,
         longest_response=longest,
-        mean_response=min(mean_response or longest, longest),
+        mean_response=mean,
         notes=tuple(notes),
     )
 
@@ -102,10 +150,10 @@ def _finds_tokenizer(config: Config) -> bool:
     return config.model.path is None or (Path(config.model.path) / "tokenizer_config.json").is_file()
 
 
-def _measure_prompts(
-    config: Config, stage: RlStage, base_dir: Path, work_dir: Path, model: ModelShapes
-) -> Iterator[tuple[int, tuple[Grid, ...]]]:
-    """Yield tokens and grids of the first prompts of each source."""
+def _measure_samples(
+    config: Config, stage: SftStage | RlStage, base_dir: Path, work_dir: Path, model: ModelShapes
+) -> Iterator[_SampleSizes]:
+    """Yield the sizes of the first samples of each source."""
     context = make_dataset_context(config, base_dir, work_dir)
     samples: list[Sample] = []
     for source in config.data.train:
@@ -113,15 +161,32 @@ def _measure_prompts(
         samples += [row for row in rows if isinstance(row, Sample) and matches_conditions(stage.when, row)]
     cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=0)
     if _finds_tokenizer(config):
-        encoder = build_encoder(config, build_processor(config, samples, base_dir), cache)
-        for layout in map(encoder.measure, samples):
-            yield len(layout.ids), tuple(media.grid for media in layout.media_layouts)
+        bundle = build_processor(config, samples, base_dir)
+        encoder = build_encoder(config, bundle, cache)
+        for sample in samples:
+            layout, text = encoder.measure(sample), _demonstration(config, stage, sample)
+            media_grids = tuple(media.grid for media in layout.media_layouts)
+            ids = bundle.processor.tokenizer(text, add_special_tokens=False).input_ids
+            yield _SampleSizes(len(layout.ids), media_grids, len(ids) + 1 if ids else 0)  # EOS ends it
         return
     for sample in samples:
         characters = sum(len(part) for part in sample.parts if isinstance(part, str))
-        images = [part for part in sample.parts if isinstance(part, ImageRef)]
-        grids = tuple(_image_grid(config, model, cache.image_size(image)) for image in images)
-        yield _CHAT_TOKENS + round(characters / _CHARACTERS_PER_TOKEN) + model.image_tokens(grids), grids
+        grids = [_image_grid(config, model, cache.image_size(image)) for image in sample.images]
+        grids += [_video_grid(config, model)] * (len(sample.media) - len(grids))
+        prompt_tokens = _CHAT_TOKENS + round(characters / _CHARACTERS_PER_TOKEN) + model.image_tokens(grids)
+        demonstration_tokens = ceil(len(_demonstration(config, stage, sample)) / _CHARACTERS_PER_TOKEN)
+        yield _SampleSizes(prompt_tokens, tuple(grids), demonstration_tokens)
+
+
+def _demonstration(config: Config, stage: SftStage | RlStage, sample: Sample) -> str:
+    """Return the response that a stage imitates; empty if there is none before the run."""
+    # An expert plays its own, and a stage before this one selects those of `samples_of`.
+    if not isinstance(stage, SftStage) or stage.target_field == "expert" or stage.samples_of is not None:
+        return ""
+    demonstration = demonstration_text(sample, stage.target_field)
+    if isinstance(demonstration, str):
+        return demonstration
+    return build_response_format(config).render(demonstration, sample.thinking)
 
 
 def _image_grid(config: Config, model: ModelShapes, size: Size | None) -> Grid:
@@ -134,3 +199,14 @@ def _image_grid(config: Config, model: ModelShapes, size: Size | None) -> Grid:
         max_pixels=config.model.max_pixels,
     )
     return (1, height // patch, width // patch)
+
+
+def _video_grid(config: Config, model: ModelShapes) -> Grid:
+    """Return the grid of a square video of as many frames as `model.video` and `model.max_prompt_tokens` allow."""
+    vision, video = model.vision, config.model.video
+    side = int(video.max_pixels**0.5)
+    sampling = FrameSampling(video=video, patch_size=vision.patch_size)
+    width, height = resized_frame_size(Size(side, side), video.max_frames, sampling)
+    rows, columns = height // vision.patch_size, width // vision.patch_size
+    most = (config.model.max_prompt_tokens - _ASSUMED_TEXT_TOKENS) // model.image_tokens(((1, rows, columns),))
+    return (max(1, min(video.max_frames // vision.temporal_patch_size, most)), rows, columns)

@@ -9,18 +9,24 @@ import pytest
 import torch
 from config_samples import SMALL
 from tool_modules import load_tool
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.config.recipes import read_header
 from mmrl.config.schema import ModelConfig
+from mmrl.data.context import make_dataset_context
+from mmrl.data.rows import read_filtered_source
+from mmrl.media.cache import MediaCache
 from mmrl.plan import estimate
 from mmrl.plan import measure as measuring
-from mmrl.plan.estimate import HF_LAYER_S, find_gpu, make_plan, step_seconds
-from mmrl.plan.measure import Measurement, measure, visible_pairs
+from mmrl.plan.estimate import HF_LAYER_S, find_gpu, learning_flops, make_plan, step_seconds
+from mmrl.plan.measure import Measurement, make_batch, make_policy, measure, visible_pairs
 from mmrl.plan.report import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
-from mmrl.plan.workload import MicroBatchSizes, Workload
+from mmrl.plan.workload import MicroBatchSizes, Workload, find_workload
+from mmrl.policy.build import build_encoder, build_processor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -28,12 +34,12 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 # Those that are planned soonest: for hardware, without and with experts, and a system's.
 # `tools/dev/recipe_memory.py` writes all.
 RECIPES = ["qwen2_5_vl_7b_8x80gb", "qwen3_vl_30b_a3b_8x80gb", "clip_reward"]
-# Without those that cannot be planned: one has no rl stage, and two go on from the model of another run.
+# Without those that cannot be planned: they go on from the model of another run.
 SYSTEMS = sorted(
     path
     for path in ROOT.glob("configs/recipes/*.yaml")
     if "# Hardware:" in path.read_text(encoding="utf-8")
-    and path.stem not in ("dress", "ui_r1_e_fast", "vl_cogito_hard")
+    and path.stem not in ("ui_r1_e_fast", "vl_cogito_hard")
 )
 
 # `safetensors.total` of each model on huggingface.co, or, for Qwen3.5, the presets of keras-team/keras-hub.
@@ -72,10 +78,22 @@ def needs_a_pretended_device():
         pytest.skip(str(error))
 
 
-def plan_small(*overrides, gpus=1):
+def plan_small(*overrides, gpus=1, kind="rl"):
     config = load_config(QUICKSTART, overrides).config
-    stage = next(stage for stage in config.stages if stage.kind == "rl")
+    stage = next(stage for stage in config.stages if stage.kind == kind)
     return make_plan(config, stage, WORKLOAD, find_gpu("h100-80gb"), gpus, 0.3)
+
+
+def count_with(measure, monkeypatch):
+    """Let plans take what a micro-batch needs from a function, in place of a run on the pretended device."""
+    monkeypatch.setattr(estimate, "measure", measure)
+    monkeypatch.setattr(estimate, "_measured", {})
+
+
+def measure_by_tokens(model, options, micro_batch):
+    """Say that each token of a micro-batch takes 10 MB, and 1 TFLOP in each direction."""
+    flops = {("language", name): 1e12 * micro_batch.num_tokens for name in ("forward", "backward")}
+    return Measurement(flops=flops, peak={"language": 1e7 * micro_batch.num_tokens})
 
 
 def test_a_ladder_measures_only_what_may_fit_and_nothing_twice(monkeypatch):
@@ -85,8 +103,7 @@ def test_a_ladder_measures_only_what_may_fit_and_nothing_twice(monkeypatch):
         measured.append(options)
         return Measurement(flops={}, peak={"language": 1e9})
 
-    monkeypatch.setattr(estimate, "measure", count)
-    monkeypatch.setattr(estimate, "_measured", {})
+    count_with(count, monkeypatch)
     plan = plan_small()
     # Libraries alone take more than a gigabyte.
     assert not replace(plan, gpu=plan.gpu._replace(memory_gb=1.0)).fits and not measured
@@ -176,17 +193,18 @@ def test_a_reference_is_a_whole_copy_only_where_it_shares_nothing():
 @pytest.mark.slow
 def test_remedy_is_the_first_rung_that_fits_and_can_be_pasted(tmp_path):
     plan, memory_gb, seen = plan_small("stages.rl.micro_batch_tokens=4096", gpus=2), 0.0, []
+    plan = replace(plan, gpu=plan.gpu._replace(memory_gb=memory_gb))
 
     def plan_with(settings):
         seen.append(list(settings))
         changed = plan_small(*(f"{path}={json.dumps(value)}" for path, value in settings.items()), gpus=2)
-        return replace(changed, gpu=changed.gpu._replace(memory_gb=memory_gb))
+        return [replace(changed, gpu=changed.gpu._replace(memory_gb=memory_gb))]
 
-    assert find_remedy(plan, plan_with) is None
+    assert find_remedy([plan], plan_with) is None
     rungs = ["gradient_checkpointing", "micro_batch_tokens", "zero_stage", "lora", "offload_optimizer"]
     assert [path.rpartition(".")[2] for path in seen[-1]] == rungs
     memory_gb = 80.0
-    assert list(find_remedy(plan, plan_with)) == ["model.gradient_checkpointing"]
+    assert list(find_remedy([plan], plan_with)) == ["model.gradient_checkpointing"]
     # Pasted into a config, the lines are read as they are meant.
     settings = {"model.gradient_checkpointing": ["vision"], "deepspeed.zero_stage": 3, "model.lora": {"rank": 8}}
     file = tmp_path / "pasted.yaml"
@@ -231,9 +249,134 @@ def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
         find_gpu("b300")
 
 
-def test_config_without_an_rl_stage_is_refused(capsys):
-    assert main(["plan", "dress"]) == 2
-    assert "dress has no rl stage" in capsys.readouterr().err
+def test_a_supervised_stage_needs_what_its_demonstrations_need():
+    tool = load_tool("bench/plan")
+    sizes = ("stages.cold.batch_size=6", "stages.cold.micro_batch_sequences=2", "model.gradient_checkpointing=[]")
+    plan = plan_small(*sizes, kind="sft")
+    policy = make_policy(plan.model, plan.options, "cpu")
+    for parameter in policy.trained.values():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def run(num_groups):
+        batch = make_batch(plan.model, replace(plan.micro_batch, num_groups=num_groups))
+        policy.compute_logprobs(batch).logprobs_N.sum().backward()
+
+    with FlopCounterMode(display=False, custom_mapping=tool.CPU_ATTENTION) as counter:
+        run(1)
+    # Each of the six has a prompt of its own, and is learned once.
+    assert learning_flops(plan) == pytest.approx(6 * counter.get_total_flops(), rel=0.001)
+    assert sum(plan.measurement.peak.values()) == pytest.approx(tool.peak_bytes(lambda: run(2)), rel=0.1)
+    assert plan.step_tokens == 6 * (WORKLOAD.prompt_tokens + WORKLOAD.mean_response)
+    assert {name for name, seconds in step_seconds(plan).items() if seconds} == {"learning", "update"}
+    assert set(plan.phase_gigabytes()) == {"learning", "updating", "serving"}
+    vllm = plan_small("rollout.engine=vllm", "stages.rl.loss.kl.coef=0.1", kind="sft")
+    assert not [name for name in sizes_of(vllm) if "vLLM" in name or "keys" in name or name == "reference"]
+
+
+def test_a_group_is_not_divided_among_gpus(monkeypatch):
+    count_with(measure_by_tokens, monkeypatch)
+    three = ("stages.rl.prompts_per_step=3", "stages.rl.micro_batch_tokens=100000")
+    few, many = plan_small(*three, gpus=2), plan_small(*three, gpus=8)
+    assert (few.micro_batch.num_groups, many.micro_batch.num_groups) == (2, 1)
+    # One of two GPUs learns from two groups, and of eight GPUs five wait.
+    assert step_seconds(few)["learning"] == pytest.approx(2 * step_seconds(many)["learning"])
+    assert plan_small(*three, "stages.rl.num_mini_batches=3").micro_batch.num_groups == 1
+
+
+def test_demonstrations_are_as_long_as_those_that_are_learned(tmp_path):
+    texts = ["three", "There are three red squares, and <b>one</b> circle.", "eleven"]
+    rows = [{"id": i, "question": "How many?", "answer": text, "response": text} for i, text in enumerate(texts)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "config.yaml"
+    file.write_text(SMALL)
+    source = {
+        "fn": "mmrl_datasets.readers.table:rows",
+        "args": {
+            "path": "rows.jsonl",
+            "answer_type": "text",
+            "columns": {"id": "id", "question": "question", "answer": "answer", "response": "response"},
+        },
+    }
+    overrides = [f"data.train={json.dumps([source])}", "stages.cold.target_field=response"]
+    config = load_config(file, overrides).config
+    cold, rl = config.stages
+    model = read_shapes(config.model)
+    found = find_workload(config, cold, tmp_path, model, mean_response=None)
+
+    context = make_dataset_context(config, tmp_path, tmp_path)
+    samples = list(read_filtered_source(config.data.train[0], tmp_path, context, "train"))
+    bundle = build_processor(config, samples, tmp_path)
+    cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=0)
+    processor = PromptProcessor(build_encoder(config, bundle, cache))
+    lengths = []
+    for sample in samples:
+        rollout = processor.build_demonstration(processor.build(sample), sample.response)
+        lengths.append(sum(len(segment.token_ids) for segment in rollout.segments))
+    assert (found.longest_response, found.mean_response) == (max(lengths), round(sum(lengths) / 3))
+    assert len(set(lengths)) > 1 and not any("assumed" in note for note in found.notes)
+    # What the policy generates is not in the data.
+    assert find_workload(config, rl, tmp_path, model, mean_response=7).mean_response == 7
+    # Without a tokenizer, a token is three characters.
+    named = load_config(file, [*overrides, "model={path: Qwen/Qwen2.5-VL-3B-Instruct}"]).config
+    assert find_workload(named, cold, tmp_path, model, mean_response=None).longest_response == 17
+
+
+def test_unwritten_demonstrations_are_as_long_as_what_the_run_may_generate(tmp_path):
+    config = load_config(QUICKSTART, ["stages.rl.sampling.max_new_tokens=77"]).config
+    cold = config.stages[0].model_copy(update={"target_field": "expert"})
+    found = find_workload(config, cold, QUICKSTART.parent, read_shapes(config.model), mean_response=None)
+    assert found.longest_response == found.mean_response == 77
+    assert "assumed: a demonstration has at most 77 tokens" in "\n".join(found.notes)
+
+
+def test_a_video_is_assumed_where_the_config_describes_videos(tmp_path):
+    video = {"max_frames": 8, "min_pixels": 3136, "max_pixels": 12544}
+    model = {"path": "Qwen/Qwen2.5-VL-3B-Instruct", "video": video}
+    config = load_config(QUICKSTART, [f"model={json.dumps(model)}", "data.train=[{fn: ./missing.py:rows}]"]).config
+    shapes = read_shapes(config.model)
+    # Frames of 112 x 112 pixels have 8 x 8 patches, and a token covers four patches of two frames.
+    assert find_workload(config, config.stages[0], tmp_path, shapes, None).grids == ((4, 8, 8),)
+    limited = config.model_copy(update={"model": config.model.model_copy(update={"max_prompt_tokens": 256 + 32})})
+    assert find_workload(limited, config.stages[0], tmp_path, shapes, None).grids == ((2, 8, 8),)
+
+
+def test_every_stage_that_trains_is_planned(monkeypatch, capsys):
+    count_with(measure_by_tokens, monkeypatch)
+    command = ["plan", str(QUICKSTART), "stages.cold.micro_batch_sequences=1", "stages.rl.steps=20"]
+    assert main([*command, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert list(planned["stages"]) == ["cold", "rl"] and planned["stage"] == "rl" and planned["fits"]
+    assert planned["phase_gb"] == planned["stages"]["rl"]["phase_gb"]
+    assert planned["stages"]["rl"]["hours"] == pytest.approx(sum(planned["step_seconds"].values()) * 20 / 3600)
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"cold \(sft\).*\n  rl \(rl\).*\n  in all .* GPU-hours\n\nStage rl, which needs the most", printed)
+    assert main([*command, "--stage", "cold"]) == 0
+    printed = capsys.readouterr().out
+    assert "Stages that train" not in printed and "while generating" not in printed
+    assert main([*command, "--stage", "warm"]) == 2
+    assert "no stage 'warm' trains; those that do: cold, rl" in capsys.readouterr().err
+
+
+def test_settings_are_found_with_which_all_stages_fit(monkeypatch, capsys):
+    count_with(measure_by_tokens, monkeypatch)
+    sizes = ["stages.cold.micro_batch_sequences=1000", "stages.cold.batch_size=1000"]
+    # As many demonstrations as fit into 16,384 tokens share a forward pass, of 10 MB a token.
+    assert main(["plan", str(QUICKSTART), "--json", *sizes]) == 1
+    planned = json.loads(capsys.readouterr().out)
+    assert not planned["stages"]["cold"]["fits"] and planned["stages"]["rl"]["fits"]
+    assert {path for path in planned["remedy"] if "micro_batch" in path} == {"stages.cold.micro_batch_tokens"}
+    overrides = [f"{path}={json.dumps(value)}" for path, value in planned["remedy"].items()]
+    assert main(["plan", str(QUICKSTART), *sizes, *overrides]) == 0
+
+
+def test_a_smaller_micro_batch_is_smaller():
+    plan = plan_small("stages.rl.micro_batch_groups=1", "stages.rl.micro_batch_tokens=16384")
+    plan = replace(plan, gpu=plan.gpu._replace(memory_gb=1.0))
+    rungs = []
+    find_remedy([plan], lambda settings: rungs.append(dict(settings)) or [plan])
+    limits = [rung["stages.rl.micro_batch_tokens"] for rung in rungs if "stages.rl.micro_batch_tokens" in rung]
+    assert limits and limits[0] < plan.micro_batch.num_tokens
 
 
 def test_command_says_what_it_assumed_without_data(tmp_path, capsys):
@@ -241,6 +384,6 @@ def test_command_says_what_it_assumed_without_data(tmp_path, capsys):
     file.write_text(SMALL)
     assert main(["plan", str(file)]) == 0
     printed = capsys.readouterr().out
-    assert "data.train cannot be read" in printed
+    assert "data.train cannot be used" in printed
     assert "assumed: a prompt of 256 tokens of text and one image" in printed
     assert "with vision, language recomputed: " in printed
