@@ -52,6 +52,7 @@ examples:
 
 Prints the lines of YAML that read the dataset. An interrupted command leaves no folder behind.
 """
+_WRITE_REMEDY = "free space or choose another place"
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -134,7 +135,7 @@ def _write_outputs(report: DataCheckReport, json_file: str | None, plots_dir: Pa
     histograms = {}
     for name, split in report.splits.items():
         histograms[name] = {"prompt tokens": split.prompt_tokens, "visual tokens": split.visual_tokens}
-    with report_write_errors(plot):
+    with report_write_errors(plot, _WRITE_REMEDY):
         plot.parent.mkdir(parents=True, exist_ok=True)
         draw_histograms(histograms, {"prompt tokens": report.max_prompt_tokens}).save(plot)
     return [*files, plot]
@@ -162,7 +163,7 @@ def _show(arguments: argparse.Namespace) -> int:
         for view in views:
             console.info(describe_sample(view) + "\n")
         if arguments.out is not None:
-            with report_write_errors(arguments.out):
+            with report_write_errors(arguments.out, _WRITE_REMEDY):
                 draw_contact_sheet(views).save(arguments.out)
             console.info(f"Written: {arguments.out}")
     return 0

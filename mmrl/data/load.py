@@ -277,9 +277,9 @@ class DatasetLoader:
         if index:
             index.add(new_sizes)
             self._report_problems(index)
-        problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
-        usable = [sample for sample in samples if problems[sample.id] is None]
-        return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items() if problem]
+        problems = find_media_problems(samples, opened)
+        usable = [sample for sample in samples if sample.id not in problems]
+        return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
 
     def _take_drawn_images(self) -> dict[ImageRef, Size]:
         """Return the images that generators have just encoded, without those that exceed a limit, and forget them."""
@@ -323,9 +323,9 @@ def measure_prompts(
     """Measure the prompt of each sample, and separate those that cannot be used; errors as in `filter_by_prompt`."""
     measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
     for sample in samples:
-        problem = find_media_problem(sample, opened_videos)
-        if problem is not None:
-            measured.bad.append(RejectedRow(sample.id, problem))
+        problems = find_media_problems([sample], opened_videos)
+        if problems:
+            measured.bad.append(RejectedRow(sample.id, problems[sample.id]))
             continue
         try:
             measure_prompt(sample)
@@ -376,10 +376,14 @@ def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef]
     return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
 
 
-def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
-    """Return the first error among a sample's media, or None; media that were not opened count as good."""
-    errors = [opened[ref] for ref in sample.media if isinstance(opened.get(ref), MediaError)]
-    return str(errors[0]) if errors else None
+def find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
+    """Return the first error among a sample's media, by sample id; media that were not opened count as good."""
+    problems: dict[str, str] = {}
+    for sample in samples:
+        for ref in sample.media:
+            if isinstance(opened.get(ref), MediaError):
+                problems.setdefault(sample.id, str(opened[ref]))
+    return problems
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:

@@ -24,7 +24,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
     DatasetLoader,
     check_stages_have_samples,
-    find_media_problem,
+    find_media_problems,
     measure_prompts,
     open_media,
     unique_images,
@@ -228,7 +228,7 @@ class DataCheck:
 
     def _drop_samples_with_bad_media(self, opened: Mapping[Any, object]) -> None:
         for split, samples in self._samples.items():
-            self._drop_samples(FindingCode.MEDIA, split, _find_media_problems(samples, opened))
+            self._drop_samples(FindingCode.MEDIA, split, find_media_problems(samples, opened))
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score."""
@@ -318,7 +318,7 @@ class DataCheck:
                 continue
             opened: dict[Any, object] = {**self._open_images(questions.samples)}
             opened |= self._open_videos(questions.samples)
-            media_problems = _find_media_problems(questions.samples, opened)
+            media_problems = find_media_problems(questions.samples, opened)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
             for sample_id, problem in {**questions.problems, **media_problems}.items():
                 self._add_finding(FindingCode.MEDIA, split, sample_id, problem, severity=severity)
@@ -354,12 +354,6 @@ class DataCheck:
 
 def _load_and_read(source: DataSourceConfig, base_dir: Path, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
     yield from load_dataset_function(source, base_dir)(context)
-
-
-def _find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
-    """Return the first error among the media of each sample that has one, by sample id."""
-    problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
-    return {sample_id: problem for sample_id, problem in problems.items() if problem}
 
 
 def _count_task(samples: Sequence[Sample]) -> TaskCount:

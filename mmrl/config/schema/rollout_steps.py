@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from mmrl.config.schema.base import (
     BatchSize,
     Fraction,
+    FunctionConfig,
     Identifier,
     NonNegativeInt,
     Number,
@@ -143,15 +144,14 @@ class RethinkConfig(StrictModel):
         return biases
 
 
-class ToolConfig(StrictModel):
-    """A function that a response may call."""
+class ToolConfig(FunctionConfig):
+    """A function that a response may call, such as `mmrl.rollout.tools.builtin:search`.
 
-    fn: str
-    """`module:function` or `./file.py:function`, such as `mmrl.rollout.tools.builtin:search`."""
+    It is called with the arguments that the model writes, and with the options in `args`.
+    """
+
     name: Identifier | None = None
     """Name by which the model calls it; the function's own when left out."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options that the function is called with, beside the arguments that the model writes."""
 
     @property
     def call_name(self) -> str:
