@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 import tempfile
@@ -175,15 +176,13 @@ def _make(arguments: argparse.Namespace) -> int:
     from rich.progress import track
 
     from mmrl.media.pixel_reader import PixelReader
-    from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
-    from mmrl.utils.plugins import load_function
+    from mmrl.utils.plugins import load_plugin
     from mmrl_datasets.export import MEDIA_DIR, atomic_output_dir, write_table
 
-    fn = load_function(arguments.fn, Path.cwd(), role="data source")
-    check_positional_parameters(fn, ("context",), role="data source")
-    options = read_plugin_options(fn, skip=1)
-    args = validate_args(repr(arguments.fn), options, _parse_args(arguments.overrides))
-    size = args.get("size", options["size"].default if "size" in options else 0)
+    args = _parse_args(arguments.overrides)
+    fn = load_plugin(arguments.fn, Path.cwd(), args, role="data source", parameters=("context",))
+    option = inspect.signature(fn).parameters.get("size")  # its default is the value that was given, if one was
+    size = option.default if option else 0
     if size is None:
         raise UserError("size=null never ends; say how many samples to write")
     console = Console(stderr=True)
@@ -193,7 +192,7 @@ def _make(arguments: argparse.Namespace) -> int:
         context = DatasetContext(
             work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=media_policy, media_opener=opener
         )
-        samples = fn(context, **args)
+        samples = fn(context)
         samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
         table_args = write_table(samples, folder, arguments.format)
     echo(_config_snippet(arguments.out, table_args), end="")
