@@ -165,7 +165,7 @@ def _show(arguments: argparse.Namespace) -> int:
             console.info(describe_sample(view) + "\n")
         if arguments.out is not None:
             with report_write_errors(arguments.out, _WRITE_REMEDY):
-                draw_contact_sheet(views).save(arguments.out)
+                draw_contact_sheet(views).save(arguments.out, "PNG")
             console.info(f"Written: {arguments.out}")
     return 0
 

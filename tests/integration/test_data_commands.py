@@ -354,6 +354,20 @@ def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
     assert here("data", "show", config, "--split", "validation").code == 2
 
 
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("seen", ""),  # a PNG, whatever its name
+        ("nowhere/seen.png", "cannot be written: No such file or directory; free space or choose another place"),
+    ],
+)
+def test_show_writes_any_name_and_says_where_it_cannot(tmp_path: Path, here: Command, out: str, message: str) -> None:
+    done = here("data", "show", write_config(tmp_path), "--out", tmp_path / out)
+    assert message in done.errors
+    assert done.code == (2 if message else 0)
+    assert message or (tmp_path / out).read_bytes().startswith(b"\x89PNG")
+
+
 CLIPS = """
 import hashlib
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Sample, Target, VideoRef
