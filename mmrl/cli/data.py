@@ -143,7 +143,6 @@ def _write_outputs(report: DataCheckReport, json_file: str | None, plots_dir: Pa
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the samples, and draw them into an image if asked to."""
     from mmrl.config import check_data_files, load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
@@ -171,10 +170,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    """Write the samples, and print the YAML that reads them."""
-    from rich.console import Console
-    from rich.progress import track
-
+    from mmrl.log.console import Console
     from mmrl.media.pixel_reader import PixelReader
     from mmrl.utils.plugins import load_plugin
     from mmrl_datasets.export import MEDIA_DIR, atomic_output_dir, write_table
@@ -185,15 +181,13 @@ def _make(arguments: argparse.Namespace) -> int:
     size = option.default if option else 0
     if size is None:
         raise UserError("size=null never ends; say how many samples to write")
-    console = Console(stderr=True)
     with atomic_output_dir(arguments.out) as folder:
         media_policy = MediaPolicy(roots=(Path.cwd().resolve(), folder.resolve()))
         opener = PixelReader(media_policy)
         context = DatasetContext(
             work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=media_policy, media_opener=opener
         )
-        samples = fn(context)
-        samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
+        samples = Console(sys.stderr).track("making samples", fn(context), size or None)
         table_args = write_table(samples, folder, arguments.format)
     echo(_config_snippet(arguments.out, table_args), end="")
     return 0

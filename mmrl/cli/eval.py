@@ -115,7 +115,6 @@ def _add_run_parser(group: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Generate responses, score them, and print the report."""
     from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
@@ -175,7 +174,6 @@ def _add_score_parser(group: Subparsers) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> int:
-    """Score the responses, write the report and print it."""
     from mmrl.benchmarks.compare import changed_verdicts
     from mmrl.benchmarks.grading import score_files
     from mmrl.benchmarks.registry import get_benchmark
@@ -233,7 +231,6 @@ def _add_compare_parser(group: Subparsers) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    """Compare the results and print the differences."""
     from mmrl.benchmarks.compare import VerdictColumn, compare_runs, compare_subsets
     from mmrl.benchmarks.verdict import read_verdicts
 
