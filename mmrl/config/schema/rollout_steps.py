@@ -320,15 +320,14 @@ class GreedyConfig(StrictModel):
     """Selects this kind of step."""
 
 
-class CustomStepConfig(StrictModel):
-    """A user's rollout step (docs/extending/rollout_step.md)."""
+class CustomStepConfig(FunctionConfig):
+    """A user's rollout step: `fn` is called with a `RolloutContext` and returns a `RolloutStep`.
+
+    See docs/extending/rollout_step.md.
+    """
 
     kind: Literal["custom"] = "custom"
     """Selects this kind of step; may be left out beside `fn`."""
-    fn: str
-    """`module:function` or `./file.py:function`; called with a `RolloutContext`, it returns a `RolloutStep`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
     name: Identifier | None = None
     """Name that messages use; the function's own when left out."""
     max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
