@@ -171,42 +171,33 @@ class DatasetLoader:
     ) -> SplitRows:
         """Return the rows of a split that pass their source's row filter, among the first `limit` rows of each source.
 
-        If a source raises midway, its rows before the error are kept and `on_error` is called with the source and the
-        error. Without `on_error`, the error is raised.
+        If a source or its filter raises midway, its rows before the error are kept and `on_error` is called with the
+        source and the error. Without `on_error`, the error is raised.
         """
         sources = sources_by_split(self._config.data)[split]
         kept: list[Sample | RejectedRow] = []
         source_indices: dict[str, int] = {}
         counts = [0] * len(sources)
         num_filtered = 0
-        rows = self._iter_rows(split, limit, on_error)
-
-        for source_index, row in self._console.track(f"reading {split} samples", rows):
-            if passes_row_filter(row, sources[source_index]):
-                kept.append(row)
-                source_indices[row.id] = source_index
-                counts[source_index] += 1
-            else:
-                num_filtered += 1
+        for source_index, source in enumerate(sources):
+            rows = read_source(source, self._functions[split][source_index], self._context, split)
+            try:
+                for row in self._console.track(f"reading {split} samples", islice(rows, limit)):
+                    if passes_row_filter(row, source):
+                        kept.append(row)
+                        source_indices[row.id] = source_index
+                        counts[source_index] += 1
+                    else:
+                        num_filtered += 1
+            except UserError as error:
+                if on_error is None:
+                    raise
+                on_error(source, error)
         if num_filtered:
             count = len(kept) + num_filtered
             self._console.info(f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter`")
         samples, rejected = separate_rejected(kept)
         return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
-
-    def _iter_rows(
-        self, split: str, limit: int | None, on_error: Callable[[DataSourceConfig, UserError], None] | None
-    ) -> Iterator[tuple[int, Sample | RejectedRow]]:
-        """Yield each row of a split with the index of its source; arguments as in `read_split`."""
-        for source_index, source in enumerate(sources_by_split(self._config.data)[split]):
-            rows = read_source(source, self._functions[split][source_index], self._context, split)
-            try:
-                for row in islice(rows, limit):
-                    yield source_index, row
-            except UserError as error:
-                if on_error is None:
-                    raise
-                on_error(source, error)
 
     def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[bool]:
         """Decode every frame of all videos that the model will see. Yield False every minute, and True at the end.

@@ -272,6 +272,15 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path: Path, here: Command)
     ]
 
 
+def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path: Path, here: Command) -> None:
+    splits = clean_splits(tmp_path)
+    splits["test"][0]["row_filter"] = {"column": "level", "low": 1}
+    code, report = run_check(here, write_config(tmp_path, splits))
+    assert code == 1
+    assert ("source", "test", "") in found(report)
+    assert report["splits"]["train"]["usable"]
+
+
 def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     before = set(list_tree(os.getpid()))
