@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
-from mmrl.utils.files import json_line
+from mmrl.utils.files import json_line, report_write_errors
 from mmrl_datasets.formats.tables import write_parquet
 from mmrl_datasets.readers import table
 
@@ -31,6 +31,7 @@ ROLES: Final = (
     *("id", "images", "videos", "start", "end", "question", "answer", "label", "thinking", "response", "media_index"),
 )
 """The columns of an exported table, each named as the role that it plays for the reader."""
+_WRITE_REMEDY: Final = "free space or choose another place"
 
 
 @contextmanager
@@ -42,13 +43,13 @@ def atomic_output_dir(out: Path) -> Iterator[Path]:
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} is not an empty folder; choose another place, or remove it first")
-    with _report_write_errors(out):
+    with report_write_errors(out, _WRITE_REMEDY):
         out.parent.mkdir(parents=True, exist_ok=True)
         # The folder lies beside `out`, so that renaming it is one step of the file system.
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         yield folder
-        with _report_write_errors(out):
+        with report_write_errors(out, _WRITE_REMEDY):
             # mkdtemp lets nobody but the owner read.
             folder.chmod(0o755)
             folder.replace(out)
@@ -89,7 +90,7 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         rows.append({role: cells[role] for role in roles} | dict(sample.meta))
     options |= {"path": f"samples.{file_format}", "columns": {role: role for role in roles}}
     file = folder / options["path"]
-    with _report_write_errors(file):
+    with report_write_errors(file, _WRITE_REMEDY):
         if file_format == "parquet":
             write_parquet(file, rows)
         else:
@@ -126,14 +127,6 @@ def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[s
         # 0 is what the reader takes anyway, so a table whose samples have one image needs no such column.
         "media_index": sample.target.media_index or None,
     }
-
-
-@contextmanager
-def _report_write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _shared_options(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 import tempfile
@@ -52,6 +53,7 @@ examples:
 
 Prints the lines of YAML that read the dataset. An interrupted command leaves no folder behind.
 """
+_WRITE_REMEDY = "free space or choose another place"
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -134,14 +136,13 @@ def _write_outputs(report: DataCheckReport, json_file: str | None, plots_dir: Pa
     histograms = {}
     for name, split in report.splits.items():
         histograms[name] = {"prompt tokens": split.prompt_tokens, "visual tokens": split.visual_tokens}
-    with report_write_errors(plot):
+    with report_write_errors(plot, _WRITE_REMEDY):
         plot.parent.mkdir(parents=True, exist_ok=True)
         draw_histograms(histograms, {"prompt tokens": report.max_prompt_tokens}).save(plot)
     return [*files, plot]
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the samples, and draw them into an image if asked to."""
     from mmrl.config import check_data_files, load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
@@ -162,38 +163,31 @@ def _show(arguments: argparse.Namespace) -> int:
         for view in views:
             console.info(describe_sample(view) + "\n")
         if arguments.out is not None:
-            with report_write_errors(arguments.out):
-                draw_contact_sheet(views).save(arguments.out)
+            with report_write_errors(arguments.out, _WRITE_REMEDY):
+                draw_contact_sheet(views).save(arguments.out, "PNG")
             console.info(f"Written: {arguments.out}")
     return 0
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    """Write the samples, and print the YAML that reads them."""
-    from rich.console import Console
-    from rich.progress import track
-
+    from mmrl.log.console import Console
     from mmrl.media.pixel_reader import PixelReader
-    from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
-    from mmrl.utils.plugins import load_function
+    from mmrl.utils.plugins import load_plugin
     from mmrl_datasets.export import MEDIA_DIR, atomic_output_dir, write_table
 
-    fn = load_function(arguments.fn, Path.cwd(), role="data source")
-    check_positional_parameters(fn, ("context",), role="data source")
-    options = read_plugin_options(fn, skip=1)
-    args = validate_args(repr(arguments.fn), options, _parse_args(arguments.overrides))
-    size = args.get("size", options["size"].default if "size" in options else 0)
+    args = _parse_args(arguments.overrides)
+    fn = load_plugin(arguments.fn, Path.cwd(), args, role="data source", parameters=("context",))
+    option = inspect.signature(fn).parameters.get("size")  # its default is the value that was given, if one was
+    size = option.default if option else 0
     if size is None:
         raise UserError("size=null never ends; say how many samples to write")
-    console = Console(stderr=True)
     with atomic_output_dir(arguments.out) as folder:
         media_policy = MediaPolicy(roots=(Path.cwd().resolve(), folder.resolve()))
         opener = PixelReader(media_policy)
         context = DatasetContext(
             work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=media_policy, media_opener=opener
         )
-        samples = fn(context, **args)
-        samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
+        samples = Console(sys.stderr).track("making samples", fn(context), size or None)
         table_args = write_table(samples, folder, arguments.format)
     echo(_config_snippet(arguments.out, table_args), end="")
     return 0

@@ -115,7 +115,6 @@ def _add_run_parser(group: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Generate responses, score them, and print the report."""
     from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
@@ -175,7 +174,6 @@ def _add_score_parser(group: Subparsers) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> int:
-    """Score the responses, write the report and print it."""
     from mmrl.benchmarks.compare import changed_verdicts
     from mmrl.benchmarks.grading import score_files
     from mmrl.benchmarks.registry import get_benchmark
@@ -233,7 +231,6 @@ def _add_compare_parser(group: Subparsers) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    """Compare the results and print the differences."""
     from mmrl.benchmarks.compare import VerdictColumn, compare_runs, compare_subsets
     from mmrl.benchmarks.verdict import read_verdicts
 
@@ -273,30 +270,18 @@ def _print_comparison(column: str, comparison: RunComparison, max_flips: int) ->
 
 def _print_subset_table(column: str, comparisons: Mapping[str, RunComparison]) -> None:
     """Print the differences within the subsets that a column divides the questions into."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from mmrl.log.console import Console
 
-    from mmrl.utils.control_chars import escape_controls
-
-    table = Table(title=Text(escape_controls(f"strict by {column}")), title_justify="left")
-    table.add_column(Text(escape_controls(column)))
-    for heading in ("n", "A", "B", "A - B", "95 %", "A alone", "B alone", "McNemar p"):
-        table.add_column(heading, justify="right")
+    rows = []
     for value, comparison in comparisons.items():
         difference = comparison.difference
         interval = ""
         if comparison.num_questions > 1:
             interval = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
-        table.add_row(
-            Text(escape_controls(value)),
-            str(comparison.num_questions),
-            f"{100 * comparison.accuracy_a:.1f}",
-            f"{100 * comparison.accuracy_b:.1f}",
-            f"{100 * difference.value:+.1f}",
-            interval,
-            str(len(comparison.a_only_ids)),
-            str(len(comparison.b_only_ids)),
-            f"{comparison.mcnemar.p_value:.3g}" if comparison.mcnemar else "",
-        )
-    Console(width=120).print(table)
+        shares = f"{100 * comparison.accuracy_a:.1f}", f"{100 * comparison.accuracy_b:.1f}"
+        flips = str(len(comparison.a_only_ids)), str(len(comparison.b_only_ids))
+        p_value = f"{comparison.mcnemar.p_value:.3g}" if comparison.mcnemar else ""
+        number = str(comparison.num_questions)
+        rows.append((value, number, *shares, f"{100 * difference.value:+.1f}", interval, *flips, p_value))
+    headings = (column, "n", "A", "B", "A - B", "95 %", "A alone", "B alone", "McNemar p")
+    Console().print_table(f"strict by {column}", headings, rows)

@@ -12,7 +12,6 @@ from mmrl.cli import config, data, doctor, eval, export, plan, recipe, reward, t
 from mmrl.cli.common import echo, option_overrides
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
-from mmrl.utils.error_catcher import ErrorCatcher
 
 EPILOG = """\
 examples:
@@ -70,18 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(arguments: argparse.Namespace) -> int:
     """Run a command; an error in a function of the user's becomes a UserError with role, file, line and cause."""
-    with ErrorCatcher() as caught:
+    try:
         return int(arguments.run(arguments))
-    error = caught.error
-    assert error is not None
-    if isinstance(error, UserError | SystemExit | BrokenPipeError):
-        raise error
-    from mmrl.utils.plugins import describe_plugin_error  # it takes time to import, and most commands never need it
+    except (UserError, BrokenPipeError):
+        raise
+    except Exception as error:
+        from mmrl.utils.plugins import describe_plugin_error  # it takes time to import, and most commands never need it
 
-    explained = describe_plugin_error(error)
-    if explained is None:
-        raise error
-    raise UserError(explained) from error
+        explained = describe_plugin_error(error)
+        if explained is None:
+            raise
+        raise UserError(explained) from error
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -36,7 +36,6 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Write the page, or serve it until Ctrl-C."""
     from mmrl.view.bundle import PageServer, write_folder, write_single
     from mmrl.view.media import PictureStore
     from mmrl.view.run_documents import RunDocuments, build_all_documents

@@ -76,12 +76,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     root, data_files = _fill_in_data_folder(root, files.files[0].parent)
     # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
-    config, invalid = _validate(root, Config)
-    # A value that could not be read is null in the tree, which validation would report a second time.
-    unread = {problem.path for problem in files.problems}
-    problems = files.problems + [problem for problem in invalid if problem.path not in unread]
-    if config is None or problems:
-        raise UserError("\n".join(map(str, problems)))
+    config = _validate(root, Config, files.problems)
     origins = {}
     for setting, _ in iter_leaves(config.model_dump(mode="json")):
         node, depth = root.find_nearest(setting)
@@ -163,16 +158,11 @@ def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: S
     Raises:
         UserError: a setting is invalid; all problems at once, a line each.
     """
-    sources = _ConfigFiles()
-    root, _ = parse_yaml(json.dumps(base_settings), lambda line: origin)
+    files = _ConfigFiles()
+    root = _to_node(dict(base_settings), origin)
     for override in overrides:
-        root = sources.apply_override(root or ConfigNode({}, origin), override)
-    root = _apply_presets(root or ConfigNode({}, origin))
-    eval_config, invalid = _validate(root, EvalConfig)
-    problems = sources.problems + invalid
-    if eval_config is None or problems:
-        raise UserError("\n".join(map(str, problems)))
-    return eval_config
+        root = files.apply_override(root, override)
+    return _validate(_apply_presets(root), EvalConfig, files.problems)
 
 
 def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
@@ -395,34 +385,32 @@ def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode
 
 def _apply_presets(root: ConfigNode) -> ConfigNode:
     """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
-    root = _change_child(root, "stages", partial(_change_entries, change=_apply_stage_presets))
-    return _change_child(root, "evaluation", _apply_step_presets)
+    apply_to_step = partial(_merge_over_preset, key="preset", presets=RETHINK_PRESETS)
+    root = _change(root, ("stages", "*"), _apply_stage_presets)
+    root = _change(root, ("stages", "*", "rollout_steps", "*"), apply_to_step)
+    return _change(root, ("evaluation", "rollout_steps", "*"), apply_to_step)
 
 
 def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
     has_replay = isinstance(stage.value, dict) and "replay" in stage.value
-    stage = _change_child(stage, "replay", partial(_merge_over_preset, key="preset", presets=REPLAY_PRESETS))
+    stage = _change(stage, ("replay",), partial(_merge_over_preset, key="preset", presets=REPLAY_PRESETS))
     stage = _merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS)
     if isinstance(stage.value, dict) and not has_replay:
         # An algorithm's replay settings apply only to stages with a `replay` section: they do not switch replay on.
         stage = ConfigNode({key: node for key, node in stage.value.items() if key != "replay"}, stage.origin)
-    return _apply_step_presets(stage)
+    return stage
 
 
-def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
-    """Return a stage, or the evaluation, with the presets of its rollout steps filled in."""
-    apply = partial(_merge_over_preset, key="preset", presets=RETHINK_PRESETS)
-    return _change_child(owner, "rollout_steps", partial(_change_entries, change=apply))
-
-
-def _change_child(node: ConfigNode, key: str, change: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
-    if not isinstance(node.value, dict) or key not in node.value:
-        return node
-    return ConfigNode({**node.value, key: change(node.value[key])}, node.origin)
-
-
-def _change_entries(node: ConfigNode, change: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
-    return ConfigNode(list(map(change, node.value)), node.origin) if isinstance(node.value, list) else node
+def _change(node: ConfigNode, path: Sequence[str], change: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
+    """Return the tree with `change` applied at a path, if it is there; `*` stands for every entry of a list."""
+    if not path:
+        return change(node)
+    key, rest = path[0], path[1:]
+    if key == "*" and isinstance(node.value, list):
+        return ConfigNode([_change(entry, rest, change) for entry in node.value], node.origin)
+    if isinstance(node.value, dict) and key in node.value:
+        return ConfigNode({**node.value, key: _change(node.value[key], rest, change)}, node.origin)
+    return node
 
 
 def _merge_over_preset(node: ConfigNode, key: str, presets: Presets) -> ConfigNode:
@@ -437,7 +425,7 @@ def _merge_over_preset(node: ConfigNode, key: str, presets: Presets) -> ConfigNo
 
 
 def _to_node(value: PlainValue, origin: str) -> ConfigNode:
-    """Return a preset as a tree in which everything has one origin."""
+    """Return plain settings as a tree in which everything has one origin."""
     if isinstance(value, dict):
         return ConfigNode({key: _to_node(inner, origin) for key, inner in value.items()}, origin)
     if isinstance(value, list):
@@ -445,14 +433,19 @@ def _to_node(value: PlainValue, origin: str) -> ConfigNode:
     return ConfigNode(value, origin)
 
 
-def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, list[ConfigProblem]]:
-    # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
+def _validate(root: ConfigNode, schema: type[SchemaT], unread: Sequence[ConfigProblem]) -> SchemaT:
+    """Return the settings of a tree; raise a UserError with all problems, `unread` those of values not read."""
+    problems, config = list(unread), None
     try:
-        return schema.model_validate_json(json.dumps(root.plain_value)), []
+        # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
+        config = schema.model_validate_json(json.dumps(root.plain_value))
     except ValidationError as error:
-        problems = []
+        # A value that could not be read is null in the tree, which would be reported a second time.
+        unread_paths = {problem.path for problem in unread}
         for detail in error.errors():
             problem = to_problem(detail, root, schema)
-            if problem is not None:
+            if problem is not None and problem.path not in unread_paths:
                 problems.append(problem)
-        return None, problems
+    if config is None or problems:
+        raise UserError("\n".join(map(str, problems)))
+    return config

@@ -171,42 +171,33 @@ class DatasetLoader:
     ) -> SplitRows:
         """Return the rows of a split that pass their source's row filter, among the first `limit` rows of each source.
 
-        If a source raises midway, its rows before the error are kept and `on_error` is called with the source and the
-        error. Without `on_error`, the error is raised.
+        If a source or its filter raises midway, its rows before the error are kept and `on_error` is called with the
+        source and the error. Without `on_error`, the error is raised.
         """
         sources = sources_by_split(self._config.data)[split]
         kept: list[Sample | RejectedRow] = []
         source_indices: dict[str, int] = {}
         counts = [0] * len(sources)
         num_filtered = 0
-        rows = self._iter_rows(split, limit, on_error)
-
-        for source_index, row in self._console.track(f"reading {split} samples", rows):
-            if passes_row_filter(row, sources[source_index]):
-                kept.append(row)
-                source_indices[row.id] = source_index
-                counts[source_index] += 1
-            else:
-                num_filtered += 1
+        for source_index, source in enumerate(sources):
+            rows = read_source(source, self._functions[split][source_index], self._context, split)
+            try:
+                for row in self._console.track(f"reading {split} samples", islice(rows, limit)):
+                    if passes_row_filter(row, source):
+                        kept.append(row)
+                        source_indices[row.id] = source_index
+                        counts[source_index] += 1
+                    else:
+                        num_filtered += 1
+            except UserError as error:
+                if on_error is None:
+                    raise
+                on_error(source, error)
         if num_filtered:
             count = len(kept) + num_filtered
             self._console.info(f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter`")
         samples, rejected = separate_rejected(kept)
         return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
-
-    def _iter_rows(
-        self, split: str, limit: int | None, on_error: Callable[[DataSourceConfig, UserError], None] | None
-    ) -> Iterator[tuple[int, Sample | RejectedRow]]:
-        """Yield each row of a split with the index of its source; arguments as in `read_split`."""
-        for source_index, source in enumerate(sources_by_split(self._config.data)[split]):
-            rows = read_source(source, self._functions[split][source_index], self._context, split)
-            try:
-                for row in islice(rows, limit):
-                    yield source_index, row
-            except UserError as error:
-                if on_error is None:
-                    raise
-                on_error(source, error)
 
     def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[bool]:
         """Decode every frame of all videos that the model will see. Yield False every minute, and True at the end.
@@ -277,9 +268,9 @@ class DatasetLoader:
         if index:
             index.add(new_sizes)
             self._report_problems(index)
-        problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
-        usable = [sample for sample in samples if problems[sample.id] is None]
-        return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items() if problem]
+        problems = find_media_problems(samples, opened)
+        usable = [sample for sample in samples if sample.id not in problems]
+        return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
 
     def _take_drawn_images(self) -> dict[ImageRef, Size]:
         """Return the images that generators have just encoded, without those that exceed a limit, and forget them."""
@@ -323,9 +314,9 @@ def measure_prompts(
     """Measure the prompt of each sample, and separate those that cannot be used; errors as in `filter_by_prompt`."""
     measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
     for sample in samples:
-        problem = find_media_problem(sample, opened_videos)
-        if problem is not None:
-            measured.bad.append(RejectedRow(sample.id, problem))
+        problems = find_media_problems([sample], opened_videos)
+        if problems:
+            measured.bad.append(RejectedRow(sample.id, problems[sample.id]))
             continue
         try:
             measure_prompt(sample)
@@ -376,10 +367,14 @@ def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef]
     return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
 
 
-def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
-    """Return the first error among a sample's media, or None; media that were not opened count as good."""
-    errors = [opened[ref] for ref in sample.media if isinstance(opened.get(ref), MediaError)]
-    return str(errors[0]) if errors else None
+def find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
+    """Return the first error among a sample's media, by sample id; media that were not opened count as good."""
+    problems: dict[str, str] = {}
+    for sample in samples:
+        for ref in sample.media:
+            if isinstance(opened.get(ref), MediaError):
+                problems.setdefault(sample.id, str(opened[ref]))
+    return problems
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:

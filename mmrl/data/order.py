@@ -83,7 +83,6 @@ class SequentialOrder:
     """Takes the samples in the same order in every epoch."""
 
     def __init__(self, samples: Sequence[DataRow]) -> None:
-        """Create an order of at least one sample."""
         self._samples = samples
 
     def take(self, start_position: int, count: int) -> list[DataRow]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
     DatasetLoader,
     check_stages_have_samples,
-    find_media_problem,
+    find_media_problems,
     measure_prompts,
     open_media,
     unique_images,
@@ -38,7 +38,7 @@ from mmrl.data_check.duplicates import (
     find_training_overlap,
     first_uses_by_digest,
 )
-from mmrl.data_check.fingerprints import OpenedImage, OpenedVideo, inspect_image, inspect_video
+from mmrl.data_check.fingerprints import inspect_image, inspect_video
 from mmrl.data_check.report import (
     BenchmarkReport,
     DataCheckReport,
@@ -54,7 +54,7 @@ from mmrl.data_check.sample_view import find_outside_image
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.pixel_reader import PixelReader
-from mmrl.media.video import FrameSampling
+from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.scoring import RewardProcessError
@@ -66,8 +66,8 @@ from mmrl.training.functions import load_configured_benchmark
 from mmrl.types import (
     AnswerType,
     DatasetContext,
-    ImageRef,
     MediaError,
+    MediaRef,
     PromptTooLongError,
     RejectedRow,
     Sample,
@@ -200,35 +200,40 @@ class DataCheck:
                 owners[sample.id] = split
             self._samples[split] = kept
 
-    def _open_images(self, samples: Iterable[Sample]) -> dict[ImageRef, OpenedImage | MediaError]:
-        """Open the images that have no fingerprint yet, and keep fingerprints and sizes of those that can be used."""
-        refs = [ref for ref in unique_images(samples) if ref.sha256 not in self._fingerprints]
+    def _open_images(self, samples: Iterable[Sample]) -> dict[MediaRef, MediaError]:
+        """Open the images that have no fingerprint yet, and return the errors of those that cannot be used."""
         inspect = partial(inspect_image, self._worker_cache)
-        opened = dict(open_media(refs, inspect, options=self._config.data, console=self._console))
-        for ref, result in opened.items():
-            if isinstance(result, OpenedImage):
-                self._fingerprints[ref.sha256] = result.fingerprint
-                # Prompts can then be measured without opening the image again.
-                self._media_cache.set_image_size(ref, result.size)
-        return opened
+        # With their sizes, prompts can be measured without opening them again.
+        return self._open_media(unique_images(samples), inspect, self._media_cache.set_image_size)
 
-    def _open_videos(self, samples: Iterable[Sample]) -> dict[VideoRef, OpenedVideo | MediaError]:
+    def _open_videos(self, samples: Iterable[Sample]) -> dict[MediaRef, MediaError]:
         """Open the videos as `_open_images` does; none without the model's processor, which decides on the frames."""
         sampling = self._frame_sampling
         if sampling is None:
             return {}
-        refs = [ref for ref in unique_videos(samples) if ref.sha256 not in self._fingerprints]
         inspect = partial(inspect_video, self._worker_cache, sampling)
-        opened = dict(open_media(refs, inspect, options=self._config.data, console=self._console))
-        for ref, result in opened.items():
-            if isinstance(result, OpenedVideo):
-                self._fingerprints[ref.sha256] = result.fingerprint
-                self._media_cache.set_frame_plan(ref, sampling, result.frame_plan)
-        return opened
 
-    def _drop_samples_with_bad_media(self, opened: Mapping[Any, object]) -> None:
+        def keep(ref: VideoRef, plan: FramePlan) -> None:
+            self._media_cache.set_frame_plan(ref, sampling, plan)
+
+        return self._open_media(unique_videos(samples), inspect, keep)
+
+    def _open_media(
+        self, refs: Iterable[Any], inspect: Callable[[Any], tuple[Any, bytes]], keep: Callable[[Any, Any], None]
+    ) -> dict[MediaRef, MediaError]:
+        new_refs = [ref for ref in refs if ref.sha256 not in self._fingerprints]
+        errors: dict[MediaRef, MediaError] = {}
+        for ref, result in open_media(new_refs, inspect, options=self._config.data, console=self._console):
+            if isinstance(result, MediaError):
+                errors[ref] = result
+            else:
+                found, self._fingerprints[ref.sha256] = result
+                keep(ref, found)
+        return errors
+
+    def _drop_samples_with_bad_media(self, errors: Mapping[MediaRef, MediaError]) -> None:
         for split, samples in self._samples.items():
-            self._drop_samples(FindingCode.MEDIA, split, _find_media_problems(samples, opened))
+            self._drop_samples(FindingCode.MEDIA, split, find_media_problems(samples, errors))
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score."""
@@ -316,9 +321,8 @@ class DataCheck:
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
-            opened: dict[Any, object] = {**self._open_images(questions.samples)}
-            opened |= self._open_videos(questions.samples)
-            media_problems = _find_media_problems(questions.samples, opened)
+            errors = self._open_images(questions.samples) | self._open_videos(questions.samples)
+            media_problems = find_media_problems(questions.samples, errors)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
             for sample_id, problem in {**questions.problems, **media_problems}.items():
                 self._add_finding(FindingCode.MEDIA, split, sample_id, problem, severity=severity)
@@ -354,12 +358,6 @@ class DataCheck:
 
 def _load_and_read(source: DataSourceConfig, base_dir: Path, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
     yield from load_dataset_function(source, base_dir)(context)
-
-
-def _find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
-    """Return the first error among the media of each sample that has one, by sample id."""
-    problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
-    return {sample_id: problem for sample_id, problem in problems.items() if problem}
 
 
 def _count_task(samples: Sequence[Sample]) -> TaskCount:

@@ -10,7 +10,6 @@ with less contrast) had a correlation above 0.995, other images of the same kind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,39 +26,25 @@ THUMBNAIL_SIDE: Final = 12
 _BLOCK_ROWS: Final = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedImage:
-    """Size and fingerprint of an image that opened without an error."""
-
-    size: Size  # width and height in pixels
-    fingerprint: bytes  # its thumbnail, see `image_fingerprint`
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedVideo:
-    """Frame plan and fingerprint of a video whose frames decoded without an error."""
-
-    frame_plan: FramePlan  # the frames that the model sees
-    fingerprint: bytes  # the thumbnail of the middle one of these frames
-
-
 def image_fingerprint(image: Image.Image) -> bytes:
     """Return the thumbnail of an RGB image, `3 * THUMBNAIL_SIDE**2` bytes."""
     return image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
 
 
-def inspect_image(cache: MediaCache, ref: ImageRef) -> OpenedImage:
-    """Open an image. Worker processes call this with an empty cache of their own.
+def inspect_image(cache: MediaCache, ref: ImageRef) -> tuple[Size, bytes]:
+    """Return size and fingerprint of an image. Worker processes call this with an empty cache of their own.
 
     Raises:
         MediaError: the image cannot be used.
     """
     image = cache.get_image(ref)
-    return OpenedImage(Size(*image.size), image_fingerprint(image))
+    return Size(*image.size), image_fingerprint(image)
 
 
-def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> OpenedVideo:
-    """Decode every frame of a video that the model sees. Worker processes call this with an empty cache of their own.
+def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> tuple[FramePlan, bytes]:
+    """Decode the frames of a video that the model sees; return their plan, and the fingerprint of the middle one.
+
+    Worker processes call this with an empty cache of their own.
 
     Raises:
         MediaError: the video cannot be used.
@@ -68,7 +53,7 @@ def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> 
     middle_CHW = video.frames_TCHW[len(video.frames_TCHW) // 2]
     # Bicubic resizing overshoots 0 and 255.
     image = Image.fromarray(middle_CHW.clamp(0, 255).byte().permute(1, 2, 0).numpy())
-    return OpenedVideo(video.plan, image_fingerprint(image))
+    return video.plan, image_fingerprint(image)
 
 
 def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, int]:

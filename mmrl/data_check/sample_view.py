@@ -165,7 +165,7 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
                 for index, value in enumerate(pixels)  # x, y, x, y, ...
             )
             if not is_within:
-                size = "{}x{}".format(*resize_map.original)
+                size = format_size(resize_map.original)
                 yield f"its {role} {list(values)} ({target.coordinate_system}) leaves the image of {size} pixels"
 
 
@@ -182,9 +182,11 @@ def describe_sample(view: SampleView) -> str:
     lines.append("")
     for number, media in enumerate(view.media):
         time, height, width = media.layout.grid
+        resize_map = media.layout.resize_map
+        sizes = f"{format_size(resize_map.original)} -> {format_size(resize_map.resized)}"
         lines += [
             f"media {number}  {media.ref.path}",
-            f"         {_format_resize(media)}, {time} x {height} x {width} patches, {media.num_tokens} tokens",
+            f"         {sizes}, {time} x {height} x {width} patches, {media.num_tokens} tokens",
         ]
     lines += [f"{role:<8} {_format_target(target, view)}" for role, target in targets_by_role(sample)]
     if sample.thinking is not None:
@@ -233,8 +235,3 @@ def _media_views(encoder: PromptEncoder, encoded: EncodedPrompt) -> tuple[MediaV
             )
         )
     return tuple(views)
-
-
-def _format_resize(view: MediaView) -> str:
-    resize_map = view.layout.resize_map
-    return f"{format_size(resize_map.original)} -> {format_size(resize_map.resized)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig
@@ -16,9 +17,9 @@ from mmrl.media.video import (
     FrameSampling,
     check_frames_agree,
     decode_frames,
+    find_frame,
     open_reader,
     plan_frames,
-    read_video_frame,
 )
 from mmrl.types import ImageRef, MediaError, MediaPolicy, Size, VideoRef
 from mmrl.utils.byte_cache import ByteCache
@@ -64,7 +65,7 @@ class MediaCache:
 
         Raises:
             MediaError: the file, the video's frame or the crop cannot be used (see `open_image`, `open_reader`,
-                `read_video_frame` and `crop_image`).
+                `find_frame` and `crop_image`).
         """
         cached = self._images.get(ref)
         if cached is not None:
@@ -75,7 +76,8 @@ class MediaCache:
         elif ref.timestamp is not None:
             video = VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps)
             with open_reader(video, self.media_policy, self.limits) as reader:
-                image = corrupt_image(read_video_frame(ref, ref.timestamp, reader), ref)
+                (pixels,) = reader.read_frames([find_frame(ref.path, ref.timestamp, reader.timeline)])
+            image = corrupt_image(Image.fromarray(np.ascontiguousarray(pixels)), ref)
         else:
             image = corrupt_image(open_image(ref, self.media_policy.roots, self.limits), ref)
         self._sizes[ref] = Size(*image.size)

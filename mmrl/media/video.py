@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,12 @@ from typing import Final
 
 import numpy as np
 import torch
-from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.decord_reader import REMEDY, DecordFileReader
 from mmrl.media.image import resized_size
 from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
-from mmrl.types import ImageRef, MediaError, MediaPolicy, MediaRangeError, Size, VideoRef
+from mmrl.types import MediaError, MediaPolicy, MediaRangeError, Size, VideoRef
 from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
 
 # Beside a CPU build of torch, `import torchvision` fails unless this has run; functions below import it.
@@ -106,23 +106,19 @@ def plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, lim
     )
 
 
-def read_video_frame(ref: ImageRef, second: float, reader: VideoReader) -> Image.Image:
-    """Return the frame that a video shows at a second, counted from its first frame; RGB, upright.
+def find_frame(path: str, second: float, timeline: VideoTimeline) -> int:
+    """Return the index of the frame that a video shows at a second, counted from its first frame.
 
     Raises:
-        MediaError: the frame does not decode.
         MediaRangeError: the video has no such second.
     """
-    (pixels,) = reader.read_frames([find_frame(ref.path, second, reader.timeline)])
-    return Image.fromarray(np.ascontiguousarray(pixels))
-
-
-def find_frame(path: str, second: float, timeline: VideoTimeline) -> int:
-    """Return the index of the frame that a video shows at a second; raise a MediaRangeError if there is none."""
     last_frame_s = timeline.seconds_at(-1)
     if not 0.0 <= second < last_frame_s + 1 / timeline.fps:
         raise MediaRangeError(f"{path}: there is nothing at {second:g} s; its last frame is at {last_frame_s:.3f} s")
-    return timeline.frame_at(second)
+    # Without the tolerance, the float from `seconds_at` could fall just before its own frame.
+    tolerance_s = 1e-6
+    tick = timeline.timestamps[0] + (second + tolerance_s) / float(timeline.time_base)
+    return max(0, bisect_right(timeline.timestamps, tick) - 1)
 
 
 def check_frames_agree(path: str, by_decord: DecodedVideo, by_pyav: DecodedVideo) -> None:

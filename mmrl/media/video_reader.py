@@ -55,13 +55,6 @@ class VideoTimeline:
         """Return when a frame is shown, in seconds after the first frame."""
         return float((self.timestamps[index] - self.timestamps[0]) * self.time_base)
 
-    def frame_at(self, second: float) -> int:
-        """Return the index of the frame that is shown at a second, counted from the first frame."""
-        # Without the tolerance, the float from `seconds_at` could fall just before its own frame.
-        tolerance_s = 1e-6
-        tick = self.timestamps[0] + (second + tolerance_s) / float(self.time_base)
-        return max(0, bisect_right(self.timestamps, tick) - 1)
-
 
 class VideoFileReader:
     """Reads frames of an open video file. Its header, packets and first frame are checked at construction."""

@@ -30,7 +30,6 @@ class FileIndex:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the index, or begin an empty one."""
         self._path = path
         self._database: sqlite3.Connection | None = None
         self._pending: list[tuple[bytes, str, int, int, str, int]] = []

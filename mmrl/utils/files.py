@@ -21,6 +21,7 @@ RETIRED_SUFFIX: Final = ".retired"
 """Ends the name of a folder that is being replaced."""
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written."""
+_RESUME: Final = "put that right and run the same command again, it continues from the last checkpoint"
 _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -86,15 +87,12 @@ def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
 
 
 @contextmanager
-def report_write_errors(path: Path) -> Iterator[None]:
+def report_write_errors(path: Path, remedy: str = _RESUME) -> Iterator[None]:
     """Turn an OSError inside this block (full disk, no permission) into a UserError that names `path`."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror}; put that right and run the same command again, "
-            "it continues from the last checkpoint"
-        ) from error
+        raise UserError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
 
 
 def check_not_deleted(path: Path) -> None:

@@ -81,7 +81,22 @@ def load_function(name: str, base_dir: Path, *, role: str) -> Callable[..., Any]
     Raises:
         UserError: there is no such module, file or function, it cannot be imported, or is not a function.
     """
-    found = load_object(name, base_dir)
+    place, _, attribute = name.rpartition(":")
+    is_file = place.endswith(".py")
+    if not attribute or not (is_file or all(part.isidentifier() for part in place.split("."))):
+        raise UserError(f"{name!r} names no function: write `package.module:function` or `./file.py:function`")
+    if is_file:
+        module = _import_file(base_dir / place, name)
+    elif place in sys.modules:
+        module = sys.modules[place]
+    else:
+        with _import_errors_explained(name, place):
+            module = importlib.import_module(place)
+    members = vars(module)
+    if attribute not in members:
+        hint = did_you_mean(attribute, members)
+        raise UserError(f"{name!r}: {place} has no {attribute!r}" + (f"; {hint}" if hint else ""))
+    found: object = members[attribute]
     if not callable(found):
         raise UserError(f"{role} {name!r} is not a function, but {type(found).__name__} {found!r:.60}")
     code = getattr(inspect.unwrap(found), "__code__", None)
@@ -98,30 +113,6 @@ def describe_plugin_error(error: BaseException) -> str | None:
             cause = ": ".join(filter(None, (type(error).__name__, str(error))))
             return f"{used_as} raised {cause} ({entry.filename}:{entry.lineno})"
     return None
-
-
-def load_object(name: str, base_dir: Path) -> object:
-    """Load the object that YAML names; file paths start from `base_dir`.
-
-    Raises:
-        UserError: there is no such module, file or attribute, or it cannot be imported.
-    """
-    place, _, attribute = name.rpartition(":")
-    is_file = place.endswith(".py")
-    if not attribute or not (is_file or all(part.isidentifier() for part in place.split("."))):
-        raise UserError(f"{name!r} names no function: write `package.module:function` or `./file.py:function`")
-    if is_file:
-        module = _import_file(base_dir / place, name)
-    elif place in sys.modules:
-        module = sys.modules[place]
-    else:
-        with _import_errors_explained(name, place):
-            module = importlib.import_module(place)
-    members = vars(module)
-    if attribute not in members:
-        hint = did_you_mean(attribute, members)
-        raise UserError(f"{name!r}: {place} has no {attribute!r}" + (f"; {hint}" if hint else ""))
-    return members[attribute]
 
 
 class _ImportTimeoutError(BaseException):

@@ -47,8 +47,6 @@ class McNemarResult:
 
     a_only: int  # questions that only the first run got right
     b_only: int  # questions that only the second run got right
-    both: int
-    neither: int
     p_value: float  # two-sided, in [0, 1]
 
 
@@ -143,9 +141,7 @@ def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
     # Whole numbers until the last division: 2**n overflows a float from n = 1024 on.
     tail = sum(comb(num_differing, count) for count in range(min(a_only, b_only) + 1))
     p_value = min(1.0, float(Fraction(2 * tail, 2**num_differing)))
-    return McNemarResult(
-        a_only=a_only, b_only=b_only, both=pairs[True, True], neither=pairs[False, False], p_value=p_value
-    )
+    return McNemarResult(a_only=a_only, b_only=b_only, p_value=p_value)
 
 
 def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from importlib import metadata
 
 import torch
 
 from mmrl.types import UserError
-from mmrl.utils.environment import describe_import_error
+from mmrl.utils.environment import describe_import_error, installed_version
 
 _TORCHVISION_OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -74,7 +73,5 @@ def vllm_platform_plugin() -> None:
 
 def _is_cpu_only(package: str) -> bool:
     """Return True if the installed build of `package` is for CPUs, or if it is not installed."""
-    try:
-        return metadata.version(package).endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return True
+    version = installed_version(package)
+    return not version or version.endswith("+cpu")

@@ -272,6 +272,15 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path: Path, here: Command)
     ]
 
 
+def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path: Path, here: Command) -> None:
+    splits = clean_splits(tmp_path)
+    splits["test"][0]["row_filter"] = {"column": "level", "low": 1}
+    code, report = run_check(here, write_config(tmp_path, splits))
+    assert code == 1
+    assert ("source", "test", "") in found(report)
+    assert report["splits"]["train"]["usable"]
+
+
 def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     before = set(list_tree(os.getpid()))
@@ -352,6 +361,20 @@ def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
     assert "there is no sample 'count/train/r99' among 12" in refused.errors
     assert here("data", "show", config, "--index", 12).code == 2
     assert here("data", "show", config, "--split", "validation").code == 2
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("seen", ""),  # a PNG, whatever its name
+        ("nowhere/seen.png", "cannot be written: No such file or directory; free space or choose another place"),
+    ],
+)
+def test_show_writes_any_name_and_says_where_it_cannot(tmp_path: Path, here: Command, out: str, message: str) -> None:
+    done = here("data", "show", write_config(tmp_path), "--out", tmp_path / out)
+    assert message in done.errors
+    assert done.code == (2 if message else 0)
+    assert message or (tmp_path / out).read_bytes().startswith(b"\x89PNG")
 
 
 CLIPS = """

@@ -10,7 +10,7 @@ from harness import Command, Done, counting, experiment, metrics, mmrl, sft_stag
 
 from mmrl.config import LoadedConfig, load_config
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_function
 from mmrl_rewards.contract import bind
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -88,9 +88,9 @@ def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
     loaded: LoadedConfig = load_config(path)
     config, base = loaded.config, path.parent
     for term in config.rewards.terms:
-        bind(load_object(term.fn, base), term.args)
+        bind(load_function(term.fn, base, role="function"), term.args)
     for origin in (*config.data.train, *config.data.validation, *config.data.test):
-        source = load_object(origin.fn, base)
+        source = load_function(origin.fn, base, role="function")
         assert callable(source)
         validate_args(origin.fn, read_plugin_options(source, skip=1), origin.args)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from results import make_parser, write_results
 
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_function
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, bind
 
@@ -79,7 +79,7 @@ def main() -> None:
         cases = [case for case in rows if case.fn == fn and case.expected not in (0, "unscorable") and case.repeat == 1]
         if fn.removeprefix("mmrl_rewards.") in REWARDS_BY_FLOOR[30_000]:
             cases = [make_page_case(fn)]
-        calls = [make_call(case, bind(load_object(fn, CASES), case.args)) for case in cases]
+        calls = [make_call(case, bind(load_function(fn, CASES, role="function"), case.args)) for case in cases]
         reached = measure_rate(calls, seconds)
         print(f"| `{fn}` | {reached:,.0f} | {floor:,} | {f'{reached / floor:.1f}' if floor else ''} |")
         numbers[fn] = {"per_s": reached, "floor": floor}

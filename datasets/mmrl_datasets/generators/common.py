@@ -67,7 +67,13 @@ def generate_samples(
     for index in count() if size is None else range(size):
         name = f"{index:06d}"
         sample_id = f"{task}/{split}/{name}"
-        rendered = render(_make_sample_rngs(root_seed, sample_id))
+        # Streams are named by id, so a sample depends on the seed and its id alone: not on `size` or earlier samples.
+        rngs = SampleRngs(
+            layout=_make_rng(root_seed, f"{sample_id}/layout"),
+            pixels=_make_rng(root_seed, f"{sample_id}/pixels"),
+            label=_make_rng(root_seed, f"{sample_id}/label"),
+        )
+        rendered = render(rngs)
         yield Sample(
             id=sample_id,
             task=task,
@@ -107,15 +113,6 @@ def check_cost(cost: int, most: int, unit: str, **options: int) -> None:
     if cost > most:
         named = " and ".join(f"{name}={value}" for name, value in options.items())
         raise UserError(f"{named} take {cost:,} {unit} together, more than {most:,}; lower one of them")
-
-
-def _make_sample_rngs(seed: int, sample_id: str) -> SampleRngs:
-    # Streams are named by id, so a sample depends on the seed and its id alone: not on `size`, nor on earlier samples.
-    return SampleRngs(
-        layout=_make_rng(seed, f"{sample_id}/layout"),
-        pixels=_make_rng(seed, f"{sample_id}/pixels"),
-        label=_make_rng(seed, f"{sample_id}/label"),
-    )
 
 
 def _make_rng(seed: int, name: str) -> np.random.Generator:

@@ -175,10 +175,7 @@ def pair(
         pictures: folder of .jpg and .png files, relative to the config and inside `data.media_roots`. Each sample draws
             one of them.
     """
-    count = rows * columns
-    if count < 2:
-        raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
-    common.check_cost(count, 100, "tiles", rows=rows, columns=columns)
+    count = _count_tiles(rows, columns)
     folder = context.base_dir / pictures
     files = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".png"))
     if not files:
@@ -204,11 +201,16 @@ def pair(
     return common.generate_samples(context, f"pair_{rows}x{columns}", split, render, size=size, seed=seed)
 
 
-def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _Puzzle:
+def _count_tiles(rows: int, columns: int) -> int:
     if rows * columns < 2:
         raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
-    # Every two tiles are compared: 0.3 s for 100 of them. Photographs that are cut into 4000 pixels take gigabytes.
     common.check_cost(rows * columns, 100, "tiles", rows=rows, columns=columns)
+    return rows * columns
+
+
+def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _Puzzle:
+    # Every two tiles are compared: 0.3 s for 100 of them. Photographs that are cut into 4000 pixels take gigabytes.
+    _count_tiles(rows, columns)
     longest = max(rows, columns) * tile_px
     common.check_cost(longest, 4_000, "pixels a side", rows=rows, columns=columns, tile_px=tile_px)
     return _Puzzle(rows, columns, tile_px, margin_px=round(margin_fraction * tile_px))

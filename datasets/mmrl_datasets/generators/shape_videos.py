@@ -93,7 +93,16 @@ def direction(
     settings = _check_settings(split, image_px, frames, fps=fps, distractors=distractors, background=background)
     if (image_px - image_px // 4) // (frames - 1) < MIN_SPEED_PX:
         raise UserError(f"frames={frames} are too many to move through image_px={image_px}; use larger or fewer ones")
-    ask = partial(_ask_direction, list(DIRECTIONS)[: 8 if diagonals else 4], settings)
+    directions = list(DIRECTIONS)[: 8 if diagonals else 4]
+
+    def ask(rng: np.random.Generator) -> _Video:
+        asked = drawing.choose(rng, directions)
+        draw = partial(_draw_moving_shapes, rng, asked, directions, settings)
+        shapes = drawing.draw_composition(split, draw)
+        options, letter = common.shuffle_options(rng, directions, asked)
+        question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
+        return shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter)
+
     return _generate_videos(context, "direction", settings, ask, size=size, seed=seed)
 
 
@@ -201,15 +210,6 @@ def _generate_videos(
         return common.RenderedSample(parts=(video, question), target=target, meta={"stills": stills})
 
     return common.generate_samples(context, task, settings.split, render, size=size, seed=seed)
-
-
-def _ask_direction(directions: Sequence[str], settings: _VideoSettings, rng: np.random.Generator) -> _Video:
-    asked = drawing.choose(rng, directions)
-    draw = partial(_draw_moving_shapes, rng, asked, directions, settings)
-    shapes = drawing.draw_composition(settings.split, draw)
-    options, letter = common.shuffle_options(rng, directions, asked)
-    question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
-    return shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter)
 
 
 def _draw_moving_shapes(

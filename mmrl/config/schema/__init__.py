@@ -56,11 +56,9 @@ from mmrl.config.schema.rollout_steps import RolloutStepConfigs as RolloutStepCo
 from mmrl.config.schema.rollout_steps import ToolConfig as ToolConfig
 from mmrl.config.schema.rollout_steps import ToolsConfig as ToolsConfig
 from mmrl.config.schema.root import BestCheckpointConfig as BestCheckpointConfig
-from mmrl.config.schema.root import CallbackConfig as CallbackConfig
 from mmrl.config.schema.root import CheckpointsConfig as CheckpointsConfig
 from mmrl.config.schema.root import Config as Config
 from mmrl.config.schema.root import DeepspeedConfig as DeepspeedConfig
-from mmrl.config.schema.root import DistributedConfig as DistributedConfig
 from mmrl.config.schema.root import RolloutRecordsConfig as RolloutRecordsConfig
 from mmrl.config.schema.selection import DynamicSamplingConfig as DynamicSamplingConfig
 from mmrl.config.schema.selection import GroupRewardRangeConfig as GroupRewardRangeConfig

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import (
+    FunctionConfig,
     NonNegativeFloat,
     NonNegativeInt,
     NumBytes,
@@ -42,13 +43,9 @@ class RowFilterConfig(StrictModel):
         return self
 
 
-class DataSourceConfig(StrictModel):
-    """One source of samples."""
+class DataSourceConfig(FunctionConfig):
+    """One source of samples: a function that yields them."""
 
-    fn: str
-    """`package.module:function` or `./file.py:function`, loaded when the run starts."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options that the function is called with."""
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """Prefix of its samples' ids (`name/id`), for sources whose ids collide: no two samples may have the same id."""
     weight: PositiveFloat | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import (
     ROLLOUT_PREFIX,
+    FunctionConfig,
     Identifier,
     NonNegativeFloat,
     NonNegativeInt,
@@ -123,19 +124,15 @@ Fallback = Annotated[
 ]
 
 
-class BaseRewardConfig(StrictModel):
+class BaseRewardConfig(FunctionConfig):
     """A function that scores responses, the samples it applies to, and its weight."""
 
-    fn: str
-    """The function, `module:function` or `./file.py:function`."""
     name: str | None = None
     """Name in metrics; when left out, the name that the reward declares, or that of the group reward's function."""
     weight: Weight = 1.0
     """Factor on the value in the total; with `combine: product`, exponent of the value."""
     schedule: WeightScheduleConfig | None = None
     """Factors on the weight that change over the steps of a stage."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options that the function is called with."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that it applies to: allowed values of `task` or of a column of `meta`. All samples when empty."""
 

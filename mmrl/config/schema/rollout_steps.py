@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from mmrl.config.schema.base import (
     BatchSize,
     Fraction,
+    FunctionConfig,
     Identifier,
     NonNegativeInt,
     Number,
@@ -143,15 +144,14 @@ class RethinkConfig(StrictModel):
         return biases
 
 
-class ToolConfig(StrictModel):
-    """A function that a response may call."""
+class ToolConfig(FunctionConfig):
+    """A function that a response may call, such as `mmrl.rollout.tools.builtin:search`.
 
-    fn: str
-    """`module:function` or `./file.py:function`, such as `mmrl.rollout.tools.builtin:search`."""
+    It is called with the arguments that the model writes, and with the options in `args`.
+    """
+
     name: Identifier | None = None
     """Name by which the model calls it; the function's own when left out."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options that the function is called with, beside the arguments that the model writes."""
 
     @property
     def call_name(self) -> str:
@@ -320,15 +320,14 @@ class GreedyConfig(StrictModel):
     """Selects this kind of step."""
 
 
-class CustomStepConfig(StrictModel):
-    """A user's rollout step (docs/extending/rollout_step.md)."""
+class CustomStepConfig(FunctionConfig):
+    """A user's rollout step: `fn` is called with a `RolloutContext` and returns a `RolloutStep`.
+
+    See docs/extending/rollout_step.md.
+    """
 
     kind: Literal["custom"] = "custom"
     """Selects this kind of step; may be left out beside `fn`."""
-    fn: str
-    """`module:function` or `./file.py:function`; called with a `RolloutContext`, it returns a `RolloutStep`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
     name: Identifier | None = None
     """Name that messages use; the function's own when left out."""
     max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0

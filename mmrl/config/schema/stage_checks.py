@@ -22,13 +22,12 @@ def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> Non
     training = [stage for stage in stages if isinstance(stage, SftStage | RlStage)]
     if not training:
         raise ValueError("no stage trains; a run needs one of kind sft or rl")
+    non_additive_part = _find_non_additive_part(sections["rewards"]) if "rewards" in sections else ""
     for stage in training:
         if "model" in sections and stage.shared_prefix == "on" and sections["model"].attn_implementation == "eager":
             raise ValueError(
                 f"stage {stage.name!r} has `shared_prefix: on`, which eager `model.attn_implementation` cannot do"
             )
-    non_additive_part = _find_non_additive_part(sections["rewards"]) if "rewards" in sections else ""
-    for stage in training:
         if isinstance(stage, RlStage) and stage.advantage.combine == "per_term" and non_additive_part:
             raise ValueError(
                 f"stage {stage.name!r}: advantage.combine per_term sums terms by weight; {non_additive_part}"
@@ -62,11 +61,15 @@ def _check_stage(
         return
     if stage.samples_of is not None:
         _check_earlier_stage(stage, "samples_of", stage.samples_of, before, after)
-    if "data" in sections:
-        _check_data(stage, sections["data"])
-    elif isinstance(stage, SftStage | RlStage):
-        # Without valid data, keys of the stage itself can still contradict each other.
-        _check_mixture_source(stage)
+    if isinstance(stage, SftStage | RlStage):
+        if isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of is not None:
+            raise ValueError(
+                f"stage {stage.name!r}: a mixture is of the sources of data.train, and `samples_of` is none of them"
+            )
+        if "data" in sections:
+            _check_data(stage, sections["data"])
+    elif stage.samples_of is None and "data" in sections and sections["data"].streaming:
+        raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
     if isinstance(stage, SftStage) and stage.drop_thinking_prob and "response_format" in sections:
         response_format: ResponseFormatConfig = sections["response_format"]
         if response_format.thinking != "optional" or response_format.style == "json":
@@ -128,14 +131,8 @@ def _check_earlier_stage(
         raise ValueError(f"{setting}, which keeps responses; they are for an sft stage with `target_field: response`")
 
 
-def _check_data(stage: AnyStage, data: DataConfig) -> None:
-    if isinstance(stage, SelectStage):
-        return
-    if isinstance(stage, SampleStage):
-        if stage.samples_of is None and data.streaming:
-            raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
-        return
-    _check_mixture_source(stage)
+def _check_data(stage: SftStage | RlStage, data: DataConfig) -> None:
+    """Raise ValueError if the stage cannot draw its samples from the sources of `data`."""
     order = stage.data_order
     if stage.when and stage.samples_of is None:
         # Weights are shares of all samples of a source, and a stream is read as it comes: neither can be filtered.
@@ -165,23 +162,16 @@ def _check_data(stage: AnyStage, data: DataConfig) -> None:
             raise ValueError(f"{setting} has to know all samples, which `data.streaming` forbids")
 
 
-def _check_mixture_source(stage: SftStage | RlStage) -> None:
-    if isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of is not None:
-        raise ValueError(
-            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `samples_of` is none of them"
-        )
-
-
 def _check_engine(stages: Sequence[SftStage | RlStage], engine: object) -> None:
     """Raise ValueError if the engine does not support the `sampling` or `async_rollouts` of a stage."""
-    rl_stages = [stage for stage in stages if isinstance(stage, RlStage)]
-    for stage in rl_stages:
+    for stage in stages:
+        if not isinstance(stage, RlStage):
+            continue
         if engine in ("vllm", "vllm_server") and (stage.sampling.top_k or stage.sampling.top_p < 1.0):
             raise ValueError(
                 f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
                 "and the learner does not; leave them out, or use `rollout.engine: hf`"
             )
-    for stage in rl_stages:
         if stage.async_rollouts and engine == "vllm":
             raise ValueError(
                 f"stage {stage.name!r} has `async_rollouts`, and rollout.engine vllm takes turns with the learner; use "

@@ -281,7 +281,7 @@ def test_compare_prints_differences_by_subset(score, capsys):
         assert line in output
     _, _, tables = output.partition("strict by skills")
     skills, _, tasks = tables.partition("strict by task")
-    rows = [[cell.strip() for cell in line.split("\u2502")[1:]] for line in tasks.splitlines() if "\u2502" in line]
+    rows = [re.split(" {2,}", line.strip()) for line in tasks.splitlines()]
     cells = {row[0]: row[1:] for row in rows}
     assert cells["one"][:4] == ["1", "100.0", "0.0", "+100.0"]
     assert cells["other"][:4] == ["2", "50.0", "100.0", "-50.0"]

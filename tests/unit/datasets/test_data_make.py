@@ -99,7 +99,7 @@ def test_only_an_empty_folder_is_written_into(here, capsys):
     (here / "file").write_text("mine")
     assert main([*command, "file"]) == 2
     assert main([*command, "file/inside"]) == 2
-    assert "file/inside: cannot be written" in capsys.readouterr().err
+    assert "file/inside cannot be written" in capsys.readouterr().err
     assert (here / "file").read_text() == "mine"
 
 

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, Sample, Target, VideoRef
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_function
 
 CARDS = Path(__file__).parents[3] / "datasets/cards"
 READERS = ("table", "chat", "coco", "reason_seg")
@@ -199,7 +199,7 @@ def test_yaml_of_a_card_reads_the_columns_that_it_lists(tmp_path, card, number, 
     place = make_context(tmp_path, schemes=("file",))
     text = json.dumps(rows, default=encode_bytes).replace("{base}", str(tmp_path))
     write(tmp_path, block, json.loads(text, object_hook=decode_bytes))
-    fn = load_object(block["fn"], tmp_path)
+    fn = load_function(block["fn"], tmp_path, role="function")
     samples = list(fn(place, **validate_args(card, read_plugin_options(fn, skip=1), block["args"])))
     assert [(tuple(map(hide_media, sample.parts)), sample.target) for sample in samples] == [
         (parts, replace(expected_target, value=as_type_of(expected_target.value, sample.target.value)))
@@ -230,7 +230,8 @@ def test_examples_of_a_reader_have_its_options(tmp_path, card):
     blocks = re.findall(r"```yaml\n(.*?)```", (CARDS / card).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for block in map(YAML(typ="safe").load, blocks):
-        validate_args(card, read_plugin_options(load_object(block["fn"], tmp_path), skip=1), block["args"])
+        fn = load_function(block["fn"], tmp_path, role="function")
+        validate_args(card, read_plugin_options(fn, skip=1), block["args"])
 
 
 def hide_media(part):
@@ -291,7 +292,7 @@ def test_sample_keeps_the_columns_that_its_card_names(tmp_path):
     _, block = yaml_blocks(CARDS / "coco.md")[0]
     write(tmp_path, block, next(known for card, _, known, _ in CASES if card == "coco"))
     place = make_context(tmp_path)
-    cat, dog = load_object(block["fn"], tmp_path)(place, **block["args"])
+    cat, dog = load_function(block["fn"], tmp_path, role="function")(place, **block["args"])
     assert isinstance(cat, Sample)
     assert (cat.id, cat.meta) == (
         "instances_val2017/val/9-17", {"category": "cat", "image_id": 9, "crowds": [[0, 0, 50, 50]]}

@@ -14,7 +14,7 @@ from skimage.measure import label as connected
 
 from mmrl.cli import main
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Target, UserError
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_function
 from mmrl_datasets.generators import scenes
 from mmrl_datasets.generators.drawing import COLOURS, SCENE_GREY, SceneObject, draw_shape
 from mmrl_datasets.generators.photos import (
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_the_example_dataset_yields_samples_and_rejected_rows(context):
-    rows = load_object("./dataset.py:rows", ROOT / "examples")
+    rows = load_function("./dataset.py:rows", ROOT / "examples", role="function")
     folder = context.base_dir / "meters"
     folder.mkdir()
     (folder / "1.jpg").write_bytes(b"an image")

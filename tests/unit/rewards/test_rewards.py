@@ -11,7 +11,7 @@ from factories import make_sample
 
 from mmrl.scoring.registry import builtin_rewards, case_media
 from mmrl.types import AnswerType, RewardValue, Unscorable, UserError, use_media_opener
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_function
 from mmrl_rewards import box, gui, number, text
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import bind, reward, target_value
@@ -201,7 +201,7 @@ def test_the_example_of_the_readme_works(tmp_path):
     for row in json.loads(re.search(r"```json\n(.*?)```", readme, re.DOTALL)[1]):
         case = Case.model_validate(row)
         assert case.fn == "./my_rewards.py:close"
-        assert case.failure_message(bind(load_object(case.fn, tmp_path), case.args)) == ""
+        assert case.failure_message(bind(load_function(case.fn, tmp_path, role="function"), case.args)) == ""
 
 
 def test_the_readme_lists_every_reward_and_its_options():

@@ -10,7 +10,7 @@ import pytest
 from mmrl.types import UserError
 from mmrl.utils import plugins
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import describe_plugin_error, load_object, load_plugin
+from mmrl.utils.plugins import describe_plugin_error, load_function, load_plugin
 
 
 @pytest.fixture
@@ -28,21 +28,22 @@ def file(tmp_path):
 
 def test_a_module_and_a_file_resolve(tmp_path, file):
     file("mine.py", "def double(x):\n    return 2 * x\n")
-    assert load_object("json:loads", tmp_path)("[1]") == [1]
-    assert load_object("./mine.py:double", tmp_path)(3) == 6
-    assert load_object(f"{tmp_path}/mine.py:double", tmp_path / "elsewhere")(3) == 6
-    assert load_object("./mine.py:double", tmp_path) is load_object("mine.py:double", tmp_path)
+    assert load_function("json:loads", tmp_path, role="function")("[1]") == [1]
+    assert load_function("./mine.py:double", tmp_path, role="function")(3) == 6
+    assert load_function(f"{tmp_path}/mine.py:double", tmp_path / "elsewhere", role="function")(3) == 6
+    double = load_function("./mine.py:double", tmp_path, role="function")
+    assert load_function("mine.py:double", tmp_path, role="function") is double
 
 
 def test_two_files_of_one_name_do_not_collide(tmp_path, file):
     file("a/mine.py", "def fn():\n    return 'a'\n")
     file("b/mine.py", "def fn():\n    return 'b'\n")
-    assert [load_object(f"{where}/mine.py:fn", tmp_path)() for where in "ab"] == ["a", "b"]
+    assert [load_function(f"{where}/mine.py:fn", tmp_path, role="function")() for where in "ab"] == ["a", "b"]
 
 
 def test_a_files_module_is_registered_so_that_pickle_finds_what_it_defines(tmp_path, file):
     file("mine.py", "class Thing:\n    pass\n")
-    thing = load_object("mine.py:Thing", tmp_path)
+    thing = load_function("mine.py:Thing", tmp_path, role="function")
     assert vars(sys.modules[thing.__module__])["Thing"] is thing
 
 
@@ -59,7 +60,7 @@ def test_a_files_module_is_registered_so_that_pickle_finds_what_it_defines(tmp_p
 )
 def test_a_wrong_name_is_refused(tmp_path, name, message):
     with pytest.raises(UserError, match=message):
-        load_object(name, tmp_path)
+        load_function(name, tmp_path, role="function")
 
 
 @pytest.mark.parametrize("inner", ["unheard_of", "helper"])
@@ -70,7 +71,7 @@ def test_an_import_error_inside_a_users_module_names_its_line(tmp_path, file, mo
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "helpers", raising=False)
     with pytest.raises(UserError, match=rf"helpers/rewards.py:1: ModuleNotFoundError: .*{inner}"):
-        load_object("helpers.rewards:fn", tmp_path)
+        load_function("helpers.rewards:fn", tmp_path, role="function")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_an_error_while_importing_names_file_line_and_cause(tmp_path, file, monk
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(2):  # a failed import leaves nothing behind
         with pytest.raises(UserError, match=message) as caught:
-            load_object("mine.py:fn", tmp_path)
+            load_function("mine.py:fn", tmp_path, role="function")
     assert caught.value.__cause__ is not None
 
 
@@ -103,7 +104,7 @@ def test_an_import_that_hangs_is_ended_at_its_deadline(tmp_path, file, monkeypat
     file("mine.py", code)
     monkeypatch.setattr(plugins, "IMPORT_TIMEOUT_S", 0.2)
     with pytest.raises(UserError, match=r"mine.py:[23]: still not imported after 0.2 s"):
-        load_object("mine.py:fn", tmp_path)
+        load_function("mine.py:fn", tmp_path, role="function")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -119,7 +120,7 @@ def test_an_error_in_a_call_names_role_file_line_and_cause(tmp_path, file):
 
 def test_an_error_of_ours_is_not_blamed_on_a_plugin(tmp_path):
     with pytest.raises(UserError) as caught:
-        load_object("json:zzz", tmp_path)
+        load_function("json:zzz", tmp_path, role="function")
     assert describe_plugin_error(caught.value) is None
 
 

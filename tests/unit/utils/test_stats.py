@@ -27,7 +27,7 @@ def test_mcnemar_equals_the_exact_binomial_test(a_only, b_only):
     b = {name: not right for name, right in a.items()} | {"both": True, "none": False}
     flips = stats.mcnemar_test(a, b)
     expected = binomtest(a_only, a_only + b_only).pvalue if a_only + b_only else 1.0
-    assert (flips.a_only, flips.b_only, flips.both, flips.neither) == (a_only, b_only, 1, 1)
+    assert (flips.a_only, flips.b_only) == (a_only, b_only)
     assert flips.p_value == pytest.approx(expected, rel=1e-9)
 
 
