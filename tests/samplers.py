@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.hf import HfEngine
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import StepPipeline, build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
@@ -48,7 +46,7 @@ def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:
         "group_size": 2,
         "groups_per_step": 1,
         "seed": 0,
-        "tool_runner": ToolRunner(partial(load_tool, Path.cwd())),
+        "tool_runner": ToolRunner(Path.cwd()),
     }
     return build_pipeline((GenerateConfig(kind="generate"), *steps), RolloutContext(**(fields | context)))
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from samplers import make_pipeline, reworded
 
 from mmrl.config.schema import ToolConfig, ToolsConfig
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.steps.base import RolloutStep
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import Author, Rollout, RolloutBatch
@@ -41,7 +39,7 @@ def tool_step(tiny: Any, tool_runner: ToolRunner, tools: tuple[ToolConfig, ...],
 
 def zoom_response(tiny: Any) -> Rollout:
     """A response that looks at a part of its image, and continues after it."""
-    with closing(ToolRunner(partial(load_tool, Path()))) as runner:
+    with closing(ToolRunner(Path())) as runner:
         step = tool_step(tiny, runner, MEDIA_TOOLS, max_media=4)
         ((rollout,),) = step(responses(tiny, call("zoom", box=[4.0, 8.0, 40.0, 60.0])), step=0).groups
     return rollout

@@ -16,7 +16,6 @@ from mmrl.log.console import Console
 from mmrl.protocols import RolloutPipeline
 from mmrl.rollout.available import check_model_and_libraries
 from mmrl.rollout.load import load_steps
-from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.scoring.scorer import make_response
 from mmrl.types import Response, Sample, Score, UserError
 
@@ -57,7 +56,7 @@ def open_model(
 
 
 def _answer(model: LoadedModel, pipeline: RolloutPipeline, sample: Sample) -> Response:
-    batch = answer_samples([sample], model.processor, pipeline, step=0)
+    batch = pipeline.run([model.processor.build(sample)], step=0)
     return make_response(batch.groups[0][0])
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
-from mmrl.config.schema import CustomEngineConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import Grader, make_prediction
@@ -24,11 +23,10 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
 from mmrl.rollout.environments.frames import FRAMES_FOLDER
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
-from mmrl.rollout.load import load_engine, load_tool
+from mmrl.rollout.load import load_engine
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
-from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import first_lines
@@ -216,7 +214,6 @@ def open_pipeline(
     Raises:
         UserError: the engine does not start; else as `build_eval_pipeline`.
     """
-    engine = eval_config.rollout.engine
     samplers = SamplerFactory(
         eval_config,
         model.policy,
@@ -225,9 +222,9 @@ def open_pipeline(
         work_dir=work_dir,
         ranks=SingleProcess(),
         console=console,
-        make_custom_engine=load_engine(engine, Path.cwd()) if isinstance(engine, CustomEngineConfig) else None,
+        make_custom_engine=load_engine(eval_config.rollout.engine, Path.cwd()),
     )
-    tool_runner = ToolRunner(partial(load_tool, Path.cwd()), Path.cwd(), frames_dir=work_dir / FRAMES_FOLDER)
+    tool_runner = ToolRunner(Path.cwd(), frames_dir=work_dir / FRAMES_FOLDER)
     with closing(samplers), closing(tool_runner):
         # The version stays 0, because the weights do not change here.
         samplers.sync_weights(0)
@@ -281,9 +278,9 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
     own_share = batch[rank_slice(len(batch), session.ranks)]
     predictions = []
     if own_share:
-        samples = [sample for _, sample in own_share]
+        prompts = [session.processor.build(sample) for _, sample in own_share]
         # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-        answered = answer_samples(samples, session.processor, session.pipeline, step=0)
+        answered = session.pipeline.run(prompts, step=0)
         for (item_id, _), group in zip(own_share, answered.groups, strict=True):
             for rollout in group:
                 first_response = session.processor.first_response_text(rollout)

@@ -16,11 +16,7 @@ VLLM_ENGINES = ("vllm", "vllm_server")
 
 
 def check_model_and_libraries(config: Config | EvalConfig) -> None:
-    """Check the files and family of `model.path`, `model.device`, and the libraries that the config needs.
-
-    Raises:
-        UserError: one of them is not available.
-    """
+    """Raise UserError if files or family of `model.path`, `model.device`, or a library of the config is missing."""
     model = config.model
     if model.path is not None:
         check_model_type(model.path, get_args(BuiltinFamily) if model.family is None else None)
@@ -38,9 +34,10 @@ def check_model_and_libraries(config: Config | EvalConfig) -> None:
             raise UserError("deepspeed: it is not installed; pip install 'mmrl[deepspeed]', or set `deepspeed: null`")
         for name in config.logging.trackers:
             if find_spec(name) is None:
-                error = UserError(f"{name} is not installed; pip install 'mmrl[{name}]', or take it out of the list")
-                error.key = "logging.trackers"
-                raise error
+                raise UserError(
+                    f"{name} is not installed; pip install 'mmrl[{name}]', or take it out of the list",
+                    key="logging.trackers",
+                )
     if config.media.video_reader == "decord" and find_spec("decord") is None:
         raise UserError(
             'media.video_reader: decord is not installed; pip install "mmrl[decord]" (Linux on x86-64), or use `pyav`'
@@ -48,11 +45,7 @@ def check_model_and_libraries(config: Config | EvalConfig) -> None:
 
 
 def check_family_engine(model_type: str, engine: str, *, takes_patches: bool, num_ranks: int = 1) -> None:
-    """Check that an engine can run a user's own model family on this number of ranks.
-
-    Raises:
-        UserError: the family prepares images in its own form, which needs the engine `hf` in a single process.
-    """
+    """Raise UserError for a family that prepares images in its own form, except with the engine `hf` in one process."""
     if not takes_patches and (engine in VLLM_ENGINES or num_ranks > 1):
         raise UserError(
             f"model.family: {model_type} prepares images in its own form (takes_patches is false), so "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
-from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
+from mmrl.rollout.responses import append_generated, empty_rollout
 from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
@@ -62,16 +62,7 @@ class EngineSampler:
                 sample_seeds=tuple(derive_seed(*seed_parts, index) for index in range(group_size)),
             )
             requests.append(request)
-        groups = []
-        for prompt, continuations in zip(prompts, self._generate(requests, sampling_params), strict=True):
-            group = []
-            for index, generated in enumerate(continuations):
-                empty = empty_rollout(prompt, index, sampling_params)
-                # Siblings share one object with their prompt's routes: training runs the prompt once for all of them.
-                shared = generated._replace(prompt_routes=continuations[0].prompt_routes)
-                group.append(append_generated(empty, shared, sampling_params, self.version, self.processor))
-            groups.append(group)
-        return groups
+        return self._continue(requests, sampling_params)
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
         """Continue each rollout after its last token, with one more segment by POLICY. Raises as `generate`."""
@@ -82,14 +73,10 @@ class EngineSampler:
             seed = derive_seed(*seed_parts, len(rollout.segments))
             sample_seed = seed if rollout.segments else derive_seed(*seed_parts)
             requests.append(GenerationRequest(rollout=rollout, seed=seed, sample_seeds=(sample_seed,)))
-        extended = []
-        for rollout, (generated,) in zip(rollouts, self._generate(requests, sampling_params), strict=True):
-            extended.append(append_generated(rollout, generated, sampling_params, self.version, self.processor))
-        return extended
+        return [rollout for (rollout,) in self._continue(requests, sampling_params)]
 
-    def _generate(
-        self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams
-    ) -> Sequence[Sequence[GeneratedTokens]]:
+    def _continue(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> list[list[Rollout]]:
+        """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
         engine, max_new_tokens = self.publisher.engine, sampling_params.max_new_tokens
         for request in requests:
             rollout = request.rollout
@@ -99,7 +86,16 @@ class EngineSampler:
                     f"sample {rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are beyond the "
                     f"{engine.max_model_len} that the rollout engine takes"
                 )
-        continuations = engine.generate(requests, sampling_params, record_routes=self.record_routes)
-        if [len(generated) for generated in continuations] != [request.num_samples for request in requests]:
+        all_generated = engine.generate(requests, sampling_params, record_routes=self.record_routes)
+        if list(map(len, all_generated)) != [request.num_samples for request in requests]:
             raise UserError("the rollout engine must return `num_samples` continuations for each request, in order")
-        return continuations
+        groups = []
+        for request, siblings in zip(requests, all_generated, strict=True):
+            group = []
+            for index, generated in enumerate(siblings, start=request.rollout.index):
+                rollout = replace(request.rollout, index=index)
+                # Siblings share one object with their prompt's routes: training runs the prompt once for all of them.
+                shared = generated._replace(prompt_routes=siblings[0].prompt_routes)
+                group.append(append_generated(rollout, shared, sampling_params, self.version, self.processor))
+            groups.append(group)
+        return groups

@@ -38,6 +38,7 @@ from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.engines.vllm_start import start_vllm
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
+from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.torch_threads import init_worker_thread
 
 # Upper bounds in tokens. A token is at least one byte, and UTF-8 takes at most four bytes for a character.
@@ -92,6 +93,7 @@ class SamplerFactory:
             case CustomEngineConfig():
                 assert make_custom_engine is not None, engine_name
                 self._engine = make_custom_engine(self._context)
+                check_custom_engine(self._engine, f"rollout.engine {engine_name!r}")
             case _:
                 self._engine = start_vllm(config, self._context)
         self._weights = PolicyWeightStream(policy)
@@ -183,6 +185,17 @@ class SamplerFactory:
         parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
         ranks.on_rank0(partial(checkpoint.export_hf_folder, folder, *parts))
         return str(folder)
+
+
+def check_custom_engine(engine: RolloutEngine, owner: str) -> None:
+    """Raise UserError if the function `owner` returned something other than a `RolloutEngine`."""
+    check_methods(engine, RolloutEngine, ("generate", "load_weights", "logits_dtypes", "sleep", "close"), owner=owner)
+    for name in ("max_model_len", "shares_weights", "returns_routes"):
+        if name not in dir(engine):
+            raise UserError(
+                f"{owner} returned {engine!r:.80}, which has no attribute {name!r}; set it, or inherit the default "
+                f"from {RolloutEngine.__module__}.{RolloutEngine.__name__}"
+            )
 
 
 def build_sampling_params(
@@ -284,9 +297,8 @@ def _context_tokens(policy: PolicyModel) -> int:
 
 def _check_fits_context(key: str, tokens: int, context_tokens: int) -> None:
     if tokens >= context_tokens:
-        error = UserError(
-            f"{tokens} tokens of a response and its prompt do not fit the model's context of "
-            f"{context_tokens}; use fewer"
+        raise UserError(
+            f"{tokens} tokens of a response and its prompt do not fit the model's context of {context_tokens}; use "
+            "fewer",
+            key=key,
         )
-        error.key = key
-        raise error

@@ -6,7 +6,7 @@ policy, a demonstration, forced text, or the environment). The author decides wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.answer.tool_calls import CALL_END
@@ -21,7 +21,6 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
@@ -30,6 +29,7 @@ from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
 from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams
+from mmrl.utils.plugin_args import check_methods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,9 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 steps.append(EnvironmentStep(player=player, sampler=context.sampler, sampling_params=params))
             case CustomStepConfig():
                 name = step_name(config)
-                steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
+                function = context.custom_steps[name](context)
+                check_methods(function, RolloutStep, ("__call__",), owner=f"rollout step {config.fn!r}")
+                steps.append(CustomStep(name=name, function=function))
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
     # or a tool would look like the gain from seeing the image.
     probes: list[RolloutStep] = []
@@ -118,13 +120,3 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         steps=(*steps, *probes),
         partial_rollouts=partial_rollouts,
     )
-
-
-def check_triggers(
-    step_configs: RolloutStepConfigs, processor: PromptProcessor, banned_token_ids: Collection[int]
-) -> None:
-    """Raise UserError, before any training, if a trigger contains tokens that no response may contain."""
-    for config in step_configs:
-        if isinstance(config, RethinkConfig):
-            for trigger in config.triggers:
-                tokenize_trigger(trigger.text, processor, tuple(banned_token_ids))

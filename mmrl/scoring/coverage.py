@@ -36,16 +36,10 @@ def _find_unmet(owner: str, when: SampleConditions, samples: Sequence[Sample]) -
         for value in allowed:
             if value not in values:
                 is_told = True
-                yield f"{owner}: `when` names {column} {value!r}, which no sample has; {_describe_known(value, known)}"
+                hint = did_you_mean(value, known) or f"there is {first_names(known) or 'no such column'}"
+                yield f"{owner}: `when` names {column} {value!r}, which no sample has; {hint}"
     if not is_told and not any(matches_conditions(when, sample) for sample in samples):
         yield f"{owner} applies to none of the samples: see its `when`"
-
-
-def _describe_known(value: str, known: Sequence[str]) -> str:
-    hint = did_you_mean(value, known)
-    if hint:
-        return hint
-    return f"there is {first_names(known) or 'no such column'}"
 
 
 def _find_unjudged(config: Config, scorer: RewardFunctionScorer, samples: Sequence[Sample]) -> Iterator[str]:

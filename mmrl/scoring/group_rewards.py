@@ -56,8 +56,7 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
     They are added in the order of `group_rewards`, with their weights at `step`.
 
     Raises:
-        UserError: a group reward is named like another term, cannot be computed for this group, or failed, and the
-            config says to stop.
+        UserError: a group reward cannot be computed for this group, or failed, and the config says to stop.
     """
     for reward in group_rewards:
         if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
@@ -81,8 +80,6 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
             )
         scores = []
         for score, value in zip(group.scores, values, strict=True):
-            if reward.name in score.terms:
-                raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
             contribution = Contribution(value.value, weight, True, weight * value.value)
             # A comparison of siblings judges the whole episode, so it counts at the last turn.
             by_turn = (*score.by_turn[:-1], score.by_turn[-1] + weight * value.value) if score.by_turn else ()
@@ -232,11 +229,7 @@ def isolate_group_rewards(
 def check_group_rewards(
     group_rewards: Sequence[BoundGroupReward], scorer: RewardFunctionScorer, samples: Iterable[Sample]
 ) -> None:
-    """Check that group rewards find the reward terms that they read.
-
-    Raises:
-        UserError: a group reward applies to a sample, and a term that it reads does not.
-    """
+    """Raise UserError if a group reward applies to a sample, and a reward term that it reads does not."""
     for group_reward in group_rewards:
         for sample in samples:
             if not matches_conditions(group_reward.options.when, sample):

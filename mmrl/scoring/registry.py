@@ -81,37 +81,23 @@ def load_reward(name: str, base: Path) -> AnyReward:
 
 
 def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundReward:
-    """Return a reward by its name, with its options bound. Files are relative to `base`.
-
-    Raises:
-        UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
-    """
+    """Return a reward with its options bound. Raises as `load_reward`, or UserError if an option does not fit."""
     with errors_about_call(name, args):
         return bind(load_reward(name, base), args)
 
 
 def check_step_terms(steps: RolloutStepConfigs, terms: Sequence[str], *, key: str) -> None:
-    """Check that `correct` of rollout steps names reward terms; `key` is the dotted path of the steps.
-
-    Raises:
-        UserError: there is no such term.
-    """
+    """Raise UserError if `correct` of a rollout step names no reward term; `key` is the dotted path of the steps."""
     for index, step in enumerate(steps):
         if isinstance(step, RethinkConfig):
             check_names(step.correct, terms, key=f"{key}.{index}.correct", place=f"step {step.name}: correct")
 
 
 def check_names(names: Iterable[str], terms: Sequence[str], *, key: str, place: str) -> None:
-    """Check that all `names` are `terms`; `key` is the dotted path of their setting, `place` its name in messages.
-
-    Raises:
-        UserError: there is no such term.
-    """
+    """Raise UserError unless all `names` are `terms`; `key` is their path in the config, `place` what messages say."""
     for name in names:
         if name not in terms:
-            error = UserError(f"{place}: there is no reward term {name!r}, but {', '.join(terms)}")
-            error.key = key
-            raise error
+            raise UserError(f"{place}: there is no reward term {name!r}, but {', '.join(terms)}", key=key)
 
 
 def builtin_case_tables() -> tuple[Path, ...]:

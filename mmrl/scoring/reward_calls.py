@@ -33,6 +33,7 @@ from mmrl.types import (
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
+from mmrl_rewards.strings import excerpt
 
 _MAX_RESPONSE_CHARS = 200
 _MAX_BATCH_SIZE = 64  # most rewards take microseconds, less than a message between processes
@@ -60,7 +61,7 @@ class RewardCaller:
 
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None) -> None:
         """Store the terms, which see pictures through `media_opener`; no process is started before the first call."""
-        self.counted_terms, self.media_opener = find_counted_terms(terms), media_opener
+        self.terms, self.counted_terms, self.media_opener = tuple(terms), find_counted_terms(terms), media_opener
         self._terms_by_name, self._options = {term.name: term for term in terms}, options
         self._sample_conditions = {term.name: term.options.sample_when for term in terms}
         self._condition_columns = {column for when in self._sample_conditions.values() for column in when}
@@ -234,13 +235,7 @@ def asks_remote_service(term: BoundTerm) -> bool:
 def make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
     """Return an error that names the reward, the sample, the cause and the response."""
     where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
-    return RewardError(f"{where}: {failure.reason}; response: {_quote(response)}")
-
-
-def _quote(response: Response) -> str:
-    """Return the text of a response in quotes, cut where it is long."""
-    text = response.text
-    return repr(text if len(text) <= _MAX_RESPONSE_CHARS else text[:_MAX_RESPONSE_CHARS] + "...")
+    return RewardError(f"{where}: {failure.reason}; response: {excerpt(response.text, _MAX_RESPONSE_CHARS)}")
 
 
 def _raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
@@ -296,7 +291,8 @@ def _load_rewards(
         report(f"loading reward {term!r}")
         rewards[term] = load()
     for call in warm_up_calls:
-        report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
+        text = excerpt(call.response.text, _MAX_RESPONSE_CHARS)
+        report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {text}")
         _call_loaded_reward(rewards, media_opener, call)
     return partial(_call_loaded_reward, rewards, media_opener)
 

@@ -23,9 +23,7 @@ from mmrl.scoring.reward_calls import (
 from mmrl.scoring.terms import (
     BoundTerm,
     RewardError,
-    RewardOutcome,
     check_parts,
-    check_terms,
     combine_terms,
     divide_by_turn,
     is_unscorable,
@@ -56,37 +54,21 @@ ENVIRONMENT = "environment"
 """Name by which the failure of a rollout's environment is counted, beside those of reward terms."""
 
 
-class RewardFunctionScorer:
-    """Scores rollouts by reward terms."""
+class RewardFunctionScorer(RewardCaller):
+    """Scores rollouts by reward terms that fit together (`check_terms`)."""
 
     def __init__(
         self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None = None
     ) -> None:
-        """Check the terms; no process is started before the first call.
-
-        Rewards see pictures through `media_opener`, of which worker processes receive a pickled copy.
-
-        Raises:
-            UserError: the terms do not fit together.
-        """
-        check_terms(terms, options.combine)
-        self.terms, self._options = tuple(terms), options
-        self._caller = RewardCaller(self.terms, options, media_opener)
+        """Store the terms. Rewards see pictures through `media_opener`; worker processes receive a pickled copy."""
+        super().__init__(terms, options, media_opener)
         # Terms whose service a check has asked. Asking for further rows would cost requests and show nothing new.
         self._asked_services: set[str] = set()
 
     @property
     def term_weights(self) -> dict[str, float]:
         """The weight of each term that counts by itself, by its name, without schedules."""
-        return {term.name: term.options.weight for term in self._caller.counted_terms}
-
-    def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
-        """Return the terms that score responses to a sample, as `RewardCaller.applicable_terms`."""
-        return self._caller.applicable_terms(sample, evaluation=evaluation)
-
-    def close(self) -> None:
-        """End the worker processes, if any were started."""
-        self._caller.close()
+        return {term.name: term.options.weight for term in self.counted_terms}
 
     def score_groups(
         self,
@@ -107,11 +89,12 @@ class RewardFunctionScorer:
             UserError: no term applies to a sample.
         """
         scorable = [rollout for siblings in rollouts for rollout in siblings if rollout.failure is None]
-        outcomes = iter(self._caller.call(list(map(_scoring_pair, scorable))))
+        pairs = [(make_response(rollout), rollout.prompt.sample) for rollout in scorable]
+        all_outcomes = iter(self.call(pairs))
         groups: list[Group] = []
         for siblings in rollouts:
-            pairs = [(rollout, next(outcomes) if rollout.failure is None else {}) for rollout in siblings]
-            groups.append(self._build_group(pairs, step))
+            outcomes = [next(all_outcomes) if rollout.failure is None else {} for rollout in siblings]
+            groups.append(self._build_group(siblings, outcomes, step))
         for index, rollouts_by_probe in enumerate(probes):
             scores = {name: self.score_eval(answers) for name, answers in rollouts_by_probe.items()}
             groups[index] = replace(groups[index], probes=scores)
@@ -124,7 +107,8 @@ class RewardFunctionScorer:
         failed term counts its fallback; if the environment failed, every term does. Raises the same errors as
         `score_groups`.
         """
-        scored = iter(self.score([_scoring_pair(rollout) for rollout in rollouts if rollout.failure is None]))
+        scorable = [rollout for rollout in rollouts if rollout.failure is None]
+        scored = iter(self.score([(make_response(rollout), rollout.prompt.sample) for rollout in scorable]))
         scores = []
         for rollout in rollouts:
             if rollout.failure is None:
@@ -137,7 +121,7 @@ class RewardFunctionScorer:
 
     def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
-        all_outcomes = self._caller.call(pairs, evaluation=True)
+        all_outcomes = self.call(pairs, evaluation=True)
         scores = []
         for (response, sample), outcomes in zip(pairs, all_outcomes, strict=True):
             scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
@@ -166,14 +150,14 @@ class RewardFunctionScorer:
             started_at = monotonic()
             pairs: list[ScoringPair] = []
             for sample in batch:
-                terms = self._caller.terms_with_fallbacks(sample, evaluation=evaluation)
+                terms = self.terms_with_fallbacks(sample, evaluation=evaluation)
                 for term in terms:
                     if asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, response_format)
                 for text in ("", _build_correct_text(sample, response_format)):
                     pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
-            all_outcomes = self._caller.call(pairs, evaluation=evaluation, trial=True)
+            all_outcomes = self.call(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, also of those whose service was asked only about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
@@ -197,7 +181,7 @@ class RewardFunctionScorer:
         warnings: dict[str, str] = {}
         counts: Counter[tuple[str, AnswerType]] = Counter()
         for sample in samples:
-            for term in self._caller.terms_with_fallbacks(sample):
+            for term in self.terms_with_fallbacks(sample):
                 kind = term.name, sample.target.answer_type
                 counts[kind] += 1
                 if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
@@ -217,7 +201,7 @@ class RewardFunctionScorer:
         answer_type, is_remote = sample.target.answer_type, asks_remote_service(term)
         correct_text = _build_correct_text(sample, response_format)
         correct = self._make_trial_response(sample, correct_text, response_format, [term])
-        with use_media_opener(self._caller.media_opener):
+        with use_media_opener(self.media_opener):
             texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
         # Only an answer of the right type reaches the comparison with the target, and no attack need be one.
         with suppress(UserError):
@@ -227,13 +211,13 @@ class RewardFunctionScorer:
                 continue
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
-            outcome = self._caller.call_terms([(term, (response, sample))])[0]
+            outcome = self.call_terms([(term, (response, sample))])[0]
             if not isinstance(outcome, RewardFailure):
                 continue
-            if not is_remote and self._caller.find_fallback(term, outcome, response, sample):
+            if not is_remote and self.find_fallback(term, outcome, response, sample):
                 continue
             error = make_error(term.name, outcome, response, sample)
-            if is_remote or self._caller.failure_action(outcome) == "stop":
+            if is_remote or self.failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
             # Abstaining is not a fault if the run continues without the rollout.
             if not is_unscorable(outcome):
@@ -244,29 +228,31 @@ class RewardFunctionScorer:
         self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
     ) -> Response:
         """Return a response for a check, with the true sizes of images if one of these terms looks at them."""
-        if not any(term.reward.reward.looks for term in terms):
-            return make_trial_response(sample, text, response_format)
-        with use_media_opener(self._caller.media_opener):
-            return make_trial_response(sample, text, response_format, looks=True)
+        looks = any(term.reward.reward.looks for term in terms)
+        with use_media_opener(self.media_opener):
+            return make_trial_response(sample, text, response_format, looks=looks)
 
-    def _build_group(self, rollout_outcomes: Sequence[tuple[Rollout, OutcomesByTerm]], step: int) -> Group:
+    def _build_group(self, rollouts: Sequence[Rollout], all_outcomes: Sequence[OutcomesByTerm], step: int) -> Group:
         """Return the scored group of one prompt, without the rollouts that the config drops for a failed reward."""
-        prompt = rollout_outcomes[0][0].prompt
+        prompt = rollouts[0].prompt
         kept: list[Rollout] = []
         scores: list[Score] = []
         judged: list[Dropped] = []  # all rollouts; those without failures are kept
         skip_group = False
-        for rollout, outcomes in rollout_outcomes:
+        for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
-            for term in self._caller.counted_terms:
+            for term in self.counted_terms:
                 if not isinstance(outcomes.get(term.name), RewardFailure):
                     continue
-                chain = self._caller.list_deciding_terms(term, outcomes)
+                chain = self.list_deciding_terms(term, outcomes)
                 last = outcomes[chain[-1].name]
-                action = self._caller.failure_action(last) if isinstance(last, RewardFailure) else "fallback"
-                skip_group |= action == "skip_group"
-                if action != "fallback":
-                    failures |= _failures_by_term({asked.name: outcomes[asked.name] for asked in chain})
+                if not isinstance(last, RewardFailure) or self.failure_action(last) == "fallback":
+                    continue
+                skip_group |= self.failure_action(last) == "skip_group"
+                for asked in chain:
+                    outcome = outcomes[asked.name]
+                    if isinstance(outcome, RewardFailure):
+                        failures[asked.name] = outcome
             judged.append(Dropped(rollout, failures))
             if not failures:
                 kept.append(rollout)
@@ -281,7 +267,7 @@ class RewardFunctionScorer:
     ) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
         method = self._options.combine
-        terms = [term for term in self._caller.counted_terms if term.name in outcomes]
+        terms = [term for term in self.counted_terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
         rewards_by_turn: dict[str, tuple[float, ...]] = {}
         decided_by: dict[str, str] = {}
@@ -289,10 +275,16 @@ class RewardFunctionScorer:
         for term in terms:
             outcome = outcomes[term.name]
             if isinstance(outcome, RewardFailure):
-                chain = self._caller.list_deciding_terms(term, outcomes)
-                outcome = self._decide(chain, outcomes[chain[-1].name])
-                if not isinstance(outcomes[chain[-1].name], RewardFailure):
-                    decided_by[term.name] = chain[-1].name
+                chain = self.list_deciding_terms(term, outcomes)
+                last, decision = chain[-1], outcomes[chain[-1].name]
+                if isinstance(decision, RewardFailure):
+                    value, reason = last.fallback, f"fallback: {decision.reason}"
+                else:
+                    value, reason = decision.value, f"{last.name} decides: {decision.reason}"
+                    decided_by[term.name] = last.name
+                for decider in reversed(chain[1:]):
+                    value = decider.transform(value)
+                outcome = RewardValue(value, reason)
             elif isinstance(outcome, TurnRewards):
                 rewards_by_turn[term.name] = outcome.by_turn
                 outcome = RewardValue(outcome.value, outcome.reason)
@@ -308,27 +300,11 @@ class RewardFunctionScorer:
         return Score(
             terms=reward_values,
             total=total,
-            failures=_failures_by_term(outcomes),
+            failures={name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)},
             contributions=contributions,
             decided_by=decided_by,
             by_turn=by_turn,
         )
-
-    def _decide(self, chain: Sequence[BoundTerm], outcome: RewardOutcome) -> RewardValue:
-        """Return the value of a term that failed, from the outcome of the last term of its chain of fallbacks."""
-        last = chain[-1]
-        if isinstance(outcome, RewardFailure):
-            value, reason = last.fallback, f"fallback: {outcome.reason}"
-        else:
-            value, reason = outcome.value, f"{last.name} decides: {outcome.reason}"
-        for decider in reversed(chain[1:]):
-            value = decider.transform(value)
-        return RewardValue(value, reason)
-
-
-def _scoring_pair(rollout: Rollout) -> ScoringPair:
-    """Return the arguments for which a reward is called."""
-    return make_response(rollout), rollout.prompt.sample
 
 
 def make_response(rollout: Rollout) -> Response:
@@ -356,7 +332,3 @@ def _build_correct_text(sample: Sample, response_format: ResponseFormat) -> str:
         return response_format.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-
-
-def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
-    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)}

@@ -122,19 +122,15 @@ class BoundTerm:
     options: RewardTermConfig
 
     def __post_init__(self) -> None:
-        """Check transform and fallback.
-
-        Raises:
-            UserError: one of them does not suit the reward's range; `key` of the error names it.
-        """
+        """Raise UserError if transform or fallback does not suit the reward's range; `key` of the error names it."""
         low, high = self.reward.reward.low, self.reward.reward.high
         scale, fallback = self.options.transform.rescale_to, self.options.fallback
         if self._clip(high) <= self._clip(low) or (scale is not None and scale[0] == scale[1]):
             message = f"term {self.name!r}: its transform makes all values from {low:g} to {high:g} equal"
-            raise _error_about("transform", message)
+            raise UserError(message, key="transform")
         if isinstance(fallback, float) and not low <= fallback <= high:
             message = f"term {self.name!r}: fallback {fallback:g} is outside the range {low:g} to {high:g}"
-            raise _error_about("fallback", message)
+            raise UserError(message, key="fallback")
 
     @property
     def fallback(self) -> float:
@@ -186,38 +182,37 @@ def find_counted_terms(terms: Sequence[BoundTerm]) -> tuple[BoundTerm, ...]:
 
 
 def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
-    """Check that terms fit together.
+    """Raise UserError unless terms fit together.
 
-    Raises:
-        UserError: two terms share a name, `requires` or `fallback` names no other term or leads in a circle, a range
-            does not suit the method, or a fallback has a range or options that do not suit it.
+    No two share a name, `requires` and `fallback` name other terms and lead in no circle, ranges suit the method, and
+    a fallback has a range and options that suit its term.
     """
     terms_by_name = {term.name: term for term in terms}
     counted = {term.name: term for term in find_counted_terms(terms)}
     for index, term in enumerate(terms):
         name, required, place = term.name, term.options.requires, f"rewards.terms.{index}"
         if any(earlier.name == name for earlier in terms[:index]):
-            raise _error_about(f"{place}.fn", f"two reward terms are named {name!r}; give one another `name`")
+            raise UserError(f"two reward terms are named {name!r}; give one another `name`", key=f"{place}.fn")
         known = ", ".join(terms_by_name)
         for key, other in (("requires", required), ("fallback", term.fallback_term)):
             if other is not None and (other not in terms_by_name or other == name):
                 problem = f"term {name!r}: it {_VERBS[key]} {other!r}, which is no other term; there are {known}"
-                raise _error_about(f"{place}.{key}", problem)
+                raise UserError(problem, key=f"{place}.{key}")
             circle = _find_circle(term, terms_by_name, key)
             if circle:
                 problem = f"term {name!r}: its {_NOUNS[key]} lead in a circle: {' -> '.join(circle)}"
-                raise _error_about(f"{place}.{key}", problem)
+                raise UserError(problem, key=f"{place}.{key}")
         if required is not None and required not in counted:
             problem = f"term {name!r}: it requires {required!r}, which is a fallback and has no value of its own"
-            raise _error_about(f"{place}.requires", problem)
+            raise UserError(problem, key=f"{place}.requires")
         if required is not None and terms_by_name[required].options.training_only and not term.options.training_only:
             problem = f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only"
-            raise _error_about(f"{place}.requires", problem)
+            raise UserError(problem, key=f"{place}.requires")
         if term.fallback_term is not None:
             _check_fallback(term, terms_by_name[term.fallback_term], f"{place}.fallback")
         if method != "sum" and name in counted and term.range[0] < 0.0:
             problem = f"values of term {name!r} start at {term.range[0]:g}; give it transform.rescale_to"
-            raise _error_about(f"{place}.transform", f"combine {method}: {problem}")
+            raise UserError(f"combine {method}: {problem}", key=f"{place}.transform")
 
 
 def _find_circle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: str) -> list[str]:
@@ -240,26 +235,15 @@ def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:
     low, high = term.reward.reward.low, term.reward.reward.high
     if stand_in.range[0] < low or stand_in.range[1] > high:
         problem = f"its values from {stand_in.range[0]:g} to {stand_in.range[1]:g} do not fit into {low:g} to {high:g}"
-        raise _error_about(key, f"term {term.name!r}: fallback {stand_in.name!r}: {problem}; give it a `transform`")
+        raise UserError(f"term {term.name!r}: fallback {stand_in.name!r}: {problem}; give it a `transform`", key=key)
     options = stand_in.options
     if options.weight != 1.0 or options.schedule or options.requires or options.training_only:
         problem = f"{stand_in.name!r} is the fallback of {term.name!r} and counts as that: leave out its `weight`"
-        raise _error_about(key, f"term {problem}, `schedule`, `requires` and `training_only`")
-
-
-def _error_about(key: str, message: str) -> UserError:
-    """Return an error about the setting `key`, a dotted path."""
-    error = UserError(message)
-    error.key = key
-    return error
+        raise UserError(f"term {problem}, `schedule`, `requires` and `training_only`", key=key)
 
 
 def check_parts(terms: Sequence[BoundTerm], response_format: ResponseFormat) -> None:
-    """Check that a response can have the parts that the terms read, by their options of the type `Of`.
-
-    Raises:
-        UserError: the response format has no such part.
-    """
+    """Raise UserError if a term reads a part, by an option of the type `Of`, that the response format does not have."""
     known = response_format.part_names
     for term in terms:
         for name, option in term.reward.reward.options.items():

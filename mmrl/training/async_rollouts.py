@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from mmrl.protocols import RolloutPipeline
-from mmrl.types import Author, Prompt, Rollout, RolloutBatch
+from mmrl.types import Author, Prompt, RolloutBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +40,13 @@ class PendingRound:
             raise
         for group in batch.groups:
             for rollout in group:
-                self._check_version(rollout)
+                for segment in rollout.segments:
+                    if segment.author is Author.POLICY and segment.version != self.version:
+                        raise RuntimeError(
+                            f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: generated in advance by "
+                            f"policy version {segment.version}, not by {self.version}"
+                        )
         return batch
-
-    def _check_version(self, rollout: Rollout) -> None:
-        for segment in rollout.segments:
-            if segment.author is Author.POLICY and segment.version != self.version:
-                raise RuntimeError(
-                    f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: generated in advance by policy "
-                    f"version {segment.version}, not by {self.version}"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from mmrl.config import Config
-from mmrl.config.schema import EvalGenerationConfig, RlStage, SampleStage, SamplingConfig
+from mmrl.config.schema import EvalGenerationConfig, RethinkConfig, RlStage, SampleStage, SamplingConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
@@ -54,9 +55,9 @@ from mmrl.rollout.factory import (
     compute_max_response_tokens,
     prompt_limit,
 )
-from mmrl.rollout.load import load_tool
-from mmrl.rollout.pipeline import build_pipeline, check_triggers
+from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
+from mmrl.rollout.steps.rethink import tokenize_trigger
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.coverage import find_coverage_gaps
@@ -85,14 +86,6 @@ class RunSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewards:
-    """The rewards of a run, ready to be called."""
-
-    scorer: RewardFunctionScorer
-    group_rewards: tuple[BoundGroupReward, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedData:
     """The samples of a run whose images can be opened, with the loader and the cache that opened them."""
 
@@ -101,15 +94,6 @@ class LoadedData:
     record: DataRecord  # the data that the run began with
     dataset_context: DatasetContext
     media_cache: MediaCache  # has the size of every image
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
-    """The model of a run, as it is before training."""
-
-    bundle: ModelBundle
-    adapter: LoraAdapter | None
-    policy: PolicyModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,34 +168,44 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
             compute_max_response_tokens(config, read_context_tokens(config.model))
     else:
         compute_max_response_tokens(config, CONTEXT_TOKENS)
-    rewards = build_rewards(setup, resources)
+    scorer, group_rewards = build_rewards(setup, resources)
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
-    ranks.on_rank0(partial(check_rewards, config, rewards, data.samples, console))
+    ranks.on_rank0(partial(check_rewards, config, scorer, group_rewards, data.samples, console))
     if processor_bundle is None:
         processor_bundle = build_processor(config, data.samples.train)
     response_format = build_response_format(config)
     opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
     check_demonstrations(config, data.samples.train, response_format, opening)
 
-    model = console.wait_for("loading the model", partial(build_trained_model, config, processor_bundle))
-    policy = model.policy
-    encoder = build_encoder(config, model.bundle, data.media_cache, prompt_limit(config, policy))
+    load_model = partial(build_trained_model, config, processor_bundle)
+    model_bundle, adapter, policy = console.wait_for("loading the model", load_model)
+    encoder = build_encoder(config, model_bundle, data.media_cache, prompt_limit(config, policy))
     samples = leave_out_unusable_samples(data, encoder, ranks)
     # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
     processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
-    num_embeddings = model.bundle.model.get_input_embeddings().num_embeddings
-    banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model.bundle.family)
+    num_embeddings = model_bundle.model.get_input_embeddings().num_embeddings
+    banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model_bundle.family)
     check_model_supports_steps(config, policy, processor, banned_token_ids)
-    print_overview(config, samples, model.bundle, console)
-    start = partial(start_engine, setup, model, processor)
-    samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start)))
-    tool_runner = ToolRunner(partial(load_tool, base_dir), base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
+    print_overview(config, samples, model_bundle, console)
+    start_engine = partial(
+        SamplerFactory,
+        config,
+        policy,
+        processor,
+        adapter=adapter,
+        work_dir=setup.run_dir.engine,
+        ranks=ranks,
+        console=console,
+        make_custom_engine=functions.engine,
+    )
+    samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start_engine)))
+    tool_runner = ToolRunner(base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
     resources.enter_context(closing(tool_runner))
     return RunComponents(
         **vars(setup),
-        scorer=rewards.scorer,
-        group_rewards=rewards.group_rewards,
+        scorer=scorer,
+        group_rewards=group_rewards,
         tool_runner=tool_runner,
         samples=samples,
         data_record=data.record,
@@ -223,8 +217,8 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
             processor=processor,
             outputs=setup.run_dir.outputs,
         ),
-        model_bundle=model.bundle,
-        adapter=model.adapter,
+        model_bundle=model_bundle,
+        adapter=adapter,
         policy=policy,
         processor=processor,
         banned_token_ids=banned_token_ids,
@@ -232,7 +226,9 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     )
 
 
-def build_rewards(setup: RunSetup, resources: ExitStack) -> Rewards:
+def build_rewards(
+    setup: RunSetup, resources: ExitStack
+) -> tuple[RewardFunctionScorer, tuple[BoundGroupReward, ...]]:
     """Build the rewards and check them against their case tables. `resources` ends the processes that they start.
 
     Raises:
@@ -248,15 +244,11 @@ def build_rewards(setup: RunSetup, resources: ExitStack) -> Rewards:
     for group_reward in group_rewards:
         resources.callback(group_reward.close)
     registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
-    return Rewards(scorer=scorer, group_rewards=group_rewards)
+    return scorer, group_rewards
 
 
 def load_data(setup: RunSetup) -> LoadedData:
-    """Read all samples and open their images on rank 0; the other ranks receive the samples. Collective.
-
-    Raises:
-        UserError: as `DatasetLoader.load`.
-    """
+    """Read all samples and open their images on rank 0, and send the samples to all. Raises as `DatasetLoader.load`."""
     config, run_dir, console = setup.config, setup.run_dir, setup.console
     context = make_dataset_context(config, setup.base_dir, run_dir.data)
     media_cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
@@ -274,17 +266,23 @@ def load_data(setup: RunSetup) -> LoadedData:
     )
 
 
-def check_rewards(config: Config, rewards: Rewards, samples: DataSplits, console: Console) -> None:
+def check_rewards(
+    config: Config,
+    scorer: RewardFunctionScorer,
+    group_rewards: Sequence[BoundGroupReward],
+    samples: DataSplits,
+    console: Console,
+) -> None:
     """Call every reward on every sample it applies to, before training; warn of rewards that apply to none.
 
     Raises:
         UserError: a reward cannot score the right answer of a sample.
     """
-    scorer, response_format = rewards.scorer, build_response_format(config)
+    response_format = build_response_format(config)
     for split, split_samples in samples.by_split().items():
         tracked = console.track(f"trying every reward on {split} samples", split_samples, len(split_samples))
         scorer.check_samples(tracked, response_format, evaluation=split != "train")
-    check_group_rewards(rewards.group_rewards, scorer, samples.train)
+    check_group_rewards(group_rewards, scorer, samples.train)
     train = console.track("trying rewards on wrong answers", samples.train, len(samples.train))
     for warning in scorer.check_wrong_answers(train, response_format):
         console.warn(warning)
@@ -293,7 +291,9 @@ def check_rewards(config: Config, rewards: Rewards, samples: DataSplits, console
         console.warn(warning)
 
 
-def build_trained_model(config: Config, processor_bundle: ProcessorBundle) -> TrainedModel:
+def build_trained_model(
+    config: Config, processor_bundle: ProcessorBundle
+) -> tuple[ModelBundle, LoraAdapter | None, PolicyModel]:
     """Return the model on its device, with its adapter, and the policy that trains it.
 
     Raises:
@@ -315,34 +315,16 @@ def build_trained_model(config: Config, processor_bundle: ProcessorBundle) -> Tr
         float32_output_layer=options.float32_output_layer,
     )
     enable_gradient_checkpointing(model, options.gradient_checkpointing, bundle.family)
-    return TrainedModel(bundle=bundle, adapter=adapter, policy=policy)
+    return bundle, adapter, policy
 
 
 def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: Ranks) -> DataSplits:
-    """Return the samples whose videos can be opened and whose prompts the model can take. Collective.
-
-    Raises:
-        UserError: as `DatasetLoader.filter_by_prompt`.
-    """
+    """Return the samples with usable videos and prompts. Collective; raises as `DatasetLoader.filter_by_prompt`."""
     videos = data.loader.open_videos(data.samples, encoder.frame_sampling)
     finished = False
     while not finished:
         finished = ranks.on_rank0(partial(next, videos))
     return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure))
-
-
-def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcessor) -> SamplerFactory:
-    """Start the rollout engine. Raises as `SamplerFactory`."""
-    return SamplerFactory(
-        setup.config,
-        model.policy,
-        processor,
-        adapter=model.adapter,
-        work_dir=setup.run_dir.engine,
-        ranks=setup.ranks,
-        console=setup.console,
-        make_custom_engine=setup.functions.engine,
-    )
 
 
 def check_model_supports_steps(
@@ -352,7 +334,9 @@ def check_model_supports_steps(
     for owner in configs_with_rollout_steps(config):
         if isinstance(owner, RlStage) and owner.loss.routing_replay != "none" and not policy.routers:
             raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")
-        check_triggers(owner.rollout_steps, processor, banned_token_ids)
+        for step in owner.rollout_steps:
+            for trigger in step.triggers if isinstance(step, RethinkConfig) else ():
+                tokenize_trigger(trigger.text, processor, banned_token_ids)
 
 
 def print_overview(config: Config, samples: DataSplits, bundle: ModelBundle, console: Console) -> None:

@@ -24,7 +24,6 @@ from mmrl.types import (
     Author,
     EvalRewards,
     Group,
-    Rollout,
     RunInterrupted,
     SelectedExperiences,
     TrainingState,
@@ -166,8 +165,11 @@ class StepLogger:
         failed = state.nonfinite_steps > 0
         if failed or not self.only_failed_rollouts:
             result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
-        times = dict(result.seconds)
-        tokens = sum(_count_generated(rollout) for group in result.selected.groups for rollout in group.all_rollouts)
+        times, tokens = dict(result.seconds), 0
+        for group in result.selected.groups:
+            for rollout in group.all_rollouts:
+                own = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
+                tokens += sum(map(len, own))
         # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
         if tokens and times.get("time/rollout_s") and not self.async_rollouts:
             times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]
@@ -177,11 +179,6 @@ class StepLogger:
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
             self.logger.log(state, result.metrics, times)
-
-
-def _count_generated(rollout: Rollout) -> int:
-    """Return the number of tokens that the policy sampled."""
-    return sum(len(segment.token_ids) for segment in rollout.segments if segment.author is Author.POLICY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any
@@ -22,14 +21,6 @@ OptimizerState = Mapping[str, Mapping[int, Any]]
 """State of the optimizer and of a moving reference: table name (`OPTIMIZER_TABLES`) → parameter index → state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePoint:
-    """State that a run continues from; empty for a new run."""
-
-    state: TrainingState
-    optimizer: OptimizerState  # belongs to the interrupted stage; empty between stages
-
-
 class RunCheckpoints:
     """Saves and loads the checkpoints of one run. Every call is collective."""
 
@@ -43,8 +34,10 @@ class RunCheckpoints:
             run.run_dir.checkpoints, run.config.checkpoints, run.console.warn, run.ranks
         )
 
-    def load(self) -> ResumePoint:
-        """Load the weights of the latest checkpoint, if there is one, and return where the run continues.
+    def load(self) -> tuple[TrainingState, OptimizerState]:
+        """Load the weights of the latest checkpoint, if there is one, and return the state that the run continues from.
+
+        The optimizer state is that of an interrupted stage, and empty between stages.
 
         Raises:
             UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
@@ -55,7 +48,7 @@ class RunCheckpoints:
         lengthened = ranks.on_rank0(run_dir.find_lengthened_stage)
         folder = checkpoint.find_latest(run_dir.checkpoints, console.warn, ranks, until=lengthened)
         if folder is None:
-            return ResumePoint(state=TrainingState(), optimizer={})
+            return TrainingState(), {}
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), config))
         state, optimizer = checkpoint.load_checkpoint(
             folder,
@@ -66,13 +59,21 @@ class RunCheckpoints:
         # `RunDir.reopen` writes the new config later: a run killed before that resumes with the old or the new one.
         if lengthened is not None:
             ranks.on_rank0(partial(checkpoint.remove_later_stages, run_dir.checkpoints, lengthened))
-            console.info(describe_lengthening(config.stages[lengthened], state))
+            stage = config.stages[lengthened]
+            message = "The stage will end like one that had so many steps from the start."
+            # The last step of a stage generates nothing ahead.
+            if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.next_batch is None:
+                message = (
+                    f"Stage {stage.name} will not end like one that had {stage.steps} steps from the start: step "
+                    f"{state.step} was its last one, and generated no rollouts for the next."
+                )
+            console.info(message)
         if any(ranks.all_gather(bool(run.data_record.differences))):
             # Their prompts may have changed. Replayed and carried-over groups are checked at selection instead.
             state.unfinished, state.next_batch = (), None
         if state.stage_index < len(config.stages):
             console.info(f"Resuming from {folder}: stage {config.stages[state.stage_index].name}, step {state.step}.")
-        return ResumePoint(state=state, optimizer=optimizer)
+        return state, optimizer
 
     def save(self, state: TrainingState, optimizer: OptimizerState) -> None:
         """Save the run; every rank writes its own share."""
@@ -107,16 +108,3 @@ class RunCheckpoints:
         """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""
         return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
 
-
-def describe_lengthening(stage: object, state: TrainingState) -> str:
-    """Return a sentence that says if a lengthened stage will end like one that was longer from the start.
-
-    `state` is that of the checkpoint that the stage continues from.
-    """
-    # The last step of a stage generates nothing ahead.
-    if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.next_batch is None:
-        return (
-            f"Stage {stage.name} will not end like one that had {stage.steps} steps from the start: step {state.step} "
-            "was its last one, and generated no rollouts for the next."
-        )
-    return "The stage will end like one that had so many steps from the start."

@@ -18,7 +18,6 @@ from mmrl.config import Config
 from mmrl.config.schema import (
     AdvantageConfig,
     BenchmarkConfig,
-    CustomEngineConfig,
     CustomPolicyLossConfig,
     LossConfig,
     RlStage,
@@ -95,7 +94,6 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
             rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir)
     check_step_terms(config.evaluation.rollout_steps, scored, key="evaluation.rollout_steps")
     evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir)
-    engine, family = _load_engine(config, base_dir), _load_family(config, base_dir)
     datasets = {}
     for split, sources in sources_by_split(config.data).items():
         datasets[split] = tuple(load_dataset_function(source, base_dir) for source in sources)
@@ -110,28 +108,20 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
         evaluation_steps=evaluation_steps,
         datasets=datasets,
         benchmarks=tuple(benchmarks),
-        engine=engine,
-        family=family,
+        engine=load_engine(config.rollout.engine, base_dir),
+        family=_load_family(config, base_dir),
     )
 
 
 def load_custom_advantage(options: AdvantageConfig, base_dir: Path) -> CustomAdvantage | None:
-    """Load the function that `advantage.fn` names, with its options bound; None if the stage uses a built-in formula.
-
-    Raises:
-        UserError: the file cannot be imported, or has no such function with these options.
-    """
+    """Load the function of `advantage.fn` with its options; None for a built-in formula. Raises as `load_plugin`."""
     if options.fn is None:
         return None
     return load_plugin(options.fn, base_dir, options.args, role="advantage function", parameters=("totals", "terms"))
 
 
 def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:
-    """Load the function that `loss.policy_loss` names, with its options bound; None for a built-in policy loss.
-
-    Raises:
-        UserError: the file cannot be imported, or has no such function with these options.
-    """
+    """Load the function of `loss.policy_loss` with its options; None for a built-in one. Raises as `load_plugin`."""
     if not isinstance(options.policy_loss, CustomPolicyLossConfig):
         return None
     return load_plugin(
@@ -157,12 +147,6 @@ def load_configured_benchmark(options: BenchmarkConfig, base_dir: Path) -> Bench
         if error.call:  # `locate_errors` finds the line of the config by it
             raise
         raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
-
-
-def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], RolloutEngine] | None:
-    if not isinstance(config.rollout.engine, CustomEngineConfig):
-        return None
-    return load_engine(config.rollout.engine, base_dir)
 
 
 def _load_family(config: Config, base_dir: Path) -> ModelFamily | None:

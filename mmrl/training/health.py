@@ -113,8 +113,6 @@ MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
 MAX_FAILED_EPISODE_FRAC: Final = 0.5
 MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
-CALLS_SUFFIX: Final = "/calls"
-EPISODES_SUFFIX: Final = "/episodes"
 TERM_PREFIX: Final = "reward/term/"
 TOTAL_METRIC: Final = "reward/mean"
 SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
@@ -171,13 +169,18 @@ class HealthMonitor:
         for name in ended:
             del self._last_violation[name]
         self._window.append(metrics)
-        begun = self._find_new(f"step {step}", step, self._find_violations(STEP_RULES, metrics))
+        problems = [(f"step {step}", *problem) for problem in self._find_violations(STEP_RULES, metrics)]
         if len(self._window) == self._options.window:
             means = self.window_means()
             # `_find_falling_terms` compares later windows with the first full one.
             self._first_means = self._first_means or means
             basis = f"step {step}, mean of {self._options.window} steps"
-            begun += self._find_new(basis, step, self._find_problems(means))
+            problems += [(basis, *problem) for problem in self._find_problems(means)]
+        begun = []
+        for basis, name, message in problems:
+            if name not in self._last_violation:
+                begun.append((name, f"{basis}: {message}"))
+            self._last_violation[name] = step
         return begun, ended
 
     def window_means(self) -> dict[str, float]:
@@ -197,15 +200,6 @@ class HealthMonitor:
                 parts.append(text.format(means[name]))
         return "Health at the end: " + ", ".join(parts)
 
-    def _find_new(self, basis: str, step: int, problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Note the problems of a step, and return those that the steps before did not have."""
-        begun = []
-        for name, message in problems:
-            if name not in self._last_violation:
-                begun.append((name, f"{basis}: {message}"))
-            self._last_violation[name] = step
-        return begun
-
     def _find_violations(self, rules: Iterable[HealthRule], metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yield the limit's name and the message of each rule that `metrics` violate."""
         for rule in rules:
@@ -223,8 +217,7 @@ class HealthMonitor:
         """Yield a name and the message of each problem that `means` show."""
         yield from self._find_violations(HEALTH_RULES, means)
         yield from self._find_blind_probes(means)
-        yield from self._find_failing_tools(means)
-        yield from self._find_failing_environments(means)
+        yield from self._find_failing_calls(means)
         yield from self._find_falling_terms(means)
 
     def _find_blind_probes(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -242,28 +235,22 @@ class HealthMonitor:
                     "may not look at them. Leave out questions that can be answered blind",
                 )
 
-    def _find_failing_tools(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for name, calls in means.items():
-            if not name.endswith(CALLS_SUFFIX) or not calls:
-                continue
-            step_name = name.removesuffix(CALLS_SUFFIX)
-            failed = sum(means.get(f"{step_name}/{kind}", 0.0) for kind in FAILURE_KINDS) / calls
-            if failed > MAX_FAILED_TOOL_CALL_FRAC:
+    def _find_failing_calls(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """Find rollout steps in which too many tool calls or episodes fail."""
+        for name, count in means.items():
+            step_name, _, counted = name.rpartition("/")
+            kinds = {"calls": FAILURE_KINDS, "episodes": tuple(RewardErrorKind)}.get(counted, ())
+            failures = {kind: means.get(f"{step_name}/{kind}", 0.0) for kind in kinds}
+            failed = sum(failures.values()) / count if failures and count else 0.0
+            if counted == "calls" and failed > MAX_FAILED_TOOL_CALL_FRAC:
                 yield (
                     name,
                     f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises, hangs or exceeds a "
                     "limit; the rollouts contain its error messages. Fix it, or end the run there with "
                     "`on_error: stop`",
                 )
-
-    def _find_failing_environments(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for name, episodes in means.items():
-            if not name.endswith(EPISODES_SUFFIX) or not episodes:
-                continue
-            step_name = name.removesuffix(EPISODES_SUFFIX)
-            failures = {kind: means.get(f"{step_name}/{kind}", 0.0) for kind in RewardErrorKind}
-            failed, most_by = sum(failures.values()) / episodes, max(failures, key=failures.__getitem__)
-            if failed > MAX_FAILED_EPISODE_FRAC:
+            if counted == "episodes" and failed > MAX_FAILED_EPISODE_FRAC:
+                most_by = max(failures, key=failures.__getitem__)
                 yield (
                     name,
                     f"{failed:.0%} of the episodes in step {step_name} fail, most by {most_by}: they leave their "
@@ -314,11 +301,7 @@ class FailedStepLimit:
     max_steps_without_signal: int | None = None
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Check the counts of `FailedStepCounter` against the limits.
-
-        Raises:
-            UserError: one of the limits is reached.
-        """
+        """Raise UserError if a count of `FailedStepCounter` has reached its limit."""
         if self.max_steps_without_signal is not None and state.steps_without_signal >= self.max_steps_without_signal:
             raise UserError(
                 f"{state.steps_without_signal} steps in a row had no group to learn from: in each, all rollouts of a "

@@ -13,7 +13,6 @@ from mmrl.log.logger import MetricsLogger
 from mmrl.log.rollout_records import list_scored_records
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
-from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.training.build import RunComponents
 from mmrl.types import EvalRewards, Group, Sample, TrainingState
 from mmrl.utils.seeds import derive_seed
@@ -59,14 +58,15 @@ class HeldOutEvaluation:
         failures: Counter[tuple[str, str]] = Counter()
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         for batch in run.console.track("answering held-out samples, batches", batches, len(batches)):
-            answers = answer_and_score(batch, run.processor, self._pipeline, run.scorer, step=step)
+            answers = self._pipeline.run(list(map(run.processor.build, batch)), step=step)
             metrics.update(answers.metrics)
-            for group in answers.groups:
-                sample = group.prompt.sample
-                [score] = group.scores
+            rollouts = [rollout for (rollout,) in answers.groups]
+            # One call for all of them: rewards with worker processes score in parallel.
+            for rollout, score in zip(rollouts, run.scorer.score_eval(rollouts), strict=True):
+                sample = rollout.prompt.sample
                 rewards.setdefault(sample.task, {})[sample.id] = score.total
                 if sample.id in recorded_ids:
-                    recorded.append(group)
+                    recorded.append(Group(prompt=rollout.prompt, rollouts=(rollout,), scores=(score,)))
                 for term, failure in score.failures.items():
                     failures[term, failure.error_kind] += 1
         for (term, error_kind), count in failures.items():

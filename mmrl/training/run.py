@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from mmrl import checkpoint
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
@@ -24,7 +23,7 @@ from mmrl.trackers.process import follow_run
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
-from mmrl.training.checkpoints import ResumePoint, RunCheckpoints
+from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
 from mmrl.training.functions import Functions, load_functions
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
 from mmrl.training.preflight import FINISHED_MESSAGE, effective_config
@@ -110,11 +109,11 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         setup.console.warn(warning)
     with (
         log_library_messages(setup.run_dir.log, rank=setup.ranks.rank),
-        open_run(setup, has_begun=has_begun) as opened,
-        resume_run(opened, stop) as (services, resumed),
+        open_run(setup, has_begun=has_begun) as (run, benchmarks, user_callbacks),
+        resume_run(run, benchmarks, user_callbacks, stop) as (services, resumed_state, resumed_optimizer),
         nullcontext() if setup.ranks.rank else follow_run(setup.config, setup.base_dir, setup.run_dir, setup.console),
     ):
-        checkpoints, state, optimizer = services.checkpoints, resumed.state, resumed.optimizer
+        checkpoints, state, optimizer = services.checkpoints, resumed_state, resumed_optimizer
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
             if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
                 # Without a checkpoint, a restarted run would remove its files, including the table of this stage.
@@ -129,7 +128,9 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                         run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
                     case SelectStage():
                         run_select_stage(stage, services.run, services.logger, state)
-                state, optimizer = next_stage_state(state), {}
+                next_stage, version = state.stage_index + 1, state.version
+                state = TrainingState(stage_index=next_stage, version=version, eval_rewards=state.eval_rewards)
+                optimizer = {}
                 checkpoints.save(state, {})
                 # A stage that is over must be on the disk before the next one begins.
                 setup.console.wait_for("saving the checkpoint", checkpoints.manager.wait)
@@ -146,17 +147,11 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         services.logger.close()
 
 
-class OpenedRun(NamedTuple):
-    """A run that is built, before its latest checkpoint is loaded."""
-
-    run: RunComponents
-    benchmarks: TrainingBenchmarks
-    user_callbacks: Sequence[Callback]
-
-
 @contextmanager
-def open_run(setup: RunSetup, *, has_begun: bool) -> Iterator[OpenedRun]:
-    """Build everything that outlives the stages, and close it after the block. Collective.
+def open_run(
+    setup: RunSetup, *, has_begun: bool
+) -> Iterator[tuple[RunComponents, TrainingBenchmarks, Sequence[Callback]]]:
+    """Build everything that outlives the stages, and the user's callbacks; close it after the block. Collective.
 
     Raises:
         UserError: something would fail later. A directory in which no run has begun is removed.
@@ -165,16 +160,14 @@ def open_run(setup: RunSetup, *, has_begun: bool) -> Iterator[OpenedRun]:
     cleanup = nullcontext() if ranks.rank else setup.run_dir.remove_on_error(keep=has_begun)
     with cleanup, ExitStack() as building:
         # What can fail early comes first.
-        benchmarks = setup.functions.benchmarks
-        questions = ranks.on_rank0(
-            partial(read_all_benchmark_questions, config, benchmarks, setup.base_dir, setup.run_dir.data)
-        )
+        folders = setup.base_dir, setup.run_dir.data
+        questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, setup.functions.benchmarks, *folders))
         run = build_run(setup, building)
-        opened = OpenedRun(run, TrainingBenchmarks(run, questions), make_callbacks(run))
+        benchmarks, user_callbacks = TrainingBenchmarks(run, questions), make_callbacks(run)
         ranks.on_rank0(partial(write_run_info, run, digest_questions(config, questions)))
         resources = building.pop_all()
     with resources:
-        yield opened
+        yield run, benchmarks, user_callbacks
 
 
 def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
@@ -188,20 +181,20 @@ def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServices, ResumePoint]]:
-    """Load the latest checkpoint, if there is one; yield what the stages work with, and where they start. Collective.
+def resume_run(
+    run: RunComponents, benchmarks: TrainingBenchmarks, user_callbacks: Sequence[Callback], stop: StopSignal
+) -> Iterator[tuple[StageServices, TrainingState, OptimizerState]]:
+    """Load the latest checkpoint, if there is one; yield what the stages work with, and where they start.
 
-    Raises:
-        UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
+    Collective; raises as `RunCheckpoints.load`.
     """
-    run = opened.run
     config, ranks, run_dir = run.config, run.ranks, run.run_dir
     # Rank 0 alone writes; the others log into nothing, so that all make the same calls.
     logger: MetricsLogger = NullLogger()
     if ranks.rank == 0:
         logger = RunLogger(run_dir, run.console, run.processor)
     held_out, checkpoints = HeldOutEvaluation(run, logger), RunCheckpoints(run, logger)
-    resumed = checkpoints.load()
+    state, optimizer = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
     sharded_model = None
     if config.deepspeed is not None:
@@ -209,24 +202,19 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
 
         # After the weights of the checkpoint were loaded into the whole model.
         sharded_model = DeepspeedModel(run.policy, config.deepspeed, ranks)
-    ranks.on_rank0(partial(logger.resume_from, resumed.state))
+    ranks.on_rank0(partial(logger.resume_from, state))
     services = StageServices(
         run=run,
         sharded_model=sharded_model,
         logger=logger,
         checkpoints=checkpoints,
         held_out=held_out,
-        benchmarks=BenchmarkRunner(opened.benchmarks.evaluate_due, logger.log_metrics),
-        user_callbacks=opened.user_callbacks,
+        benchmarks=BenchmarkRunner(benchmarks.evaluate_due, logger.log_metrics),
+        user_callbacks=user_callbacks,
         stop_requested=partial(stop.reached_any, ranks),
     )
     with logger.status.report(), checkpoints.manager:
-        yield services, resumed
-
-
-def next_stage_state(state: TrainingState) -> TrainingState:
-    """Return the state at the start of the stage after that of `state`."""
-    return TrainingState(stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards)
+        yield services, state, optimizer
 
 
 def write_results(services: StageServices, state: TrainingState) -> None:

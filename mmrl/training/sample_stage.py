@@ -15,7 +15,6 @@ from mmrl.data.stage_tables import build_sample_row, read_table
 from mmrl.distributed.exchanges import gather_items
 from mmrl.distributed.ranks import rank_slice
 from mmrl.log.logger import MetricsLogger
-from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Group, RunInterrupted, Score, TrainingState
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
@@ -54,7 +53,7 @@ def run_sample_stage(
             step_samples = samples[step * size : (step + 1) * size]
             own_samples = step_samples[rank_slice(len(step_samples), ranks)]
             with run.samplers.gather_for_sampling(), run.console.activity.during("rollout"):
-                batch = answer_samples(own_samples, run.processor, pipeline, step=step)
+                batch = pipeline.run(list(map(run.processor.build, own_samples)), step=step)
             groups = gather_items(run.scorer.score_groups(batch.groups, step=step), ranks)
             ranks.on_rank0(partial(_append_rows, table_path, groups))
             logger.log_progress(step + 1)

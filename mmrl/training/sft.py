@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
-from mmrl.data.demonstrations import TargetField, demonstration_text
+from mmrl.config.schema import SftStage
+from mmrl.data.demonstrations import demonstration_text
 from mmrl.distributed.exchanges import count_dropped_samples, gather_demonstrations, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.protocols import DemonstrationCompleter, Learner, Processor, SampleSource
@@ -20,18 +20,6 @@ from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 from mmrl.utils.activity import Activity
 from mmrl.utils.seeds import derive_seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftSettings:
-    """Sizes and options of one supervised stage."""
-
-    num_steps: int  # training steps of the stage
-    batch_size: int  # demonstrations of a step, over all ranks
-    target_field: TargetField  # field of the sample that is imitated
-    loss_on: Literal["response", "answer"]  # part of the demonstration that is learned
-    drop_thinking_prob: float  # probability that a demonstration is learned without its thinking, in [0, 1]
-    seed_parts: tuple[str | int, ...]  # the run's seed and the stage's name, from which random choices derive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +31,14 @@ class SftComponents:
     sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
     learner: Learner
     callbacks: Sequence[Callback]  # called after each step, in this order
+    seed: int  # the run's seed, from which random choices derive, with the stage's name
     ranks: Ranks
     media_owners: MediaOwners  # records which rank has the media of each prompt in memory, for the learner
     tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
-def run_sft_stage(settings: SftSettings, components: SftComponents, state: TrainingState) -> None:
+def run_sft_stage(stage: SftStage, components: SftComponents, state: TrainingState) -> None:
     """Train a supervised stage from `state.step` to its end.
 
     Raises:
@@ -57,18 +46,18 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
             usable sample. Errors of callbacks pass through.
     """
     ranks = components.ranks
-    while state.step < settings.num_steps and not state.stage_done:
+    while state.step < stage.steps and not state.stage_done:
         timer = StepTimer(components.activity)
         with timer.time("prompt"):
-            samples = components.source.take(state.data_position, settings.batch_size)
-            build = partial(build_demonstration, settings, components.processor, step=state.step)
+            samples = components.source.take(state.data_position, stage.batch_size)
+            build = partial(build_demonstration, stage, components, step=state.step)
             demonstrations: Sequence[Rollout] = list(map(build, samples))
             metrics: dict[str, float] = {}
             if components.tools is not None:
                 demonstrations, tool_metrics = components.tools.complete(demonstrations)
                 metrics |= sum_metrics(tool_metrics, ranks)
         with timer.time("learn"):
-            metrics |= count_dropped_samples(settings.batch_size, len(samples), ranks)
+            metrics |= count_dropped_samples(stage.batch_size, len(samples), ranks)
             own_experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations]
             experiences = gather_demonstrations(own_experiences, ranks, components.media_owners, step=state.step)
             components.sleep_engine()
@@ -76,20 +65,20 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
 
         # No weight sync: validation, benchmarks and stages that sample sync the weights before they generate.
         state.step, state.version = state.step + 1, state.version + 1
-        state.data_position += settings.batch_size
+        state.data_position += stage.batch_size
         result = TrainStepResult(selected=_as_selected(own_experiences), metrics=metrics, seconds=timer.seconds)
         for callback in components.callbacks:
             callback.on_step_end(state, result)
 
 
-def build_demonstration(settings: SftSettings, processor: Processor, sample: Sample, step: int) -> Rollout:
+def build_demonstration(stage: SftStage, components: SftComponents, sample: Sample, step: int) -> Rollout:
     """Build the rollout to imitate for a sample, with its thinking unless chance drops it at this step."""
-    chance = random.Random(derive_seed(*settings.seed_parts, "thought", step, sample.id))
-    return processor.build_demonstration(
-        processor.build(sample),
-        demonstration_text(sample, settings.target_field),
-        with_thinking=chance.random() >= settings.drop_thinking_prob,
-        loss_on=settings.loss_on,
+    chance = random.Random(derive_seed(components.seed, stage.name, "thought", step, sample.id))
+    return components.processor.build_demonstration(
+        components.processor.build(sample),
+        demonstration_text(sample, stage.target_field),
+        with_thinking=chance.random() >= stage.drop_thinking_prob,
+        loss_on=stage.loss_on,
     )
 
 

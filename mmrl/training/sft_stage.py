@@ -8,7 +8,7 @@ from mmrl.protocols import DemonstrationCompleter
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
-from mmrl.training.sft import SftComponents, SftSettings, run_sft_stage
+from mmrl.training.sft import SftComponents, run_sft_stage
 from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
 from mmrl.utils.seeds import derive_seed
@@ -30,20 +30,13 @@ def train_sft_stage(
             sleep_engine=run.samplers.sleep,
             learner=learner,
             callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
+            seed=run.config.run.seed,
             ranks=run.ranks,
             media_owners=media_owners,
             tools=build_demonstration_tools(stage, run),
             activity=run.console.activity,
         )
-        settings = SftSettings(
-            num_steps=stage.steps,
-            batch_size=stage.batch_size,
-            target_field=stage.target_field,
-            loss_on=stage.loss_on,
-            drop_thinking_prob=stage.drop_thinking_prob,
-            seed_parts=(run.config.run.seed, stage.name),
-        )
-        run_sft_stage(settings, components, state)
+        run_sft_stage(stage, components, state)
 
 
 def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:

@@ -22,8 +22,11 @@ class UserError(Exception):
 
     call: FunctionCall | None = None
     """The function that cannot be loaded or read, or refuses an option; `locate_errors` finds its line."""
-    key: str = ""
-    """Dotted path of the setting that the error is about, where no line is named yet."""
+
+    def __init__(self, *message: object, key: str = "") -> None:
+        """Create an error; `key` is the dotted path of the setting that it is about, where no line is named yet."""
+        super().__init__(*message)
+        self.key = key
 
 
 class PromptTooLongError(UserError):

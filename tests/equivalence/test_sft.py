@@ -12,6 +12,7 @@ from processors import make_prompt_processor
 from rounding import GRADIENTS
 
 from mmrl.answer import ResponseFormat, ResponseSection
+from mmrl.config.schema import SftStage
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
@@ -136,13 +137,14 @@ class Watcher:
 
 def watched(samples, share, salt):
     watcher = Watcher(samples)
-    options = {"target_field": "target", "loss_on": "response", "drop_thinking_prob": share, "seed_parts": (salt, "s")}
     ports = dict.fromkeys(("source", "processor", "learner"), watcher)
-    settings = sft.SftSettings(num_steps=100, batch_size=len(samples), **options)
-    components = sft.SftComponents(
-        **ports, sleep_engine=lambda: None, callbacks=(), ranks=SingleProcess(), media_owners=MediaOwners()
+    stage = SftStage(
+        kind="sft", name="s", steps=100, batch_size=len(samples), target_field="target", drop_thinking_prob=share
     )
-    sft.run_sft_stage(settings, components, sft.TrainingState())
+    components = sft.SftComponents(
+        **ports, sleep_engine=lambda: None, callbacks=(), seed=salt, ranks=SingleProcess(), media_owners=MediaOwners()
+    )
+    sft.run_sft_stage(stage, components, sft.TrainingState())
     return watcher.thought
 
 

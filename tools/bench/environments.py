@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +19,7 @@ from PIL import Image
 from results import make_parser, write_results
 
 from mmrl.config.schema import EnvironmentConfig
-from mmrl.rollout.environments.episodes import EpisodeReply, EpisodeRequest, EpisodeWorkers, load_environment
+from mmrl.rollout.environments.episodes import EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.types import AnswerType, Environment, Observation, Sample, StepResult, Target
 
@@ -66,7 +65,7 @@ def time_alone(episodes: int, steps: int) -> float:
 def time_in_workers(episodes: int, steps: int, workers: int, frames: Path) -> float:
     """Return the seconds of a step in worker processes, its picture saved as a file."""
     options = EnvironmentConfig(kind="environment", fn=f"{__file__}:make", workers=workers)
-    processes = EpisodeWorkers(partial(load_environment, Path(), options), options)
+    processes = EpisodeWorkers(Path(), options)
     past: list[list[str]] = [[] for _ in range(episodes)]
     digests: list[list[str]] = [[] for _ in range(episodes)]
     try:

@@ -125,33 +125,11 @@ class HfEngine(RolloutEngine):
     def _generate_batch(
         self, rows: Sequence[_Row], sampling_params: SamplingParams, matcher: StopStringMatcher, *, record_routes: bool
     ) -> list[GeneratedTokens]:
-        """Return the new tokens of each row."""
-        recorder = _RouteRecorder(self._policy.routers) if record_routes else None
-        state = self._prefill([row.rollout for row in rows], recorder)
-        uniforms = []
-        for row in rows:
-            # A generator for each row: a rollout must not depend on the others of its batch, nor on how rows are
-            # divided into batches.
-            generator = np.random.Generator(np.random.Philox(row.seed))
-            uniforms.append(generator.random(sampling_params.max_new_tokens))
-        uniforms_RT = send(torch.from_numpy(np.stack(uniforms)), self._policy.device)
-        generated = []
-        decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
-        for index, (ids, logps) in enumerate(decoded):
-            finish_reason = FinishReason.LENGTH
-            if ids[-1] == self._eos_id:
-                finish_reason = FinishReason.EOS
-            elif matcher.matches_end(ids):
-                finish_reason = FinishReason.STOP
-            routes = (None, None) if recorder is None else recorder.routes_of(index)
-            generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
-        return generated
-
-    def _prefill(self, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None) -> _DecodeState:
-        """Encode each prompt once for all of its rollouts, and append the tokens that their responses already have."""
+        """Return the new tokens of each row. Each prompt is encoded once for all of its rollouts."""
         from mmrl.policy.prefix_cache import RowCache
 
-        device = self._policy.device
+        device, rollouts = self._policy.device, [row.rollout for row in rows]
+        recorder = _RouteRecorder(self._policy.routers) if record_routes else None
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
@@ -166,9 +144,26 @@ class HfEngine(RolloutEngine):
             logits_RV=logits_BV[prompt_of_R],
             next_position_R=send(batch.position_ids_3BP.amax(dim=(0, 2)) + 1, device)[prompt_of_R],
         )
-        if not any(rollout.num_tokens for rollout in rollouts):
-            return state
-        return self._append_responses(state, rollouts, recorder)
+        if any(rollout.num_tokens for rollout in rollouts):
+            state = self._append_responses(state, rollouts, recorder)
+        uniforms = []
+        for row in rows:
+            # A generator for each row: a rollout must not depend on the others of its batch, nor on how rows are
+            # divided into batches.
+            generator = np.random.Generator(np.random.Philox(row.seed))
+            uniforms.append(generator.random(sampling_params.max_new_tokens))
+        uniforms_RT = send(torch.from_numpy(np.stack(uniforms)), device)
+        generated = []
+        decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
+        for index, (ids, logps) in enumerate(decoded):
+            finish_reason = FinishReason.LENGTH
+            if ids[-1] == self._eos_id:
+                finish_reason = FinishReason.EOS
+            elif matcher.matches_end(ids):
+                finish_reason = FinishReason.STOP
+            routes = (None, None) if recorder is None else recorder.routes_of(index)
+            generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
+        return generated
 
     def _append_responses(
         self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None

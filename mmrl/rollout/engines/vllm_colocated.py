@@ -34,7 +34,7 @@ from mmrl.types import SamplingParams, UserError
 if TYPE_CHECKING:
     from vllm import LLM
     from vllm.inputs import EngineInput
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
 
 _ADAPTER_NAME = "policy"
 
@@ -203,15 +203,21 @@ class VllmEngine(RolloutEngine):
                 if request_output.finished:
                     finished[int(request_output.request_id)] = request_output
                     activity.advance("rollout", len(request_output.outputs))
-        completions = []
+        completions: list[list[GeneratedTokens]] = []
         for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
             prompt = request.rollout.prompt
             # vLLM reports the prompt that it has read. If it had expanded or cut anything, the learner would train on
             # other tokens than these.
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
                 raise RuntimeError(f"sample {prompt.sample.id}: the rollout engine read other tokens than it was given")
-            outputs = finished[number].outputs
-            completions.append([_read_output(output, len(prompt.token_ids), expert_layers) for output in outputs])
+            completions.append([])
+            for output in finished[number].outputs:
+                # `output.logprobs` has a dictionary for each position, whose only key is the id of the sampled token.
+                sampled = zip(output.token_ids, output.logprobs, strict=True)
+                logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
+                routes = read_routes(output.routed_experts, len(prompt.token_ids), expert_layers)
+                reasons = (output.finish_reason, output.stop_reason)
+                completions[-1].append(parse_completion(output.token_ids, logps, *reasons, *routes))
         return completions
 
     def _wake_up(self) -> None:
@@ -229,14 +235,6 @@ class VllmEngine(RolloutEngine):
         from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
         return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])  # there is one worker
-
-
-def _read_output(output: CompletionOutput, num_prompt_tokens: int, expert_layers: Sequence[int]) -> GeneratedTokens:
-    # `output.logprobs` has a dictionary for each position, whose only key is the id of the sampled token.
-    sampled = zip(output.token_ids, output.logprobs, strict=True)
-    logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
-    routes = read_routes(output.routed_experts, num_prompt_tokens, expert_layers)
-    return parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason, *routes)
 
 
 @contextmanager

@@ -22,11 +22,7 @@ _VLLM_PREFIXES = (
 
 
 def check_same_model(weights: WeightStream, engine_fingerprints: Mapping[str, TensorFingerprint]) -> None:
-    """Compare names and shapes of the norms, which no engine fuses or splits, with those that an engine holds.
-
-    Raises:
-        UserError: the engine runs another model.
-    """
+    """Raise UserError if an engine holds norms of other names or shapes. No engine fuses or splits norms."""
     for name, _, shape in weights.specs():
         if not name.endswith("norm.weight"):
             continue

@@ -69,11 +69,6 @@ class EpisodeRequest(NamedTuple):
     action: str | Action | Ask
     replayable: bool
 
-    @property
-    def owner(self) -> str:
-        """The request in words, for messages."""
-        return f"sample {self.sample.id}, action {len(self.past) + 1}"
-
 
 class EpisodeReply(NamedTuple):
     """The result of one request."""
@@ -89,11 +84,7 @@ EpisodeOutcome: TypeAlias = EpisodeReply | RewardFailure
 
 
 def load_environment(base: Path, options: EnvironmentConfig) -> MakeEnvironment:
-    """Return the function that makes an environment, with its options bound. Files are relative to `base`.
-
-    Raises:
-        UserError: there is no such function, or an option is unknown, missing or of the wrong type.
-    """
+    """Return the function that makes an environment, with its options bound. Raises as `load_plugin`."""
     return load_plugin(options.fn, base, options.args, role="environment", parameters=())
 
 
@@ -101,7 +92,7 @@ def load_environment(base: Path, options: EnvironmentConfig) -> MakeEnvironment:
 class EpisodeWorkers:
     """Runs the episodes of a step in processes, from first action to `close`. An episode's key decides its process."""
 
-    load_maker: Callable[[], MakeEnvironment]  # called in each process; returns what makes an environment
+    base_dir: Path  # folder that a relative file of the environment starts from
     options: EnvironmentConfig
     media_opener: MediaOpener | None = None  # through which environments see the media of samples; picklable
     _pools: list[WorkerPool[Any, Any]] = field(default_factory=list)
@@ -175,7 +166,7 @@ class EpisodeWorkers:
         for _ in range(self.options.workers):
             # One pool per process, because an episode stays in the process where it began. With `shared_imports` each
             # process loads after the fork: a fork would lose threads and connections that loading starts.
-            load = partial(_load_episodes, self.load_maker, self.media_opener)
+            load = partial(_load_episodes, self.base_dir, self.options, self.media_opener)
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
         # Make one environment in each: a missing corpus or package would else fail every episode, which
         # `on_error: skip` only counts.
@@ -213,11 +204,11 @@ def _read_outcome(future: Future[Any]) -> EpisodeReply | RewardFailure | WorkerE
 
 
 def _load_episodes(
-    load_maker: Callable[[], MakeEnvironment], media_opener: MediaOpener | None, report: ReportActivity
+    base_dir: Path, options: EnvironmentConfig, media_opener: MediaOpener | None, report: ReportActivity
 ) -> Callable[[EpisodeRequest | list[EpisodeKey] | None], EpisodeOutcome | None]:
     """Load the environment before the first action, so that loading does not count toward the action's deadline."""
     report("loading the environment")
-    return _Episodes(load_maker(), media_opener)
+    return _Episodes(load_environment(base_dir, options), media_opener)
 
 
 @dataclass(slots=True)

@@ -17,11 +17,7 @@ class CustomStep:
     function: RolloutStep
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return what the user's step makes of the batch.
-
-        Raises:
-            UserError: the step broke a rule of `RolloutStep` that can be checked.
-        """
+        """Return what the user's step makes of the batch; raise UserError if it breaks a rule of `RolloutStep`."""
         result = self.function(batch, step=step)
         if not isinstance(result, RolloutBatch):
             raise UserError(f"rollout step {self.name} must return a RolloutBatch; it returned {result!r:.80}")

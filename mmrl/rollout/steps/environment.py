@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from mmrl.answer.text import parse_answer_value
@@ -26,7 +25,6 @@ from mmrl.rollout.environments.episodes import (
     EpisodeReply,
     EpisodeRequest,
     EpisodeWorkers,
-    load_environment,
 )
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.rollout.steps.base import with_metrics
@@ -40,7 +38,6 @@ from mmrl.types import (
     ImageRef,
     MediaError,
     MediaRef,
-    MediaResult,
     Observation,
     RewardErrorKind,
     RewardFailure,
@@ -124,7 +121,11 @@ class EpisodePlayer:
                         failure = self._show(episode, result.observation, room_for_turn)
                 if failure is not None:
                     counts[failure.error_kind] += 1
-                    self._fail(episode, request, failure)
+                    place = f"action {len(request.past) + 1}"
+                    if self.options.on_error == "stop":
+                        owner = f"step {self.options.name}: sample {request.sample.id}"
+                        raise UserError(f"{owner}, {place}: {failure.reason}")
+                    episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
             playing = {key: episode for key, episode in playing.items() if not episode.is_over}
             longer = extend([episode.rollout for episode in playing.values()]) if playing else ()
             for episode, rollout in zip(playing.values(), longer, strict=True):
@@ -192,11 +193,6 @@ class EpisodePlayer:
                 token_ids = (*self.processor.tokenize(text), self.processor.tokenizer.eos_token_id)
         return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
 
-    def _fail(self, episode: Episode, request: EpisodeRequest, failure: RewardFailure) -> None:
-        if self.options.on_error == "stop":
-            raise UserError(f"step {self.options.name}: {request.owner}: {failure.reason}")
-        episode.end(failure=RewardFailure(failure.error_kind, f"action {len(request.past) + 1}: {failure.reason}"))
-
     def _show(self, episode: Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
         """Append an observation, or end the episode if it does not fit. Return the failure if a medium cannot be used.
 
@@ -256,19 +252,16 @@ class EpisodePlayer:
                 case ImageRef() | VideoRef():
                     refs.append(medium)
                 case _:
-                    refs += self._list_parts(medium, rollout)
+                    is_last = medium.medium_number == LAST_MEDIUM
+                    numbered = replace(medium, medium_number=len(rollout.media)) if is_last else medium
+                    parts = [ref for _, ref in find_media(numbered, rollout)]
+                    for ref in parts:
+                        encode_part(self.processor, ref)
+                    refs += parts
         # A blind probe must stay blind.
         for question_ref in rollout.prompt.sample.media:
             if question_ref.corruption is not None:
                 return [replace(ref, corruption=question_ref.corruption) for ref in refs]
-        return refs
-
-    def _list_parts(self, part: MediaResult, rollout: Rollout) -> list[MediaRef]:
-        if part.medium_number == LAST_MEDIUM:
-            part = replace(part, medium_number=len(rollout.media))
-        refs = [ref for _, ref in find_media(part, rollout)]
-        for ref in refs:
-            encode_part(self.processor, ref)
         return refs
 
 
@@ -354,7 +347,7 @@ def make_player(
     """Return the player of a step's episodes. It has its own processes, which start with the first action."""
     media_cache = processor.encoder.media_cache
     media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
-    workers = EpisodeWorkers(partial(load_environment, tool_runner.base_dir, options), options, media_opener)
+    workers = EpisodeWorkers(tool_runner.base_dir, options, media_opener)
     tool_runner.close_workers.append(workers.close)
     return EpisodePlayer(
         options=options,

@@ -13,16 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import find_final_call
-from mmrl.config.schema import ToolConfig, ToolsConfig
+from mmrl.config.schema import ToolsConfig
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.tools.media_results import find_media
-from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
+from mmrl.rollout.tools.workers import ToolRequest, ToolResult, ToolWorkers
 from mmrl.types import Action, AnswerType, Author, MediaRangeError, MediaRef, MediaResult, Rollout, Segment, UserError
 
 # Counts of calls: all; then by outcome; then images and videos shown.
@@ -34,15 +33,13 @@ FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the
 class ToolRunner:
     """Owns the processes that run tools and environments. They stay from step to step, until `close`."""
 
-    load_tool: Callable[[ToolConfig], ToolFunction]  # loads a function and binds its options, in the tool's process
-    base_dir: Path = Path()  # folder that relative files of environments start from
+    base_dir: Path  # folder that relative files of tools and environments start from
     frames_dir: Path = Path()  # folder for pictures that environments draw
     close_workers: list[Callable[[], None]] = field(default_factory=list)  # each ends the processes of one step
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
-        loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        workers = ToolWorkers(loaders, options)
+        workers = ToolWorkers(self.base_dir, options)
         self.close_workers.append(workers.close)
         return ToolExecutor(options=options, workers=workers, processor=processor)
 
@@ -118,8 +115,9 @@ class ToolExecutor:
             call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
         except ValueError as error:
             return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
-        if call.name not in self.workers.loaders:
-            return f"There is no tool {call.name!r:.80}; there is {', '.join(self.workers.loaders)}."
+        known = [tool.call_name for tool in self.options.tools]
+        if call.name not in known:
+            return f"There is no tool {call.name!r:.80}; there is {', '.join(known)}."
         return call
 
     def _encode_media(self, rollout: Rollout, media_result: MediaResult) -> tuple[tuple[str, Segment], ...]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoClip, VideoFrames
 from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
     WorkerDiedError,
@@ -24,7 +26,7 @@ from mmrl.utils.worker_pool import (
 from mmrl.utils.worker_server import ReportActivity
 
 if TYPE_CHECKING:
-    from mmrl.config.schema import ToolsConfig
+    from mmrl.config.schema import ToolConfig, ToolsConfig
 
 ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
 
@@ -44,11 +46,16 @@ class ToolRequest(NamedTuple):
     sample: Sample
 
 
+def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
+    """Return the tool that the config names, with its options bound. Raises as `load_plugin`."""
+    return load_plugin(options.fn, base, options.args, role="tool", parameters=("call", "sample"))
+
+
 @dataclass(slots=True)
 class ToolWorkers:
     """Runs the tools of a step in processes, from the first call until `close`."""
 
-    loaders: Mapping[str, Callable[[], ToolFunction]]  # loads each tool in a process, by the name the model uses
+    base_dir: Path  # folder that relative files of tools start from
     options: ToolsConfig
     _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
@@ -68,7 +75,7 @@ class ToolWorkers:
         options = self.options
         if self._pool is None:
             self._pool = WorkerPool(
-                partial(_load_tools, self.loaders),
+                partial(_load_tools, self.base_dir, options.tools),
                 options.workers,
                 limits=WorkerLimits(STARTUP_TIMEOUT_S, reads_output=True, **options.worker_limits.model_dump()),
                 # A tool's file may start threads or open connections, which a fork would lose.
@@ -96,11 +103,11 @@ class ToolWorkers:
 
 
 def _load_tools(
-    loaders: Mapping[str, Callable[[], ToolFunction]], report: ReportActivity
+    base_dir: Path, tools: Sequence[ToolConfig], report: ReportActivity
 ) -> Callable[[ToolRequest], ToolResult]:
     """Load all tools before the first call, so that loading does not count toward the call's deadline."""
     report("loading tools")
-    return partial(_call_tool, {name: load_tool() for name, load_tool in loaders.items()})
+    return partial(_call_tool, {tool.call_name: load_tool(base_dir, tool) for tool in tools})
 
 
 def _call_tool(tools: Mapping[str, ToolFunction], request: ToolRequest) -> ToolResult:

@@ -377,11 +377,6 @@ def test_a_schedule_changes_the_weight_and_never_the_value():
     assert {after.scores[0].terms["kimi"].value for after in steps} == {0.5}
 
 
-def test_a_group_reward_may_not_have_the_name_of_a_reward():
-    with pytest.raises(UserError, match="named 'acc'"):
-        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[replace(bound(), name="acc")])
-
-
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct: [count]}, when: {task: [count]}}"
 

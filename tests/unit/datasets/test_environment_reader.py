@@ -12,7 +12,7 @@ from factories import make_context
 
 from mmrl.answer import validate_value
 from mmrl.config.schema import EnvironmentConfig
-from mmrl.rollout.environments.episodes import Ask, EpisodeRequest, EpisodeWorkers, load_environment
+from mmrl.rollout.environments.episodes import Ask, EpisodeRequest
 from mmrl.types import Action, AnswerType, CoordinateSystem, ImageRef, RejectedRow, Sample, UserError
 from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, observation_digest
 from mmrl.utils.seeds import derive_seed
@@ -92,7 +92,6 @@ def test_a_sample_is_the_first_observation_of_its_seed(context):
 def test_the_rollout_step_accepts_what_the_reader_made(context):
     """Seed and digest are those by which the workers of a step begin the same episode."""
     config = EnvironmentConfig(kind="environment", fn=MAZE)
-    workers = EpisodeWorkers(lambda: load_environment(context.base_dir, config), config)
     (sample,) = read(context, size=1)
     request = EpisodeRequest(
         key=(0, 0), sample=sample, seed=sample.meta[SEED_KEY], first_digest=sample.meta[DIGEST_KEY], past=(),
@@ -100,9 +99,9 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     )  # fmt: skip
     from mmrl.rollout.environments.episodes import _load_episodes
 
-    reply = _load_episodes(workers.load_maker, None, lambda report: None)(request)
+    reply = _load_episodes(context.base_dir, config, None, lambda report: None)(request)
     assert reply.action in maze.MOVES, reply
-    other = _load_episodes(workers.load_maker, None, lambda report: None)(
+    other = _load_episodes(context.base_dir, config, None, lambda report: None)(
         request._replace(seed=sample.meta[SEED_KEY] + 1)
     )
     assert "reset showed something else" in other.reason

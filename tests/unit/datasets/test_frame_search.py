@@ -6,7 +6,6 @@ import random
 import re
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from samplers import make_pipeline
 from tool_calls import responses
 
 from mmrl.config.schema import EnvironmentConfig
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import AnswerType, RolloutBatch, Sample, Target, Unscorable
 from mmrl.utils.observations import check_step_result
@@ -171,7 +169,7 @@ def test_the_step_shows_frames_of_the_video_in_the_question(make_tiny):
         observation_prefix="\n",
         observation_suffix="\n",
     )
-    with closing(ToolRunner(partial(load_tool, Path()))) as runner:
+    with closing(ToolRunner(Path())) as runner:
         step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
         ((shown,),) = step(RolloutBatch(groups=responses(tiny, choose(2, 20)).groups), step=0).groups
     frames = [observation.ref for observation in shown.observations]

@@ -6,7 +6,6 @@ import json
 import random
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -17,7 +16,6 @@ from samplers import make_pipeline
 from tool_calls import responses
 
 from mmrl.config.schema import EnvironmentConfig
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import LAST_MEDIUM, AnswerType, ImageCrop, RolloutBatch, Sample, Target, Unscorable, UserError
 from mmrl.utils.observations import check_step_result
@@ -204,7 +202,7 @@ def test_step_shows_pages_and_parts_of_their_files(make_tiny):
             observation_prefix="\n",
             observation_suffix="\n",
         )
-        with closing(ToolRunner(partial(load_tool, Path()), frames_dir=root / "frames")) as runner:
+        with closing(ToolRunner(Path(), frames_dir=root / "frames")) as runner:
             step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
             return step(RolloutBatch(groups=(tuple(group),)), step=0).groups[0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, RethinkConfig
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
 from mmrl.log.metric_registry import find_builtin_metric
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.steps.environment import ExpertDemonstrations
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import (
@@ -139,7 +137,7 @@ def play(tiny, base):
 
     def run(*texts, batch=None, args=None, step=0, **options):
         media_root = Path(tiny.samples[0].images[0].path).parent
-        runners.append(ToolRunner(partial(load_tool, base), base, frames_dir=media_root / "frames"))
+        runners.append(ToolRunner(base, frames_dir=media_root / "frames"))
         defaults = {"turns": 3, "timeout_s": 20.0}
         defaults["fn"] = "./world.py:make"
         config = EnvironmentConfig(kind="environment", args=args or {}, **{**defaults, **options})
@@ -354,7 +352,7 @@ def test_expert_makes_demonstrations(tiny, base):
     empty = [tiny.processor.build_demonstration(prompt, "") for prompt in prompts]
     config = EnvironmentConfig(kind="environment", fn="./world.py:make", args={"expert": True}, turns=5)
     frames = Path(tiny.samples[0].images[0].path).parent / "frames"
-    with closing(ToolRunner(partial(load_tool, base), base, frames_dir=frames)) as runner:
+    with closing(ToolRunner(base, frames_dir=frames)) as runner:
         player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
         demonstrations, metrics = ExpertDemonstrations(player=player).complete(empty)
         with pytest.raises(UserError, match="no method `expert`"):
@@ -376,7 +374,7 @@ def test_the_example_plays(tiny):
     first = Observation(text="Guess my number, from 1 to 9. Answer with the number alone.")
     meta = {SEED_KEY: 6, DIGEST_KEY: observation_digest(first)}
     prompt = tiny.processor.build(replace(tiny.samples[0], id="guess", meta=meta))
-    with closing(ToolRunner(partial(load_tool, examples), examples)) as runner:
+    with closing(ToolRunner(examples)) as runner:
         player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
         empty = tiny.processor.build_demonstration(prompt, "")
         (episode,), metrics = ExpertDemonstrations(player=player).complete([empty])

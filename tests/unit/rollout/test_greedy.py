@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_plain_generation, check_rollout_steps
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import Author
 from mmrl_rewards.contract import reward
@@ -118,7 +116,7 @@ def test_tools_and_environments_apply_to_it_wherever_they_are_written(tiny, prom
     world = EnvironmentConfig(kind="environment", fn="examples/environment.py:make")
     ((calling,),) = responses(tiny, call("check_answer", answer="3")).groups
     sampler = CallingSampler(calling)
-    with closing(ToolRunner(partial(load_tool, Path()))) as runner:
+    with closing(ToolRunner(Path())) as runner:
         pipelines = []
         for other in (tools, world):
             steps = (GREEDY, other) if greedy_first else (other, GREEDY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from config_samples import SMALL, refused, write
@@ -14,7 +13,6 @@ from tool_calls import MEDIA_TOOLS, call, responses, tool_step, tool_texts
 from mmrl.answer.tool_calls import find_final_call, split_turns
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.types import Author, Experience, UserError
 
@@ -42,7 +40,7 @@ def tiny(make_tiny):
 def tool_runner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "own.py").write_text(OWN)
-    with closing(ToolRunner(partial(load_tool, folder))) as opened:
+    with closing(ToolRunner(folder)) as opened:
         yield opened
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from mmrl.config.schema import MediaLimitsConfig, ToolsConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.encoder import unpatchify
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.builtin import crop, frames, passage, zoom
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.rollout.tools.media_results import find_media
@@ -36,7 +34,7 @@ def tiny(make_tiny):
 
 @pytest.fixture(scope="module")
 def make_step(tiny):
-    with closing(ToolRunner(partial(load_tool, Path()))) as opened:
+    with closing(ToolRunner(Path())) as opened:
         yield lambda **options: tool_step(tiny, opened, MEDIA_TOOLS, **{"max_media": 4, **options})
 
 

@@ -6,7 +6,6 @@ import json
 import os
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,9 +16,9 @@ from tool_calls import call, responses, tool_step, tool_texts
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.config.schema import ToolConfig, WorkerLimitsConfig
-from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.builtin import check_answer, search
 from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.workers import load_tool
 from mmrl.types import Author, FinishReason, RolloutBatch, UserError
 from mmrl.utils.worker_pool import STOP_REQUESTED
 
@@ -87,7 +86,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tool_runner(base):
-    with closing(ToolRunner(partial(load_tool, base))) as opened:
+    with closing(ToolRunner(base)) as opened:
         yield opened
 
 
@@ -146,7 +145,7 @@ def test_model_is_told_what_happened_and_it_is_counted(tiny, tool_runner, text, 
 
 def test_output_of_tools_is_escaped_and_bounded(tiny, base, capfd, monkeypatch):
     monkeypatch.setattr("mmrl.utils.worker_limits.MAX_OUTPUT_KIB", 3)
-    with closing(ToolRunner(partial(load_tool, base))) as opened:
+    with closing(ToolRunner(base)) as opened:
         assert answer(tiny, opened, *[call("chatter")] * 2)[1]["tools/results"] == 2.0
         wait_for(lambda: "have printed more than 3 KiB" in capfd.readouterr().err)
 
@@ -159,7 +158,7 @@ def test_hung_tool_does_not_fail_other_calls(tiny, tool_runner):
 
 
 def test_hung_tool_is_not_waited_for_once_the_run_is_to_stop(tiny, base):
-    with closing(ToolRunner(partial(load_tool, base))) as opened:
+    with closing(ToolRunner(base)) as opened:
         STOP_REQUESTED.set()  # as the handler of Ctrl-C does
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -174,7 +173,7 @@ def test_tool_whose_file_hangs_or_dies_ends_the_run(tiny, tmp_path, fate, monkey
     in_this_process = f"os.getpid() == {os.getpid()}"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import os, time\n{in_this_process} or {fate}\n{TOOLS}")
     message = "a process that calls tools (hung|died) while"
-    with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match=message):
+    with closing(ToolRunner(tmp_path)) as opened, pytest.raises(UserError, match=message):
         answer(tiny, opened, call("double", x=1))
 
 
@@ -182,7 +181,7 @@ def test_server_that_starts_too_slowly_fails_every_call(tiny, base, monkeypatch)
     monkeypatch.setattr("mmrl.rollout.tools.workers.STARTUP_TIMEOUT_S", 0.001)
     for _ in range(2):  # the second pool is given the same server
         message = "hung while starting: more than 0.001 s"
-        with closing(ToolRunner(partial(load_tool, base))) as opened, pytest.raises(UserError, match=message):
+        with closing(ToolRunner(base)) as opened, pytest.raises(UserError, match=message):
             answer(tiny, opened, call("double", x=1))
 
 
@@ -270,7 +269,7 @@ def test_example_calculates(tiny):
     examples = Path(__file__).parents[3] / "examples"
     tools = (ToolConfig(fn="./tool.py:calculate", args={"digits": 3}),)
     calls = [call("calculate", expression=text) for text in ("2 * (3 + 4)", "1 / 3", "1 / 0", "2 ** 9", "x")]
-    with closing(ToolRunner(partial(load_tool, examples))) as opened:
+    with closing(ToolRunner(examples)) as opened:
         (rollouts,) = tool_step(tiny, opened, tools)(responses(tiny, *calls), step=0).groups
     replies = [tool_texts(tiny, rollout)[0].splitlines()[2] for rollout in rollouts]
     assert replies[:2] == ["14", "0.333"]

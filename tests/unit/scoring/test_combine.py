@@ -4,6 +4,7 @@ import pytest
 from scoring import COUNT, FIND, GRAMMAR, constant, make_scorer, rollout, scored, term
 
 from mmrl.config.schema import WeightScheduleConfig
+from mmrl.scoring.terms import check_terms
 from mmrl.types import UserError
 from mmrl_rewards import box, number
 
@@ -47,7 +48,7 @@ def test_weights_are_exponents_of_a_product():
 def test_negative_values_are_refused_except_in_sums(combine):
     penalty = constant(-0.5, low=-1.0, high=0.0)
     with pytest.raises(UserError, match=rf"combine {combine}: values of term 'odd' start at -1; give it"):
-        make_scorer(term(penalty), combine=combine)
+        check_terms([term(penalty)], combine)
     assert scored(make_scorer(term(penalty, transform={"rescale_to": [0.0, 1.0]}), combine=combine), ANY).total == 0.5
 
 
@@ -112,7 +113,7 @@ def test_a_requirement_is_compared_before_its_transform():
 )
 def test_a_requirement_that_cannot_work_is_refused(requires, options, words):
     with pytest.raises(UserError, match=words):
-        make_scorer(term(constant(1.0), requires=requires), term(constant(1.0, name="format"), **options))
+        check_terms([term(constant(1.0), requires=requires), term(constant(1.0, name="format"), **options)], "sum")
 
 
 def test_a_required_term_applies_to_the_same_samples():

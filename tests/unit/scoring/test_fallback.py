@@ -12,6 +12,7 @@ from mmrl.config.schema import GroupRewardConfig
 from mmrl.log.rollout_records import list_scored_records
 from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
+from mmrl.scoring.terms import check_terms
 from mmrl.types import Author, FinishReason, Segment, Unscorable, UserError
 from mmrl_rewards import format, number
 from mmrl_rewards.contract import bind, reward
@@ -180,7 +181,7 @@ def test_the_fallback_counts_in_workers_too():
 def test_a_fallback_that_cannot_work_is_refused_with_its_key(options, judge, words):
     terms = [term(constant(1.0), **options), term(constant(1.0, name="judge"), **judge)]
     with pytest.raises(UserError, match=words) as caught:
-        make_scorer(*terms)
+        check_terms(terms, "sum")
     assert caught.value.key.startswith("rewards.terms.0.")
 
 

@@ -11,6 +11,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
+from mmrl.scoring.terms import check_terms
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -97,7 +98,7 @@ def test_no_term_for_a_sample_is_the_users_mistake():
 
 def test_two_terms_may_not_share_a_name():
     with pytest.raises(UserError, match="two reward terms are named 'number'"):
-        make_scorer(term(number.exact), term(number.exact, args={"tolerance": 1}))
+        check_terms([term(number.exact), term(number.exact, args={"tolerance": 1})], "sum")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from selection import centered, scored, select_all
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
-from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig, SftStage
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.training import sft
@@ -240,24 +240,18 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
 
 
 def train_sft(run, state):
-    settings = sft.SftSettings(
-        num_steps=9,
-        batch_size=2,
-        target_field="label",
-        loss_on="response",
-        drop_thinking_prob=0.0,
-        seed_parts=(0, "cold"),
-    )
+    stage = SftStage(kind="sft", name="cold", steps=9, batch_size=2)
     components = sft.SftComponents(
         source=run.source,
         processor=run.processor,
         learner=run.learner,
         sleep_engine=lambda: None,
         callbacks=run.callbacks(),
+        seed=0,
         ranks=SingleProcess(),
         media_owners=MediaOwners(),
     )
-    sft.run_sft_stage(settings, components, state)
+    sft.run_sft_stage(stage, components, state)
 
 
 @pytest.mark.parametrize("run_stage", [lambda run, state: train_rl(run, state, steps=9), train_sft])
