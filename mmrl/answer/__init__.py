@@ -29,6 +29,7 @@ the length of the text.
 from mmrl.answer.response_format import ResponseFormat, ResponseSection, check_opening
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, parse_answer_value
 from mmrl.answer.values import (
+    ANSWER_LEAD,
     COORDINATE_KEYS,
     COORDINATE_TYPES,
     POSSIBLE_COORDINATE_TYPES,
@@ -41,6 +42,7 @@ from mmrl.answer.values import (
 )
 
 __all__ = [
+    "ANSWER_LEAD",
     "ANSWER_PLACEHOLDERS",
     "COORDINATE_KEYS",
     "COORDINATE_TYPES",

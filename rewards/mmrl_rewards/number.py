@@ -5,27 +5,32 @@ from __future__ import annotations
 import re
 from math import inf
 from typing import Annotated, Final
+from unicodedata import normalize
 
 from pydantic import Field
 
-from mmrl.answer import parse_answer_value
+from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
-from mmrl_rewards.number_words import split_number
+from mmrl_rewards.number_words import join_groups, split_number
 from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
-_QUANTITY: Final = re.compile(r"([$€£¥]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
-_POWER_OF_TEN: Final = re.compile("(?<=[0-9])\\s*(?:\\\\times|\u00d7|[*x])\\s*10\\^\\{?([+-]?[0-9]+)\\}?", re.ASCII)
+_QUANTITY: Final = re.compile(r"((?:US)?\$|[€£¥]|USD|EUR|GBP|)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
+_POWER_OF_TEN: Final = re.compile(r"(?<=[0-9])\s*(?:\\times|\\cdot|[*x\u00d7\u00b7])\s*10\^([+-]?[0-9]+)", re.ASCII)
 _SUPERSCRIPT: Final = re.compile("(?<=10)[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _DIGIT_OF: Final = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
-_FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z])", re.ASCII)  # 1 1/2 cups
+_FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z%]|$)", re.ASCII)  # 1 1/2 cups
+_VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # ½
+_LEAD: Final = re.compile(rf"{ANSWER_LEAD}(?:[a-z]+ ?= ?)?", re.IGNORECASE)  # "The answer is", "x ="
 _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
-_LATEX_SPACE: Final = re.compile(r"\\[,;: ]|~|\\(?=[$%])")
+_FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
+_INCH: Final = re.compile(r"(?<=[0-9])[\"\u201d\u2033]$")
+_SIZES: Final = frozenset({"thousand", "million", "billion", "trillion"})
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
 
@@ -142,17 +147,18 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """
     if len(text) > _MAX_CHARS:
         raise ValueError(f"no number with a unit: {text[:40]!r}")
-    plain = _LATEX_SPACE.sub(" ", text).replace("−", "-").replace(r"^\circ", "°")  # noqa: RUF001
-    plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_DIGIT_OF), plain)
-    plain = _write_number(strip_markup(_POWER_OF_TEN.sub(r"e\1", plain)))
+    plain = strip_markup(_INCH.sub(" in", _FOOT.sub(" ft ", text)) if text[0].isdigit() else text)
+    plain = plain[match.end() :] if (match := _LEAD.match(plain)) else plain
+    plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_DIGIT_OF), join_groups(plain))
+    plain = _write_number(_POWER_OF_TEN.sub(r"e\1", plain))
     total = _add_up(plain)
     if total is not None:
         return total
     match = _QUANTITY.fullmatch(plain)
-    if not match or (match[1] and match[3]):
+    if not match or (match[1] and match[3] and match[3] not in _SIZES):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
-    name = match[1] or (match[3] or "").strip().rstrip(".")
+    name = f"{match[3] or ''} {match[1]}".strip(" .")
     if not name:
         return number, None
     unit = find_unit(name)
@@ -170,6 +176,7 @@ def _write_number(text: str) -> str:
     if found:
         number, rest = found
         return " ".join([str(number), *text.split()[-len(rest) :]]) if rest else str(number)
+    text = _VULGAR.sub(lambda match: f" {normalize('NFKC', match[0])}".replace("\u2044", "/"), text).strip()
     return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), text)
 
 
