@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import inf
+from math import inf, isclose
 from typing import Annotated, Final
 from unicodedata import normalize
 
@@ -13,7 +13,7 @@ from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
-from mmrl_rewards.number_words import join_groups, split_number
+from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
 from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
@@ -21,11 +21,9 @@ Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
 _QUANTITY: Final = re.compile(r"((?:US)?\$|[€£¥]|USD|EUR|GBP|)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
 _POWER_OF_TEN: Final = re.compile(r"(?<=[0-9])\s*(?:\\times|\\cdot|[*x\u00d7\u00b7])\s*10\^([+-]?[0-9]+)", re.ASCII)
-_SUPERSCRIPT: Final = re.compile("(?<=10)[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
-_DIGIT_OF: Final = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
 _FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z%]|$)", re.ASCII)  # 1 1/2 cups
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # ½
-_LEAD: Final = re.compile(rf"{ANSWER_LEAD}(?:[a-z]+ ?= ?)?", re.IGNORECASE)  # "The answer is", "x ="
+_LEAD: Final = re.compile(rf"^{ANSWER_LEAD}(?:[a-z]+ ?= ?)?", re.IGNORECASE)  # "The answer is", "x ="
 _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
 _FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
@@ -45,7 +43,7 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0, of:
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = part_value(response, AnswerType.NUMBER, of)
-    within = abs(value - target) <= tolerance
+    within = _is_within(abs(value - target), tolerance)
     margin = f" within {tolerance:g}" if tolerance else ""
     return RewardValue(float(within), f"{value}, expected {target}{margin}")
 
@@ -61,7 +59,7 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05, o
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = part_value(response, AnswerType.NUMBER, of)
-    within = abs(value - target) <= relative * abs(target)
+    within = _is_within(abs(value - target), relative * abs(target))
     return RewardValue(float(within), f"{value}, expected {target} within {relative:g}")
 
 
@@ -139,6 +137,11 @@ def quantity(
     return RewardValue(float(equal), f"{value:g}, expected {expected:g}, in the target's unit")
 
 
+def _is_within(error: float, bound: float) -> bool:
+    """Return True if an error is at most a bound, or above it by rounding alone: 0.315 is 0.3 + 5 %."""
+    return error <= bound or isclose(error, bound)
+
+
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """Return a number and its unit, or None for a number without a unit.
 
@@ -147,9 +150,9 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """
     if len(text) > _MAX_CHARS:
         raise ValueError(f"no number with a unit: {text[:40]!r}")
-    plain = strip_markup(_INCH.sub(" in", _FOOT.sub(" ft ", text)) if text[0].isdigit() else text)
-    plain = plain[match.end() :] if (match := _LEAD.match(plain)) else plain
-    plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_DIGIT_OF), join_groups(plain))
+    if text[:1].isdigit():
+        text = _INCH.sub(" in", _FOOT.sub(" ft ", text))
+    plain = GROUPED_DIGITS.sub(join_digits, _LEAD.sub("", strip_markup(write_exponents(text)), count=1))
     plain = _write_number(_POWER_OF_TEN.sub(r"e\1", plain))
     total = _add_up(plain)
     if total is not None:

@@ -26,13 +26,23 @@ _DIGITS: Final = re.compile(
 _FACTOR: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
 _TENS_HYPHEN: Final = re.compile(rf"\b({'|'.join(TENS)})-(?={'|'.join(ONES[1:10])})")
 _MAX_WORDS: Final = 12  # of a number
-# 12 500 and 12{,}500, where thousands are grouped without a comma.
-_GROUPS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?: |\{,\})[0-9]{3})+(?![0-9])", re.ASCII)
+# 12 500, 12{,}500 and 3.141 592
+GROUPED_DIGITS: Final = re.compile(
+    r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?: |\{,\})[0-9]{3})+(?![0-9])|\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9])"
+)
+_SUPERSCRIPTS: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b"
+_EXPONENT: Final = re.compile(f"[{_SUPERSCRIPTS}]+")
+_ON_THE_LINE: Final = str.maketrans(_SUPERSCRIPTS, "0123456789+-")
 
 
-def join_groups(text: str) -> str:
-    """Return a text with 12 500 and 12{,}500 as 12500."""
-    return _GROUPS.sub(lambda match: re.sub(r"[ {},]", "", match[0]), text)
+def join_digits(match: re.Match[str]) -> str:
+    """Return a match of `GROUPED_DIGITS` without what separates its groups."""
+    return re.sub("[ {},]", "", match[0])
+
+
+def write_exponents(text: str) -> str:
+    """Return a text with 10⁻³ as 10^{-3}."""
+    return _EXPONENT.sub(lambda match: f"^{{{match[0].translate(_ON_THE_LINE)}}}", text)
 
 
 def split_number(phrase: str) -> tuple[float, Sequence[str]] | None:

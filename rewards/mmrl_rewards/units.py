@@ -41,7 +41,8 @@ def find_unit(name: str) -> Unit | None:
     text = re.sub(r"^degrees? (?=[CF])|^deg ?(?=[CF]$)|^° (?=[CF])", "°", text)
     text = re.sub(r"\bsq\.? ", "square ", re.sub(r"\bcu\.? ", "cubic ", text))
     text = text.replace("°Celsius", "°C").replace("°Fahrenheit", "°F")
-    if not _NAME.fullmatch(text) or _NO_EXPONENT.search(text):
+    # "5 units" has no unit; pint would read micronits.
+    if re.search(r"\bunits?\b", text) or not _NAME.fullmatch(text) or _NO_EXPONENT.search(text):
         return None
     from mmrl_rewards.services.unit_registry import REGISTRY  # takes a second
 
