@@ -44,7 +44,7 @@ _DEGREE: Final = re.compile(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ\b)")
 _EXPONENT: Final = re.compile(r"(?<=\^)\{([+-]?\w+)\}")
 _LATEX_SPACE: Final = re.compile(r"\\[,;: ]|(?<=\w)~|\\(?=[$%])")
 _STRAIGHT: Final = str.maketrans(
-    "\u2018\u2019\u3002\uff0c\u3001\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212", "''.,,:;!?()-"
+    "\u2018\u2019\u3002\uff0c\u3001\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,,:;!?()-."
 )
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
@@ -78,7 +78,7 @@ _COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "i
 _DESCRIPTION: Final = re.compile(
     r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?(\{[A-Z]\})((?: [a-z'-]+)*)[.!]?", re.IGNORECASE
 )
-_COMMON_WORDS: Final = frozenset("the a an this there number total of in image picture".split())
+_COMMON_WORDS: Final = frozenset("the a an this there answer number total of in image picture".split())
 _MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
 
 _LABEL: Final = r"\([A-Z]\)"
@@ -93,12 +93,12 @@ _SUBJECT: Final = (
     rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:answer|ans|option|choice|solution|letter|response|one)"
     r"(?: (?:to|for|of) (?:the|this) (?:question|image|picture))?"
 )
-_BE: Final = r"(?:is|was|(?:would|should|must|has to|will|can only) be|(?:seems|looks|appears)(?: to be)?)"
+_BE: Final = r"(?:is|was|(?:would|should|must|has to|will|can only) be|(?:seems|looks|appears)(?: like| to be)?)"
 _ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obviously|therefore|thus|simply|surely|then) )"
 _CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|(?:go|going|went) with|say|answer|take|(?:opt|vote) for)"
 _LEAD: Final = (
     rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
-    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)) (?:that )?"
+    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
 _STATEMENTS: Final = tuple(
@@ -116,12 +116,12 @@ _NOT: Final = r"(?:not|n't|never|cannot)"
 _DENIALS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?:(?:{_SUBJECT}|it|that|this|i|we) ?)?"
+        rf"(?:(?:{_SUBJECT}|(?:it|that|this)(?:'s)?|i|we) ?)?"
         rf"(?:(?:is|was|ca|can|could|must|should|would|will|wo|do|does|did)? ?{_NOT}"
         r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*|rather than|instead of|over)"
         rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
-        rf"neither (?P<names>{_NAMES})[^(){{}}]*",
+        rf"(?:neither|no) (?P<names>{_NAMES})[^(){{}}]*",
         rf"(?P<names>{_NAMES}) [^(){{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
         r"|eliminated|excluded|rejected|ruled out))\b[^(){}]*",
     )
@@ -141,7 +141,7 @@ _DOUBT: Final = re.compile(
 )
 _RETRACTION: Final = re.compile(
     r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
-    r"|.*\b(?:guess\w*|unsure|uncertain|not sure|don't know|cannot tell|can't tell)\b"
+    r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b"
     r"|(?:it|this|that)(?:'s| is) (?:not (?:right|correct|true)|wrong|false|incorrect)\b",
     re.IGNORECASE,
 )
@@ -241,7 +241,7 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     """Return the letter of the only option that a marked answer names; None if it names none, or several."""
     marked = _SAME_NAME.sub(lambda match: f"({match[1] or match[2]})", marked)
     marked = _CORRECTION.split(marked)[-1]
-    marked = _LISTED_NAMES.sub(lambda match: match[0].replace(", ", "/"), marked)
+    marked = _LISTED_NAMES.sub(lambda match: re.sub(r",(?! (?:and|or|nor)) ", "/", match[0]).replace(",", ""), marked)
     if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked):
         return None
     stated: set[str] = set()

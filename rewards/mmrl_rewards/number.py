@@ -179,8 +179,8 @@ def _write_number(text: str) -> str:
     if found:
         number, rest = found
         return " ".join([str(number), *text.split()[-len(rest) :]]) if rest else str(number)
-    text = _VULGAR.sub(lambda match: f" {normalize('NFKC', match[0])}".replace("\u2044", "/"), text).strip()
-    return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), text)
+    text = _VULGAR.sub(lambda match: f" {normalize('NFKC', match[0])}".replace("\u2044", "/"), text)
+    return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), " ".join(text.split()))
 
 
 def _add_up(text: str) -> tuple[float, Unit] | None:
