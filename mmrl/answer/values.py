@@ -39,7 +39,8 @@ _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
 ANSWER_LEAD = (
     r"(?:\*\*)?(?:(?:so|thus|hence|therefore)\b,? ?)?"
-    r"(?:(?:the |my )?(?:final |correct )?answer\b(?: is)?\s*[:=]?|(?:the|its) (?:(?!not)[a-z]+ ){1,5}?is )?(?:\*\*)?\s*"
+    r"(?:(?:the |my )?(?:final |correct )?answer\b(?: is)?\s*[:=]?|(?:the|its) (?:(?!not)[a-z]+ ){1,5}?is )?"
+    r"(?:\*\*)?\s*"
 )
 """Pattern of what may come before an answer: "So ", "The final answer is ", "The area is " and "**Answer:** "."""
 _LEAD = re.compile(ANSWER_LEAD + r"(?=\$|\\[(\[]|\\boxed)", re.IGNORECASE)

@@ -78,7 +78,9 @@ _COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "i
 _DESCRIPTION: Final = re.compile(
     r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?(\{[A-Z]\})((?: [a-z'-]+)*)[.!]?", re.IGNORECASE
 )
-_COMMON_WORDS: Final = frozenset("the a an this there answer number total of in image picture".split())
+_COMMON_WORDS: Final = frozenset(
+    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "image", "picture"}
+)
 _MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
 
 _LABEL: Final = r"\([A-Z]\)"
@@ -118,8 +120,8 @@ _DENIALS: Final = tuple(
     for pattern in (
         rf"(?:(?:{_SUBJECT}|(?:it|that|this)(?:'s)?|i|we) ?)?"
         rf"(?:(?:is|was|ca|can|could|must|should|would|will|wo|do|does|did)? ?{_NOT}"
-        r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*|rather than|instead of|over)"
-        rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
+        r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*"
+        rf"|rather than|instead of|over)(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
         rf"(?:neither|no) (?P<names>{_NAMES})[^(){{}}]*",
         rf"(?P<names>{_NAMES}) [^(){{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
@@ -147,7 +149,8 @@ _RETRACTION: Final = re.compile(
 )
 # After "wait" or "no", only what follows counts.
 _CORRECTION: Final = re.compile(
-    r"(?:^|[.,;!?\u2026\u2013\u2014-]+ ?)(?:no(?= wait|[,.;!\u2026-]|$)|(?:wait|actually|sorry|i mean|hmm+)\b)", re.IGNORECASE
+    r"(?:^|[.,;!?\u2026\u2013\u2014-]+ ?)(?:no(?= wait|[,.;!\u2026-]|$)|(?:wait|actually|sorry|i mean|hmm+)\b)",
+    re.IGNORECASE,
 )
 _ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({][A-Z][)}],", re.IGNORECASE)
 

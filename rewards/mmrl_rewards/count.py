@@ -17,7 +17,7 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #
 #   answer = [lead] number [things] ["."] | [lead] none
 #   lead   = "there are" | "I see" | ["the"] ("answer" | "number of" words | ..) ("is" | ":") | "exactly" | ..
-#   number = digits | number words, such as "one hundred and five" | ("a" | "half a" | number) ("dozen" | "thousand" | ..)
+#   number = digits | number words, such as "one hundred and five" | ("a" | "half a" | number) ("dozen" | ..)
 #          | "a pair" | "a couple" | "a single" | number "(" the same number ")"
 #   things = up to eight words without a further number or a word of doubt; they begin with no unit of measure
 #   none   = "none" | "none of them" | "no" things | "there are not any" things

@@ -19,7 +19,8 @@ from mmrl_rewards.units import Unit, find_unit
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
-_QUANTITY: Final = re.compile(r"((?:US)?\$|[€£¥]|USD|EUR|GBP|)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
+_MONEY: Final = r"((?:US)?\$|[€£¥]|USD|EUR|GBP|)"
+_QUANTITY: Final = re.compile(rf"{_MONEY}\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
 _POWER_OF_TEN: Final = re.compile(r"(?<=[0-9])\s*(?:\\times|\\cdot|[*x\u00d7\u00b7])\s*10\^([+-]?[0-9]+)", re.ASCII)
 _FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z%]|$)", re.ASCII)  # 1 1/2 cups
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # ½

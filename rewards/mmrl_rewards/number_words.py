@@ -12,10 +12,11 @@ ONES: Final = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_NOUNS: Final = {"a pair": 2, "a couple": 2, "a single": 1, **dict.fromkeys(("half", "half a", "half an"), Fraction(1, 2))}
-_SCALES: Final = {"billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
-_SCALED: Final = {size: re.compile(rf"(.+?)[ -]{word}s?(?: (?:and )?(.+))?") for word, size in _SCALES.items()}
-_BELOW_100: Final = {word: number for number, word in enumerate(ONES)} | {
+_HALF: Final = Fraction(1, 2)
+_NOUNS: Final = {"a pair": 2, "a couple": 2, "a single": 1, **dict.fromkeys(("half", "half a", "half an"), _HALF)}
+SCALES: Final = {"billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
+_SCALED: Final = {size: re.compile(rf"(.+?)[ -]{word}s?(?: (?:and )?(.+))?") for word, size in SCALES.items()}
+BELOW_100: Final = {word: number for number, word in enumerate(ONES)} | {
     f"{tens} {one}" if ones else tens: 10 * number + ones
     for number, tens in enumerate(TENS, 2)
     for ones, one in enumerate(("", *ONES[1:10]))
@@ -67,7 +68,7 @@ def _read_number(text: str) -> Fraction | int | None:
         return _NOUNS[text]
     if text.endswith(" and a half"):
         whole = _read_number(text.removesuffix(" and a half"))
-        return None if whole is None else whole + Fraction(1, 2)
+        return None if whole is None else whole + _HALF
     number, rest = Fraction(0), text
     for size, pattern in _SCALED.items():
         scaled = pattern.fullmatch(rest)
@@ -76,7 +77,7 @@ def _read_number(text: str) -> Fraction | int | None:
             if factor is None:
                 return None
             number, rest = number + factor * size, scaled[2] or ""
-    last = _BELOW_100.get(rest) if rest else 0
+    last = BELOW_100.get(rest) if rest else 0
     return None if last is None else number + last
 
 
