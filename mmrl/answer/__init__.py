@@ -21,9 +21,9 @@ depends on its type:
     TOOL_CALL    {"name": "zoom", "arguments": {..}}                JSON, <tool_call>..</tool_call> around it or not
     JSON         anything but null                                  no key twice, no NaN, at most 64 levels
 
-JSON may be in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
-there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time linear in
-the length of the text.
+JSON and coordinates may be in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than
+normalised: there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time
+linear in the length of the text.
 """
 
 from mmrl.answer.response_format import ResponseFormat, ResponseSection, check_opening

@@ -8,15 +8,17 @@ grammar of the marked answer, ignoring case, is:
     subject   = ["the" | "my" | ..] {"correct" | "final" | ..} ("answer" | "option" | "choice" | ..)
     statement = name
               | subject ["is" | ":" | ..] name
-              | name ("is" | "must be" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
-              | ("I" | "we") ("choose" | "pick" | ..) name
+              | name ("is" | "must be" | "seems" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
+              | ("I" | "we" | "let's") ("choose" | "pick" | ..) name
               | ("it" | "that" | "this") ("is" | "must be" | ..) name
     denial    = ["it" | subject] ("is not" | "cannot be" | "neither" | "rather than" | ..) name {("or" | "nor") name}
               | name {("and" | "or" | ..) name} words with "not", "wrong", "ruled out" ..
 
 The answer names an option if its statements name this one only, and no denial does. Other clauses may name others only
 after "because" and the like or, without a word of doubt, beside a statement of the second, third or fourth form.
-So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none.
+So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
+"no" or "actually" at the start of a clause, only what follows counts. An option's text beside words of the question,
+as in "The animal is a dog" and "3 cars", is a name. Spaces do not count in a text, and a number in words is its digits.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
 is an article. The rewards read no answer of more than 1000 characters.
@@ -121,7 +123,8 @@ _DENIALS: Final = tuple(
         rf"(?:(?:{_SUBJECT}|(?:it|that|this)(?:'s)?|i|we) ?)?"
         rf"(?:(?:is|was|ca|can|could|must|should|would|will|wo|do|does|did)? ?{_NOT}"
         r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*"
-        rf"|rather than|instead of|over)(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
+        r"|rather than|instead of|over)"
+        rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
         rf"(?:neither|no) (?P<names>{_NAMES})[^(){{}}]*",
         rf"(?P<names>{_NAMES}) [^(){{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
@@ -206,8 +209,8 @@ def _words(text: str) -> frozenset[str]:
 def strip_markup(text: str) -> str:
     """Return a text without Markdown, LaTeX and quotes, with ASCII's punctuation and single spaces."""
     plain = _EXPONENT.sub(r"\1", _DEGREE.sub("°", text.translate(_STRAIGHT)))
-    # For a fraction of units in bold within a box.
-    for _ in range(4):
+    # Repeated for a fraction of units in bold within a box.
+    for _ in range(4 if "\\" in plain else 2):
         plain = _FRACTION.sub(r"\1/\2", _MARKUP.sub(lambda match: match[match.lastindex or 0], plain))
     return " ".join(_QUOTE.sub("", _LATEX_SPACE.sub(" ", plain)).split())
 

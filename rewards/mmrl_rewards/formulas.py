@@ -128,6 +128,7 @@ _REWRITES: Final = tuple(
         (r"^([0-9]+) to ([0-9]+)$", r"\1:\2"),
         (r"\\overline ?\{([A-Z]{2})\}", r"\1"),
         (r"\\(triangle|angle|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),
+        (r"(?<=[a-z])\s*!=", r"\\ne "),
         (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
         (r"\\langle", "("),
         (r"\\rangle", ")"),

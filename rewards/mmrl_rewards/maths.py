@@ -40,8 +40,9 @@ def equal(
     not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
     the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
     x^2 + y^2 = 1 is not 1. Units that pint knows are converted; a unit on one side alone does not count, and 2m is a
-    product. "The answer is" and "Answer:" may come first. \triangle ABC is \triangle CAB, and \angle ABC
-    is \angle CBA, but not \angle BCA. Words, such as yes or \text{none}, are compared as text, case aside.
+    product. Degrees are radians beside \pi. C(5, 2) is both 10 and a point, and 2 \times 9 = 18 is 18. "The answer is"
+    and "The area is" may come first. \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA.
+    Words, such as yes or \text{none}, are compared as text, case aside, and those of a number as the number.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import inf, isclose
 from typing import Annotated, Final
 from unicodedata import normalize
@@ -108,10 +109,10 @@ def quantity(
 ) -> RewardValue:
     """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
-    Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, € and £
-    may come first. Bold, boxes and LaTeX's text, spaces and powers of ten are read, and so are "five cm", 1 1/2 cups
-    and sums in ever smaller units (1 h 30 min). Temperatures are converted, currencies are not. Unless `unit_required`,
-    a number without a unit is taken to be in the other's unit.
+    Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, €, £ and
+    "The length is" may come first. Bold, boxes and LaTeX's text, spaces, fractions and exponents are read, and so are
+    "half an hour", 12 500 m, $1.5 million, 5'10" and sums in ever smaller units (1 h 30 min). Temperatures are
+    converted, currencies are not. Unless `unit_required`, a number without a unit is taken to be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
     Departures: the unit is checked.
@@ -143,6 +144,7 @@ def _is_within(error: float, bound: float) -> bool:
     return error <= bound or isclose(error, bound)
 
 
+@lru_cache(maxsize=4096)  # siblings share their target, and often their answers
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """Return a number and its unit, or None for a number without a unit.
 

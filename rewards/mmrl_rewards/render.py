@@ -173,7 +173,7 @@ def page(
 def ssim(image: ImageArray, target: ImageArray) -> float:
     """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
     x, y = image @ _LUMA, target @ _LUMA
-    x, y, xx, yy, xy = _window_means(np.stack([x, y, x * x, y * y, x * y]))
+    x, y, xx, yy, xy = _window_means(np.array([x, y, x * x, y * y, x * y]))
     structure = (2.0 * (xy - x * y) + _SSIM_C2) / ((xx - x * x) + (yy - y * y) + _SSIM_C2)
     return float(np.mean(structure * (2.0 * x * y + _SSIM_C1) / (x * x + y * y + _SSIM_C1)))
 
