@@ -13,7 +13,10 @@ ONES: Final = (
 )
 TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _HALF: Final = Fraction(1, 2)
-_NOUNS: Final = {"a pair": 2, "a couple": 2, "a single": 1, **dict.fromkeys(("half", "half a", "half an"), _HALF)}
+_NOUNS: Final[dict[str, Fraction | int]] = {
+    **{"a pair": 2, "a couple": 2, "a single": 1},
+    **dict.fromkeys(("half", "half a", "half an"), _HALF),
+}
 SCALES: Final = {"billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
 _SCALED: Final = {size: re.compile(rf"(.+?)[ -]{word}s?(?: (?:and )?(.+))?") for word, size in SCALES.items()}
 BELOW_100: Final = {word: number for number, word in enumerate(ONES)} | {
