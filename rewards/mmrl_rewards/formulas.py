@@ -120,7 +120,7 @@ _REWRITES: Final = tuple(
             _choices,
         ),
         (
-            r"^(?!.*[ABD-OQ-Z] ?\()(?=.*(?:[*/=+-]|\\(?:cdot|times|frac|div))).*$",
+            r"^(?=.*[CP]\()(?!.*[ABD-OQ-Z] ?\()(?=.*(?:[*/=+-]|\\(?:cdot|times|frac|div))).*$",
             lambda match: re.sub(_CHOICES, _choices, match[0]),
         ),
         # the point A(2, 3)
