@@ -21,14 +21,15 @@ depends on its type:
     TOOL_CALL    {"name": "zoom", "arguments": {..}}                JSON, <tool_call>..</tool_call> around it or not
     JSON         anything but null                                  no key twice, no NaN, at most 64 levels
 
-JSON may be in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
-there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time linear in
-the length of the text.
+JSON and coordinates may be in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than
+normalised: there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time
+linear in the length of the text.
 """
 
 from mmrl.answer.response_format import ResponseFormat, ResponseSection, check_opening
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, parse_answer_value
 from mmrl.answer.values import (
+    ANSWER_LEAD,
     COORDINATE_KEYS,
     COORDINATE_TYPES,
     POSSIBLE_COORDINATE_TYPES,
@@ -41,6 +42,7 @@ from mmrl.answer.values import (
 )
 
 __all__ = [
+    "ANSWER_LEAD",
     "ANSWER_PLACEHOLDERS",
     "COORDINATE_KEYS",
     "COORDINATE_TYPES",

@@ -43,7 +43,7 @@ _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
 _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}
 _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
 _JSON_REGION = re.compile(r"```|\{|\[\s*[\[{]")
-_JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+_JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 _XML_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
 _XML_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?", re.DOTALL)
@@ -173,6 +173,8 @@ def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tu
                 raise ValueError(f"{len(region)} regions where one is asked for")
             region = region[0]
         return validate_region(region, key).coordinates
+    fenced = _JSON_FENCE.fullmatch(text)
+    text = fenced[1].strip() if fenced else text
     match = _TUPLES[count].fullmatch(text) if len(text) <= _MAX_TUPLE_CHARS else None
     if not match:
         raise ValueError(problem)

@@ -37,12 +37,13 @@ _MAX_COORDINATE = 1e9
 # Matching two lists takes time that grows with the cube of their length.
 _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
-# "So ", "The final answer is " and "**Answer:** " before a delimited formula.
-_LEAD = re.compile(
-    r"(?:\*\*)?(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer(?: is)?:?)?(?:\*\*)?\s*"
-    r"(?=\$|\\[(\[]|\\boxed)",
-    re.IGNORECASE,
+ANSWER_LEAD = (
+    r"(?:\*\*)?(?:(?:so|thus|hence|therefore)\b,? ?)?"
+    r"(?:(?:the |my )?(?:final |correct )?answer\b(?: is)?\s*[:=]?|(?:the|its) (?:(?!not)[a-z]+ ){1,5}?is )?"
+    r"(?:\*\*)?\s*"
 )
+"""Pattern of what may come before an answer: "So ", "The final answer is ", "The area is " and "**Answer:** "."""
+_LEAD = re.compile(ANSWER_LEAD + r"(?=\$|\\[(\[]|\\boxed)", re.IGNORECASE)
 _DOLLARS = re.compile(r"^([+-]?)\$(?=[0-9.])")  # an amount, such as $5
 # Escaped characters match too, so that \{ and \$ are passed over.
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)

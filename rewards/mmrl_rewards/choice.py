@@ -47,8 +47,9 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     """Return 1 if the answer names the correct option by its letter, its text or both, else 0.
 
     If the question lists "B. red" on a line of its own, these name B: B, (b), **B**, B. red, red, "The answer is B.",
-    "B is correct", "I choose B" and "not A but B". These name no option: two letters, a letter with another option's
-    text, "It cannot be B", and an option that is only thought probable. `choice_grammar` has the whole grammar.
+    "B seems right", "I choose B", "not A but B" and "A. Wait, no, B". These name no option: two letters, a letter with
+    another option's text, "It cannot be B", and an option that is only thought probable. `choice_grammar` has the whole
+    grammar.
 
     Source: the answer matching of MathVista (arXiv:2310.02255).
     Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have

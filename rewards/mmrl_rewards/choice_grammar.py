@@ -8,15 +8,17 @@ grammar of the marked answer, ignoring case, is:
     subject   = ["the" | "my" | ..] {"correct" | "final" | ..} ("answer" | "option" | "choice" | ..)
     statement = name
               | subject ["is" | ":" | ..] name
-              | name ("is" | "must be" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
-              | ("I" | "we") ("choose" | "pick" | ..) name
+              | name ("is" | "must be" | "seems" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
+              | ("I" | "we" | "let's") ("choose" | "pick" | ..) name
               | ("it" | "that" | "this") ("is" | "must be" | ..) name
     denial    = ["it" | subject] ("is not" | "cannot be" | "neither" | "rather than" | ..) name {("or" | "nor") name}
               | name {("and" | "or" | ..) name} words with "not", "wrong", "ruled out" ..
 
 The answer names an option if its statements name this one only, and no denial does. Other clauses may name others only
 after "because" and the like or, without a word of doubt, beside a statement of the second, third or fourth form.
-So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none.
+So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
+"no" or "actually" at the start of a clause, only what follows counts. An option's text beside words of the question,
+as in "The animal is a dog" and "3 cars", is a name. Spaces do not count in a text, and a number in words is its digits.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
 is an article. The rewards read no answer of more than 1000 characters.
@@ -30,11 +32,21 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
-_MIN_SENTENCE_WORDS: Final = 4  # fewer, after a letter, are taken for the text of an option
+from mmrl_rewards.number_words import split_number
+
+# Anything else, after a letter, is taken for the text of an option.
+_SENTENCE: Final = re.compile(r"(?:i|we|it|they|he|she|this|that|there)(?!\w)|(?:\S+ ){3}\S", re.IGNORECASE)
 _LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
 _MARKUP: Final = re.compile(
     r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
-    r"|\*([^*]+)\*|`([^`]*)`|\$([^$]*)\$"
+    r"|\*([^*]+)\*|`([^`]*)`|(?<!\\)\$([^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|^#+ (.*)"
+)
+_FRACTION: Final = re.compile(r"\\[dt]?frac\{(\w+)\}\{(\w+)\}")
+_DEGREE: Final = re.compile(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ\b)")
+_EXPONENT: Final = re.compile(r"(?<=\^)\{([+-]?\w+)\}")
+_LATEX_SPACE: Final = re.compile(r"\\[,;: ]|(?<=\w)~|\\(?=[$%])")
+_STRAIGHT: Final = str.maketrans(
+    "\u2018\u2019\u3002\uff0c\u3001\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,,:;!?()-."
 )
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
@@ -64,6 +76,13 @@ _OTHER_NAME: Final = re.compile(
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 _LABEL_AT_START: Final = re.compile(r"\([A-Z]\)[.:]? ")
 _COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "is", "answer", "option", "choice"
+# "The animal is a dog" and "There are 3 cars" name an option if their other words are those of the question.
+_DESCRIPTION: Final = re.compile(
+    r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?(\{[A-Z]\})((?: [a-z'-]+)*)[.!]?", re.IGNORECASE
+)
+_COMMON_WORDS: Final = frozenset(
+    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "image", "picture"}
+)
 _MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
 
 _LABEL: Final = r"\([A-Z]\)"
@@ -78,12 +97,12 @@ _SUBJECT: Final = (
     rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:answer|ans|option|choice|solution|letter|response|one)"
     r"(?: (?:to|for|of) (?:the|this) (?:question|image|picture))?"
 )
-_BE: Final = r"(?:is|was|would be|should be|must be|has to be|will be)"
+_BE: Final = r"(?:is|was|(?:would|should|must|has to|will|can only) be|(?:seems|looks|appears)(?: like| to be)?)"
 _ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obviously|therefore|thus|simply|surely|then) )"
-_CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|go with|went with|say|answer|take|opt for|vote for)"
+_CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|(?:go|going|went) with|say|answer|take|(?:opt|vote) for)"
 _LEAD: Final = (
     rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
-    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)) (?:that )?"
+    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
 _STATEMENTS: Final = tuple(
@@ -92,7 +111,7 @@ _STATEMENTS: Final = tuple(
         rf"(?P<firm>{_SUBJECT})(?: ?(?:{_BE}|[:=]|-+>?))* ?{_ADVERB}*(?P<name>{_NAME})",
         rf"(?P<name>{_NAME}) (?P<firm>{_BE}) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
         r"(?:answer|option|choice|one)?",
-        rf"(?P<firm>(?:(?:i|we)(?:'d| would|'ll| will| must)? )?{_CHOOSE}) (?P<name>{_NAME})",
+        rf"(?P<firm>(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE}) (?P<name>{_NAME})",
         rf"(?:it|that|this)(?:'s| {_BE}) {_ADVERB}*(?P<name>{_NAME})",
         rf"(?P<name>{_NAME})",
     )
@@ -101,20 +120,23 @@ _NOT: Final = r"(?:not|n't|never|cannot)"
 _DENIALS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?:(?:{_SUBJECT}|it|that|this|i|we) ?)?"
+        rf"(?:(?:{_SUBJECT}|(?:it|that|this)(?:'s)?|i|we) ?)?"
         rf"(?:(?:is|was|ca|can|could|must|should|would|will|wo|do|does|did)? ?{_NOT}"
-        r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*|rather than|instead of)"
+        r"|(?:is )?(?:neither|none of)|rul(?:e|es|ed|ing) out|eliminat\w+|exclud\w+|reject\w*"
+        r"|rather than|instead of|over)"
         rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
-        rf"neither (?P<names>{_NAMES})[^(){{}}]*",
+        rf"(?:neither|no) (?P<names>{_NAMES})[^(){{}}]*",
         rf"(?P<names>{_NAMES}) [^(){{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
         r"|eliminated|excluded|rejected|ruled out))\b[^(){}]*",
     )
 )
+# "Neither A, B nor C" is one clause.
+_LISTED_NAMES: Final = re.compile(rf"{_NAME}(?:, {_NAME})+,? (?:and|or|nor) {_NAME}", re.IGNORECASE)
 _CLAUSE_END: Final = re.compile(
     r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ |:(?= )"
     r"|\b(?P<reason>because|since|as|given|due to|which|while|whereas)\b|\b(?:but|so|therefore|thus|hence)\b"
-    r"| and (?=not )| (?=(?:rather than|instead of|not) [({])",
+    r"| and (?=not )| (?=(?:rather than|instead of|over|not) [({])",
     re.IGNORECASE,
 )
 _DOUBT: Final = re.compile(
@@ -123,9 +145,14 @@ _DOUBT: Final = re.compile(
     re.IGNORECASE,
 )
 _RETRACTION: Final = re.compile(
-    r"(?:no|or|maybe|perhaps|possibly|probably)$|(?:no )?wait\b|hmm|(?:if|unless)\b"
-    r"|.*\b(?:guess\w*|unsure|uncertain|not sure|don't know|cannot tell|can't tell)\b"
+    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
+    r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b"
     r"|(?:it|this|that)(?:'s| is) (?:not (?:right|correct|true)|wrong|false|incorrect)\b",
+    re.IGNORECASE,
+)
+# After "wait" or "no", only what follows counts.
+_CORRECTION: Final = re.compile(
+    r"(?:^|[.,;!?\u2026\u2013\u2014-]+ ?)(?:no(?= wait|[,.;!\u2026-]|$)|(?:wait|actually|sorry|i mean|hmm+)\b)",
     re.IGNORECASE,
 )
 _ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({][A-Z][)}],", re.IGNORECASE)
@@ -146,7 +173,11 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     same_text = _options_with_text(plain, options)
     if same_text:
         return same_text
-    named = _stated_letter(_mark_names(plain, options), has_options=bool(options))
+    marked = _mark_names(plain, options)
+    described = _DESCRIPTION.fullmatch(marked)
+    if described and _words(described[1] + described[3]) <= _words(question) | _COMMON_WORDS:
+        marked = described[2]
+    named = _stated_letter(marked, has_options=bool(options))
     if named is None or named not in (options or ascii_uppercase):
         return ()
     return _options_with_text(options[named], options) if options else (named,)
@@ -170,30 +201,38 @@ def parse_options(question: str) -> Mapping[str, str]:
     return options if len(options) > 1 else {}
 
 
+@lru_cache(maxsize=4096)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall("[a-z'-]+", text.lower()))
+
+
 def strip_markup(text: str) -> str:
-    """Return a text without Markdown, LaTeX and quotes, with straight apostrophes and single spaces."""
-    plain = text.replace("\u2018", "'").replace("\u2019", "'")
-    # Twice, for a letter in bold within a box.
-    for _ in range(2):
-        plain = _MARKUP.sub(lambda match: match[match.lastindex or 0], plain)
-    return " ".join(_QUOTE.sub("", plain).split())
+    """Return a text without Markdown, LaTeX and quotes, with ASCII's punctuation and single spaces."""
+    plain = _EXPONENT.sub(r"\1", _DEGREE.sub("°", text.translate(_STRAIGHT)))
+    # Repeated for a fraction of units in bold within a box.
+    for _ in range(4 if "\\" in plain else 2):
+        plain = _FRACTION.sub(r"\1/\2", _MARKUP.sub(lambda match: match[match.lastindex or 0], plain))
+    return " ".join(_QUOTE.sub("", _LATEX_SPACE.sub(" ", plain)).split())
 
 
 def _options_with_text(text: str, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the letters of the options that have this text, without its article if only one option then has it."""
-    exact = tuple(letter for letter, option in options.items() if _normalize(option) == _normalize(text))
-    loose = tuple(letter for letter, option in options.items() if _drop_article(option) == _drop_article(text))
-    return exact or (loose if len(loose) == 1 else ())
+    """Return the letters of the options that have this text, or the one that has it but for articles or spaces."""
+    for normalize in (_normalize, _drop_article, _squeeze):
+        letters = tuple(letter for letter, option in options.items() if normalize(option) == normalize(text))
+        if letters:
+            return letters if len(letters) == 1 or normalize is _normalize else ()
+    return ()
 
 
 def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     """Return the answer with every letter as (B) and every text of an option as {B}."""
     answer = answer.replace("{", " ").replace("}", " ")
     letters: dict[str, str] = {}
-    for letter, text in options.items():
+    for letter, option in options.items():
+        text = _drop_article(option)
         # A single letter is always read as a letter.
-        if len(_drop_article(text)) > 1:
-            letters.setdefault(_drop_article(text), letter)
+        if text and not (len(text) == 1 and text.isalpha()):
+            letters.setdefault(text, letter)
     if letters:
         # The longest text first, since it may contain another.
         alternatives = "|".join(re.escape(text) for text in sorted(letters, key=len, reverse=True))
@@ -207,6 +246,8 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
 def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     """Return the letter of the only option that a marked answer names; None if it names none, or several."""
     marked = _SAME_NAME.sub(lambda match: f"({match[1] or match[2]})", marked)
+    marked = _CORRECTION.split(marked)[-1]
+    marked = _LISTED_NAMES.sub(lambda match: re.sub(r",(?! (?:and|or|nor)) ", "/", match[0]).replace(",", ""), marked)
     if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked):
         return None
     stated: set[str] = set()
@@ -230,7 +271,7 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
             others.append(clause)
         elif _RETRACTION.match(clause):
             return None
-        elif index == 1 and begins_with_label and has_options and len(clause.split()) < _MIN_SENTENCE_WORDS:
+        elif index == 1 and begins_with_label and has_options and not _SENTENCE.match(clause):
             return None  # "B. purple", where purple is not the text of B
     rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
@@ -258,3 +299,10 @@ def _normalize(text: str) -> str:
 def _drop_article(text: str) -> str:
     """Return the normalised text without the article that it begins with."""
     return _ARTICLE.sub("", _normalize(text))
+
+
+def _squeeze(text: str) -> str:
+    """Return the normalised text without article and spaces, a number in words as its digits."""
+    plain = _drop_article(text)
+    found = split_number(plain)
+    return str(found[0]) if found and not found[1] else plain.replace(" ", "")

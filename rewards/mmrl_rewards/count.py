@@ -17,8 +17,8 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #
 #   answer = [lead] number [things] ["."] | [lead] none
 #   lead   = "there are" | "I see" | ["the"] ("answer" | "number of" words | ..) ("is" | ":") | "exactly" | ..
-#   number = digits | number words, such as "one hundred and five" | ("a" | number) ("dozen" | "thousand")
-#          | "half a dozen" | "a pair" | "a couple" | "a single" | number "(" the same number ")"
+#   number = digits | number words, such as "one hundred and five" | ("a" | "half a" | number) ("dozen" | ..)
+#          | "a pair" | "a couple" | "a single" | number "(" the same number ")"
 #   things = up to eight words without a further number or a word of doubt; they begin with no unit of measure
 #   none   = "none" | "none of them" | "no" things | "there are not any" things
 #
@@ -26,8 +26,9 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 # "several", "dozens", "3 cats and a dog", "3rd".
 _THING: Final = re.compile(r"[a-z][a-z'-]*", re.ASCII)
 _LEAD: Final = re.compile(
-    r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|a total of"
-    r"|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?(?:is|are|=)"
+    r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|all"
+    r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?"
+    r"(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?(?:is|are|=)"
     r"|(?:answer|count|total|number):) ?)*",
     re.ASCII,
 )
@@ -54,7 +55,8 @@ _MAX_CHARS, _MAX_THINGS = 120, 8  # characters of a phrase; words after its numb
 def exact(response: Response, sample: Sample, *, words: bool = False, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer is the target's count, else 0. With `words`, "three" and "3 apples" count as 3.
 
-    "A dozen" is 12, and "no apples" is 0. A range, an approximation, a negation and a percentage are not counts.
+    "A dozen" is 12, "1.2 thousand" 1,200, and "no apples" 0. A range, an approximation, a negation and a percentage are
+    not counts.
 
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
     Departures: only the answer is read, never the thinking unless `of` says so, and it must hold exactly one number.
@@ -121,7 +123,7 @@ def _parse_count_phrase(text: str) -> int | None:
     if words[:1] == ["no"]:
         return 0 if len(words) > 1 and words[1] not in _NOT_COUNTED and _are_things(words[1:]) else None
     found = split_number(phrase)
-    return found[0] if found and _are_things(found[1]) else None
+    return found[0] if found and isinstance(found[0], int) and _are_things(found[1]) else None
 
 
 def _are_things(words: Sequence[str]) -> bool:

@@ -10,20 +10,22 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from math import perm
+from math import comb, perm
 from typing import Final, NamedTuple
 
-from mmrl.answer import parse_answer_value
+from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType
+from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
 
 _SYMBOLS: Final = str.maketrans(
     {
         **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∖": r"\setminus "},
         **{"π": r"\pi ", "∞": r"\infty ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "ℝ": r"\mathbb{R}"},
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "≈": r"\approx ", "…": r"\ldots ", "°": r"^\circ "},
-        **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "²": "^{2}", "³": "^{3}"},
+        **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "∛": r"\sqrt[3] "},
         **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"},
-        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", ", "（": "(", "）": ")", "€": "", "£": "", "¥": ""},
+        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", ", "€": "", "£": "", "¥": ""},
+        **{"。": ".", "：": ":", "（": "(", "）": ")"},
     }
 )
 # Not the \, of \\, which ends a row of a matrix.
@@ -33,6 +35,7 @@ _TEXT_COMMAND: Final = re.compile(_TEXT)
 _FUNCTIONS: Final = "(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|min|max|gcd|det|lim|sqrt|pi|theta|alpha|beta"
 _ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
 _DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
+_CHOICES: Final = r"(?<![A-Za-z\\])(?P<kind>[CP])\((?P<n>[0-9]+), ?(?P<k>[0-9]+)\)"
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _MOST_CHOSEN_FROM: Final = 100
 _POWERS_OF_TEN: Final = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -44,10 +47,6 @@ def _repeating_decimal(match: re.Match[str]) -> str:
     shift, cycle = 10 ** len(fixed), 10 ** len(repeated) - 1
     value = Fraction(int((whole + fixed) or "0"), shift) + Fraction(int(repeated), shift * cycle)
     return str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
-def _without_spaces(match: re.Match[str]) -> str:
-    return match[0].replace(" ", "").replace("{,}", "")
 
 
 def _interval(match: re.Match[str]) -> str:
@@ -73,11 +72,11 @@ def _ratio(match: re.Match[str]) -> str:
 
 
 def _choices(match: re.Match[str]) -> str:
-    """Return C_5^2 as a binomial coefficient, and A_5^2 and P_5^2 as the number of arrangements of 2 of 5."""
-    kind, n, k = match[1], int(match[2]), int(match[3])
+    """Return C_5^2, 5C2 and C(5, 2) as the number of choices of 2 of 5, and A_5^2 and P_5^2 as that of arrangements."""
+    n, k = int(match["n"]), int(match["k"])
     if not k <= n <= _MOST_CHOSEN_FROM:
         return match[0]
-    return rf"\binom{{{n}}}{{{k}}}" if kind == "C" else str(perm(n, k))
+    return str(comb(n, k) if match["kind"] == "C" else perm(n, k))
 
 
 def _ascending(match: re.Match[str]) -> str:
@@ -91,15 +90,15 @@ _REWRITES: Final = tuple(
     for pattern, replacement in (
         # Bold: **5** or **Answer:** 5, and not the powers of x**2 + y**2.
         (r"(?<!\S)\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?=[\s.,:;!]|$)", r"\1"),
+        # #### 5, `5`, *5* and ```latex 5 ```
+        (r"^#+\s+", ""),
+        (r"^(`{1,3}|\*)(?:latex |math )?\s*([^`*]+?)\s*\1$", r"\2"),
         # \boxed{1}\boxed{3} would be a product.
         (r"\}\s*\\boxed", "?"),
         (r"\\boxed(?=\{)", ""),
-        # The answer is 5, Answer: **5, Area = 5, \text{Area} = 5, = 5
-        (
-            rf"^(?:(?i:(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?answer(?: is|\s*[:=]))\**"
-            rf"|(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)\s*(?=\S)",
-            "",
-        ),
+        # The answer is 5, Answer: **5, Area = 5, \text{Area} = 5, = 5, \text{5 cm}
+        (rf"^(?i:{ANSWER_LEAD})(?:(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)?\s*(?=\S)", ""),
+        (r"^\\(?:text|mathrm)\s*\{([0-9][^{}]*)\}$", r"\1"),
         (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
         (r"\*\*", "^"),
         (r"(?<=[^.])\.$", ""),
@@ -114,11 +113,22 @@ _REWRITES: Final = tuple(
         ),
         (r"\\lg(?![a-z])", r"\\log"),
         (r"\\(max|min|gcd|lcm)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
-        (r"(?<![A-Za-z\\])([CAP])_\{?([0-9]+)\}?\^\{?([0-9]+)\}?", _choices),
-        (r"(?:\{\})?_\{?([0-9]+)\}? ?C_\{?([0-9]+)\}?", r"\\binom{\1}{\2}"),
+        # C_5^2, {}^5C_2, 5C2, and C(5, 2) beside a sign of operation; alone, C(5, 2) may be a point
+        (r"(?<![A-Za-z\\])(?P<kind>[CAP])_\{?(?P<n>[0-9]+)\}?\^\{?(?P<k>[0-9]+)\}?", _choices),
+        (
+            r"(?<![\w.)}])(?:\{\})?[_^]?\{?(?P<n>[0-9]+)\}? ?(?P<kind>[CP])_?\{?(?P<k>[0-9]+)\}?(?![0-9A-Za-z])",
+            _choices,
+        ),
+        (
+            r"^(?=.*[CP]\()(?!.*[ABD-OQ-Z] ?\()(?=.*(?:[*/=+-]|\\(?:cdot|times|frac|div))).*$",
+            lambda match: re.sub(_CHOICES, _choices, match[0]),
+        ),
         # the point A(2, 3)
         (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
-        (r"\\(triangle|angle|overline|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),
+        (r"^([0-9]+) to ([0-9]+)$", r"\1:\2"),
+        (r"\\overline ?\{([A-Z]{2})\}", r"\1"),
+        (r"\\(triangle|angle|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),
+        (r"(?<=[a-z])\s*!=", r"\\ne "),
         (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
         (r"\\langle", "("),
         (r"\\rangle", ")"),
@@ -128,9 +138,7 @@ _REWRITES: Final = tuple(
         (r"\\(?:lor|vee)(?![a-z])", " or "),
         (r"\\(?:land|wedge)(?![a-z])", " and "),
         # 12 500 and 3.141 592
-        (r"(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", _without_spaces),
-        (r"\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9])", _without_spaces),
-        (r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\{,\}[0-9]{3})+(?![0-9])", _without_spaces),
+        (GROUPED_DIGITS, join_digits),
         (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
         (r"(?<=[0-9])'(?=[0-9]{3})", ""),
         # 0.\overline{3}, 0.(3), 0.\dot{1}4285\dot{7}, 0.333... and, cut off, 3.14...
@@ -153,12 +161,13 @@ _REWRITES: Final = tuple(
         (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
         (r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\\sqrt\s+([0-9]+|[a-z])", r"\\sqrt{\1}"),
+        (r"(\\sqrt(?:\[3\])?)\s+([0-9]+|[a-z])", r"\1{\2}"),
         (r"\^\(([^()]*)\)", r"^{\1}"),
         (r"\^(-[0-9a-z]+)", r"^{\1}"),
         (r"\\(sin|cos|tan)\s*\(?([0-9]+)\s*\^\s*\{?\s*\\circ\s*\}?\)?", r"\\\1(\\frac{\2\\pi}{180})"),
         # 90^\circ, 20^\circ C, 3 million, 50 percent
-        (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm)\s*\{\s*[CF]\s*\}|[CF])?$", ""),
+        (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm)\s*\{\s*[CF]\s*\}|[CF])$", ""),
+        (r"(?<=[a-z0-9}%!)])\s*\^\s*\{?\s*\\circ\s*\}?\s*$", r"\\text{degrees}"),
         (
             r"(?<=[0-9])\s*(?:\\text\{)?\s*(thousand|million|billion|trillion)\b\s*\}?",
             lambda match: rf"\times 10^{{{_POWERS_OF_TEN[match[1]]}}} ",
@@ -231,7 +240,8 @@ def read_formula(text: str) -> Formula:
     number = _plain_number(text)
     if number is not None and "e" not in text.lower():
         return Formula(text.replace(",", ""), False, number)
-    formula = _SPACES.sub(" ", re.sub(r",\\! ?", ",", text).replace(r"\!", "").translate(_SYMBOLS)).strip()
+    formula = write_exponents(re.sub(r",\\! ?", ",", text).replace(r"\!", "").translate(_SYMBOLS))
+    formula = _SPACES.sub(" ", formula).strip()
     if any(character.isdigit() and not character.isascii() for character in formula):
         raise ValueError("in digits of another script")
     for pattern, replacement in _REWRITES:
@@ -242,12 +252,15 @@ def read_formula(text: str) -> Formula:
     if _FIGURES_RELATED.search(formula):
         return Formula(text.replace(" ", ""), True)
     if _has_words(formula) or _HALF_DAY.fullmatch(formula) or _POINTS.fullmatch(formula):
-        return Formula(_plain_words(text), True)
+        words = _plain_words(text)
+        counted = split_number(words)
+        return Formula(str(counted[0]), False, counted[0]) if counted and not counted[1] else Formula(words, True)
     time = formula if _TIME.fullmatch(formula) else ""
     formula = _RATIO.sub(_ratio, formula)
     if _UNREADABLE.search(formula) or not formula:
         raise ValueError("not one formula")
-    value = number if number is not None else _plain_number(formula)
+    chosen = re.fullmatch(_CHOICES, text)
+    value = number if number is not None else _plain_number(_choices(chosen) if chosen else formula)
     if _PLUS_MINUS.search(formula) and not _BRACKET_OR_INEQUALITY.search(formula):
         formula = _both_signs(formula)
     return Formula(formula, False, value, unit, time)

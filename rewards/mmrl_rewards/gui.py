@@ -185,13 +185,18 @@ def _same_action(a: Action, b: Action) -> bool:
 
 def _argument_mismatch(name: str, answer: object, target: object, text_f1: float | None = None) -> str:
     """Return how an argument differs from the target's, or "" if it is correct."""
-    if isinstance(answer, str) and isinstance(target, str):
-        same_words = answer.casefold().split() == target.casefold().split()
-        same = same_words or (text_f1 is not None and _word_f1(answer, target) >= text_f1)
-    else:
-        # True == 1 in Python, but they are different arguments.
-        same = answer == target and isinstance(answer, bool) == isinstance(target, bool)
+    # True == 1 in Python, but they are different arguments.
+    same = _fold(answer) == _fold(target) and isinstance(answer, bool) == isinstance(target, bool)
+    if text_f1 is not None and isinstance(answer, str) and isinstance(target, str):
+        same = same or _word_f1(answer, target) >= text_f1
     return "" if same else f"{name!r:.40} is {answer!r:.40}, expected {target!r:.40}"
+
+
+def _fold(value: object) -> object:
+    """Return a text, or the texts of a list such as keys, in folded case and with white space collapsed."""
+    if isinstance(value, list | tuple):
+        return [*map(_fold, value)]
+    return " ".join(value.casefold().split()) if isinstance(value, str) else value
 
 
 def _word_f1(answer: str, target: str) -> float:

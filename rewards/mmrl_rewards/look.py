@@ -33,8 +33,8 @@ def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None
     Unscorable: the target is not a box within its image, an image cannot be opened, or the target's crop is plain.
     """
     target = target_crop(response, sample) if reference is None else sample.image(reference)
-    target, blank = _shrink_target(target)
-    value = rescale_above(ssim(_shrink_answer(answer_crop(response, sample)), target), blank)
+    _shrink_target(target)  # a sample is unscorable whatever the answer
+    value = _crop_likeness(answer_crop(response, sample), target)
     return RewardValue(value, f"{value:.2f} of the way from a plain crop to the target's")
 
 
@@ -85,7 +85,10 @@ def _shrink(crop: Pixels) -> Pixels:
     return resize(crop, _SIDE_PX, _SIDE_PX)
 
 
-_shrink_answer = keep_last(_shrink)
+@keep_last
+def _crop_likeness(answer: Pixels, target: Pixels) -> float:
+    shrunk_target, blank = _shrink_target(target)
+    return rescale_above(ssim(_shrink(answer), shrunk_target), blank)
 
 
 @keep_last

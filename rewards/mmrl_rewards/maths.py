@@ -23,10 +23,9 @@ from mmrl_rewards.units import find_unit
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
-_COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _LETTER: Final = re.compile(r"[A-Za-z]")
 _FUNCTION_OF: Final = re.compile(r"(?<=[A-Za-z])'?\([^()]*\)")
-_OPERATION: Final = re.compile(r"[0-9+*/^-]|\\(?:frac|sqrt|cdot|times)")
+_OPERATION: Final = re.compile(r"[0-9+*/^-]|\\(?:frac|sqrt|cdot|times|div|pi)")
 _RATIO_OF_POINTS: Final = re.compile(r"(?:\\frac)?[A-Z/]+")
 _EXCERPT_CHARS: Final = 60
 
@@ -41,8 +40,9 @@ def equal(
     not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
     the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
     x^2 + y^2 = 1 is not 1. Units that pint knows are converted; a unit on one side alone does not count, and 2m is a
-    product. "The answer is" and "Answer:" may come first. \triangle ABC is \triangle CAB, and \angle ABC
-    is \angle CBA, but not \angle BCA. Words, such as yes or \text{none}, are compared as text, case aside.
+    product. Degrees are radians beside \pi. C(5, 2) is both 10 and a point, and 2 \times 9 = 18 is 18. "The answer is"
+    and "The area is" may come first. \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA.
+    Words, such as yes or \text{none}, are compared as text, case aside, and those of a number as the number.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.
@@ -100,6 +100,7 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
     if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
+    target, answer = _adapt(target, answer), _adapt(answer, target)
     conversion = _find_conversion(answer.unit, target.unit)
     if conversion is None:
         return False
@@ -137,6 +138,15 @@ def _find_conversion(unit: str, wanted: str) -> tuple[float, float] | None:
     return source.factor / target.factor, (source.offset - target.offset) / target.factor
 
 
+def _adapt(formula: Formula, other: Formula) -> Formula:
+    r"""Return a formula for comparison with another: degrees in radians beside \pi, C(5, 2) as 10 beside no pair."""
+    if formula.number is not None and formula.text.startswith("(") and not other.text.startswith("("):
+        return formula._replace(text=f"{formula.number}")
+    if not formula.unit.startswith("degree") or r"\pi" not in other.text or r"\pi" in formula.text:
+        return formula
+    return Formula(rf"({formula.text})\cdot \frac{{\pi}}{{180}}", is_words=False)
+
+
 def _read_number(formula: Formula, other: Formula) -> float | None:
     """Return the value of a plain number, or of one with a decimal comma beside a number with decimals."""
     # Compared with a whole number, 3,0 is the list of 3 and 0.
@@ -172,7 +182,7 @@ def _split_name(formula: str) -> tuple[str | None, str]:
         return "", formula
     name = re.sub(r"[{} ]", "", left)
     bare = _FUNCTION_OF.sub("", re.sub(r"_\w+|\^-1(?=\()", "", name))
-    if not _LETTER.search(name):
+    if not _LETTER.search(_OPERATION.sub("", name)):
         return "", formula
     # \frac{AB}{CD} = 2 has the name of a ratio.
     is_name = _RATIO_OF_POINTS.fullmatch(bare) or not _OPERATION.search(bare)
@@ -226,11 +236,12 @@ def _parse_formula(formula: str) -> list[Any]:
     """
     from sympy import And, Or, nan, zoo
 
-    if "=" in formula and not _LETTER.search(_COMMAND.sub("", formula)):
-        # An equation of numbers alone, such as 1 = 3, must hold: math-verify would read only the last number.
+    if "=" in formula and not _LETTER.search(_OPERATION.sub("", formula)):
+        # An equation of numbers alone, such as 1 + 2 = 3, must hold, and is its last number.
         values = [value[0] for value in map(_parse, formula.split("=")) if value]
         if any(not (value - values[-1]).equals(0) for value in values):
             return []
+        formula = formula.rpartition("=")[2]
     parts = CONNECTIVE.split(formula)
     is_relation = ["=" in part or _INEQUALITY.search(part) is not None for part in parts]
     if len(parts) == 1 or not all(is_relation) or not _INEQUALITY.search(formula):

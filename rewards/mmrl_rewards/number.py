@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import re
-from math import inf
+from functools import lru_cache
+from math import inf, isclose
 from typing import Annotated, Final
+from unicodedata import normalize
 
 from pydantic import Field
 
-from mmrl.answer import parse_answer_value
+from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
-from mmrl_rewards.number_words import split_number
+from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
 from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
 _CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
-_QUANTITY: Final = re.compile(r"([$€£¥]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
-_POWER_OF_TEN: Final = re.compile("(?<=[0-9])\\s*(?:\\\\times|\u00d7|[*x])\\s*10\\^\\{?([+-]?[0-9]+)\\}?", re.ASCII)
-_SUPERSCRIPT: Final = re.compile("(?<=10)[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
-_DIGIT_OF: Final = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
-_FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z])", re.ASCII)  # 1 1/2 cups
+_MONEY: Final = r"((?:US)?\$|[€£¥]|USD|EUR|GBP|)"
+_QUANTITY: Final = re.compile(rf"{_MONEY}\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
+_POWER_OF_TEN: Final = re.compile(r"(?<=[0-9])\s*(?:\\times|\\cdot|[*x\u00d7\u00b7])\s*10\^([+-]?[0-9]+)", re.ASCII)
+_FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z%]|$)", re.ASCII)  # 1 1/2 cups
+_VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # ½
+_LEAD: Final = re.compile(rf"^{ANSWER_LEAD}(?:[a-z]+ ?= ?)?", re.IGNORECASE)  # "The answer is", "x ="
 _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
-_LATEX_SPACE: Final = re.compile(r"\\[,;: ]|~|\\(?=[$%])")
+_FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
+_INCH: Final = re.compile(r"(?<=[0-9])[\"\u201d\u2033]$")
+_SIZES: Final = frozenset({"thousand", "million", "billion", "trillion"})
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
 
@@ -40,7 +45,7 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0, of:
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = part_value(response, AnswerType.NUMBER, of)
-    within = abs(value - target) <= tolerance
+    within = _is_within(abs(value - target), tolerance)
     margin = f" within {tolerance:g}" if tolerance else ""
     return RewardValue(float(within), f"{value}, expected {target}{margin}")
 
@@ -56,7 +61,7 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05, o
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = part_value(response, AnswerType.NUMBER, of)
-    within = abs(value - target) <= relative * abs(target)
+    within = _is_within(abs(value - target), relative * abs(target))
     return RewardValue(float(within), f"{value}, expected {target} within {relative:g}")
 
 
@@ -104,10 +109,10 @@ def quantity(
 ) -> RewardValue:
     """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
-    Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, € and £
-    may come first. Bold, boxes and LaTeX's text, spaces and powers of ten are read, and so are "five cm", 1 1/2 cups
-    and sums in ever smaller units (1 h 30 min). Temperatures are converted, currencies are not. Unless `unit_required`,
-    a number without a unit is taken to be in the other's unit.
+    Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, €, £ and
+    "The length is" may come first. Bold, boxes and LaTeX's text, spaces, fractions and exponents are read, and so are
+    "half an hour", 12 500 m, $1.5 million, 5'10" and sums in ever smaller units (1 h 30 min). Temperatures are
+    converted, currencies are not. Unless `unit_required`, a number without a unit is taken to be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
     Departures: the unit is checked.
@@ -134,6 +139,12 @@ def quantity(
     return RewardValue(float(equal), f"{value:g}, expected {expected:g}, in the target's unit")
 
 
+def _is_within(error: float, bound: float) -> bool:
+    """Return True if an error is at most a bound, or above it by rounding alone: 0.315 is 0.3 + 5 %."""
+    return error <= bound or isclose(error, bound)
+
+
+@lru_cache(maxsize=4096)  # siblings share their target, and often their answers
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """Return a number and its unit, or None for a number without a unit.
 
@@ -142,17 +153,18 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """
     if len(text) > _MAX_CHARS:
         raise ValueError(f"no number with a unit: {text[:40]!r}")
-    plain = _LATEX_SPACE.sub(" ", text).replace("−", "-").replace(r"^\circ", "°")  # noqa: RUF001
-    plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_DIGIT_OF), plain)
-    plain = _write_number(strip_markup(_POWER_OF_TEN.sub(r"e\1", plain)))
+    if text[:1].isdigit():
+        text = _INCH.sub(" in", _FOOT.sub(" ft ", text))
+    plain = GROUPED_DIGITS.sub(join_digits, _LEAD.sub("", strip_markup(write_exponents(text)), count=1))
+    plain = _write_number(_POWER_OF_TEN.sub(r"e\1", plain))
     total = _add_up(plain)
     if total is not None:
         return total
     match = _QUANTITY.fullmatch(plain)
-    if not match or (match[1] and match[3]):
+    if not match or (match[1] and match[3] and match[3] not in _SIZES):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
-    name = match[1] or (match[3] or "").strip().rstrip(".")
+    name = f"{match[3] or ''} {match[1]}".strip(" .")
     if not name:
         return number, None
     unit = find_unit(name)
@@ -170,7 +182,8 @@ def _write_number(text: str) -> str:
     if found:
         number, rest = found
         return " ".join([str(number), *text.split()[-len(rest) :]]) if rest else str(number)
-    return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), text)
+    text = _VULGAR.sub(lambda match: f" {normalize('NFKC', match[0])}".replace("\u2044", "/"), text)
+    return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), " ".join(text.split()))
 
 
 def _add_up(text: str) -> tuple[float, Unit] | None:

@@ -1,10 +1,10 @@
-"""Numbers in words, such as "one hundred and five" and "a dozen"."""
+"""Numbers in words, such as "one hundred and five", "2.5 million" and "a dozen"."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final
 
 ONES: Final = (
@@ -12,62 +12,81 @@ ONES: Final = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_NOUNS: Final = {"half a dozen": 6, "a pair": 2, "a couple": 2, "a single": 1}
+_HALF: Final = Fraction(1, 2)
+_NOUNS: Final[dict[str, Fraction | int]] = {
+    **{"a pair": 2, "a couple": 2, "a single": 1},
+    **dict.fromkeys(("half", "half a", "half an"), _HALF),
+}
+SCALES: Final = {"billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
+_SCALED: Final = {size: re.compile(rf"(.+?)[ -]{word}s?(?: (?:and )?(.+))?") for word, size in SCALES.items()}
+BELOW_100: Final = {word: number for number, word in enumerate(ONES)} | {
+    f"{tens} {one}" if ones else tens: 10 * number + ones
+    for number, tens in enumerate(TENS, 2)
+    for ones, one in enumerate(("", *ONES[1:10]))
+}
 _DIGITS: Final = re.compile(
     r"(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2}|[1-9][0-9]{0,2}(?: [0-9]{3}){1,2})(?:\.0+)?", re.ASCII
 )
+_FACTOR: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
 _TENS_HYPHEN: Final = re.compile(rf"\b({'|'.join(TENS)})-(?={'|'.join(ONES[1:10])})")
 _MAX_WORDS: Final = 12  # of a number
+# 12 500, 12{,}500 and 3.141 592
+GROUPED_DIGITS: Final = re.compile(
+    r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?: |\{,\})[0-9]{3})+(?![0-9])|\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9])"
+)
+_SUPERSCRIPTS: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b"
+_EXPONENT: Final = re.compile(f"[{_SUPERSCRIPTS}]+")
+_ON_THE_LINE: Final = str.maketrans(_SUPERSCRIPTS, "0123456789+-")
 
 
-def split_number(phrase: str) -> tuple[int, Sequence[str]] | None:
-    """Return the whole number that a phrase in small letters begins with, and the words after it; None without one."""
-    words = _TENS_HYPHEN.sub(r"\1 ", phrase).replace("half-dozen", "half a dozen").split()
+def join_digits(match: re.Match[str]) -> str:
+    """Return a match of `GROUPED_DIGITS` without what separates its groups."""
+    return re.sub("[ {},]", "", match[0])
+
+
+def write_exponents(text: str) -> str:
+    """Return a text with 10⁻³ as 10^{-3}."""
+    return _EXPONENT.sub(lambda match: f"^{{{match[0].translate(_ON_THE_LINE)}}}", text)
+
+
+def split_number(phrase: str) -> tuple[float, Sequence[str]] | None:
+    """Return the number that a phrase in small letters begins with, and the words after it; None without one.
+
+    It is an int if it is whole: 12 for "a dozen eggs", and 1.5 for "one and a half hours".
+    """
+    words = _TENS_HYPHEN.sub(r"\1 ", phrase).split()
     # The longest number first: "one hundred and five", not "one".
     for used in range(min(_MAX_WORDS, len(words)), 0, -1):
         number = _read_number(" ".join(words[:used]))
         if number is not None:
-            return number, words[used:]
+            return int(number) if number == int(number) else float(number), words[used:]
     return None
 
 
-def _read_number(text: str) -> int | None:
+def _read_number(text: str) -> Fraction | int | None:
     """Return the number that a text is, in digits or in words, or None."""
     if _DIGITS.fullmatch(text):
         return int(re.sub("[ ,]", "", text.partition(".")[0]))
     if text in _NOUNS:
         return _NOUNS[text]
-    number, rest = 0, text
-    for word, size in (("million", 1_000_000), ("thousand", 1000)):
-        before, found, after = rest.partition(f" {word}")
-        if found:
-            factor = _read_factor(before)
+    if text.endswith(" and a half"):
+        whole = _read_number(text.removesuffix(" and a half"))
+        return None if whole is None else whole + _HALF
+    number, rest = Fraction(0), text
+    for size, pattern in _SCALED.items():
+        scaled = pattern.fullmatch(rest)
+        if scaled:
+            factor = _read_factor(scaled[1])
             if factor is None:
                 return None
-            number, rest = number + factor * size, after.removeprefix(" and").strip()
-    if not number and rest.endswith(" dozen"):
-        factor = _read_factor(rest.removesuffix(" dozen"))
-        return None if factor is None else 12 * factor
-    below_1000 = _below_1000().get(rest) if rest else 0
-    return None if below_1000 is None else number + below_1000
+            number, rest = number + factor * size, scaled[2] or ""
+    last = BELOW_100.get(rest) if rest else 0
+    return None if last is None else number + last
 
 
-def _read_factor(text: str) -> int | None:
+def _read_factor(text: str) -> Fraction | int | None:
     """Return the number before a word such as thousand, or None: "a", up to three digits, or words below 1000."""
-    if text.isdecimal() and len(text) < 4:
-        return int(text)
-    return _below_1000().get("one" if text == "a" else text)
-
-
-@cache
-def _below_1000() -> Mapping[str, int]:
-    """Return the numbers below 1000 by their words, without hyphens."""
-    below_100 = list(ONES)
-    for tens in TENS:
-        below_100 += [tens, *(f"{tens} {one}" for one in ONES[1:10])]
-    numbers = {word: number for number, word in enumerate(below_100)}
-    for hundreds, digit in ((1, "a"), *enumerate(ONES[1:10], 1)):
-        numbers[f"{digit} hundred"] = 100 * hundreds
-        for number, word in enumerate(below_100[1:], 1):
-            numbers[f"{digit} hundred {word}"] = numbers[f"{digit} hundred and {word}"] = 100 * hundreds + number
-    return numbers
+    if _FACTOR.fullmatch(text):
+        return Fraction(text)
+    factor = 1 if text == "a" else _read_number(text)
+    return factor if factor is not None and factor < 1000 else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from math import ceil, comb, pi
 from typing import Annotated, Final, Literal
 
@@ -31,6 +31,7 @@ Measure = Literal["ssim", "cw_ssim"]
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _SSIM_WEIGHTS = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2) / np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2).sum()
+_MATRIX_MAX_SIDE = 64  # pixels up to which a product with matrices is faster than a filter
 _SSIM_C1, _SSIM_C2 = (0.01 * 255.0) ** 2, (0.03 * 255.0) ** 2
 _CW_WINDOW, _CW_SCALES, _CW_ORIENTATIONS, _CW_CONSTANT, _CW_MAX_SIDE = 7, 4, 8, 0.01, 512
 _MAX_REASON_CHARS = 80
@@ -171,17 +172,30 @@ def page(
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
     """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
-    from scipy.ndimage import correlate1d
-
     x, y = image @ _LUMA, target @ _LUMA
-    means = np.stack([x, y, x * x, y * y, x * y])
-    margin = _SSIM_WINDOW // 2
-    for axis in (1, 2):
-        means = correlate1d(means, _SSIM_WEIGHTS, axis=axis)
-    # Only windows that lie within the images count, as in the authors' code.
-    x, y, xx, yy, xy = means[:, margin:-margin, margin:-margin]
+    x, y, xx, yy, xy = _window_means(np.array([x, y, x * x, y * y, x * y]))
     structure = (2.0 * (xy - x * y) + _SSIM_C2) / ((xx - x * x) + (yy - y * y) + _SSIM_C2)
     return float(np.mean(structure * (2.0 * x * y + _SSIM_C1) / (x * x + y * y + _SSIM_C1)))
+
+
+def _window_means(maps: ImageArray) -> ImageArray:
+    """Return the Gaussian mean of each window within maps [count, height, width], as in the authors' code of SSIM."""
+    height, width = maps.shape[1:]
+    if max(height, width) <= _MATRIX_MAX_SIDE:
+        return _window_matrix(height) @ maps @ _window_matrix(width).T
+    from scipy.ndimage import correlate1d
+
+    margin = _SSIM_WINDOW // 2
+    for axis in (1, 2):
+        maps = correlate1d(maps, _SSIM_WEIGHTS, axis=axis)
+    return maps[:, margin:-margin, margin:-margin]
+
+
+@cache
+def _window_matrix(side: int) -> ImageArray:
+    """Return the matrix [side - 10, side] of the weights of each window along one side."""
+    rows = [np.pad(_SSIM_WEIGHTS, (start, side - _SSIM_WINDOW - start)) for start in range(side - _SSIM_WINDOW + 1)]
+    return np.array(rows)
 
 
 def cw_ssim(image: ImageArray, target: ImageArray) -> float:

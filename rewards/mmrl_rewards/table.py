@@ -22,6 +22,7 @@ CostMatrix = Sequence[Sequence[float]]
 _MAX_NODES = 1000
 # The line under the head of a Markdown table.
 _MARKDOWN_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")  # as HTML's <b> is, it is dropped
 _PIPE = re.compile(r"(?<!\\)\|")
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
@@ -223,5 +224,6 @@ def _parse_markdown(source: str) -> list[tuple[TableCell, ...]]:
         parts = _PIPE.split(line)
         # Pipes at the start and end of a line are optional.
         start, end = not parts[0].strip(), len(parts) - (not parts[-1].strip())
-        rows.append(tuple(TableCell(strings.normalize(part.replace(r"\|", "|"))) for part in parts[start:end]))
+        texts = [_BOLD.sub(r"\1", part.replace(r"\|", "|")) for part in parts[start:end]]
+        rows.append(tuple(TableCell(strings.normalize(text)) for text in texts))
     return rows

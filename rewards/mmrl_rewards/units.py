@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import Final, NamedTuple
+from unicodedata import normalize
 
 from mmrl.utils.error_catcher import ErrorCatcher
 
 # pint takes Nm for the count of yarn in textiles.
-_ALIASES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "Nm": "N*m", r"\Omega": "Ω"}
-_NAME: Final = re.compile(r"[A-Za-zµμΩ°%][A-Za-zµμΩ°%0-9 ./*·^()²³-]{0,39}")  # micro has two characters
+_ALIASES: Final = {
+    **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent", "per cent": "percent"},
+    **{"Nm": "N*m", r"\Omega": "Ω", "fl oz": "floz", "−": "-"},  # noqa: RUF001
+}
+_NAME: Final = re.compile(r"[A-Za-zμΩÅ°%][A-Za-zμΩÅ°%0-9 ./*·^()-]{0,39}")
 _NO_EXPONENT: Final = re.compile(r"(?<![\^*^-])[0-9]|[0-9]{3}")  # not an exponent: pint would take it for a factor
 _ANY_CASE: Final = frozenset({"cm", "km", "kg", "ft", "lb", "lbs", "oz", "yd", "mph", "rpm", "min", "hr", "hrs", "sec"})
 
@@ -30,12 +34,15 @@ def find_unit(name: str) -> Unit | None:
     The case of symbols counts, as in SI: Mm is not mm. Words may have capitals, and so may a few symbols that mean
     nothing else, such as KM.
     """
-    text = _ALIASES.get(name, name).strip().replace("²", "^2").replace("³", "^3").replace("⁻¹", "^-1")
-    text = re.sub(r"(?<=[a-zΩ])([23])(?![0-9])", r"^\1", text)  # m2
+    text = normalize("NFKC", name).strip()
+    for alias, known in _ALIASES.items():
+        text = text.replace(alias, known)
+    text = re.sub(r"(?<=[a-zΩ])(-?[1-4])(?![0-9])", r"^\1", text)  # m2 and s-1, as NFKC writes m² and s⁻¹
     text = re.sub(r"^degrees? (?=[CF])|^deg ?(?=[CF]$)|^° (?=[CF])", "°", text)
-    text = re.sub(r"\bsq\.? ", "square ", re.sub(r"\bcu\.? ", "cubic ", text)).replace("fl oz", "floz")
+    text = re.sub(r"\bsq\.? ", "square ", re.sub(r"\bcu\.? ", "cubic ", text))
     text = text.replace("°Celsius", "°C").replace("°Fahrenheit", "°F")
-    if not _NAME.fullmatch(text) or _NO_EXPONENT.search(text):
+    # "5 units" has no unit; pint would read micronits.
+    if re.search(r"\bunits?\b", text) or not _NAME.fullmatch(text) or _NO_EXPONENT.search(text):
         return None
     from mmrl_rewards.services.unit_registry import REGISTRY  # takes a second
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mmrl.benchmarks.extraction.text import CharSpan
+from mmrl_rewards.number_words import BELOW_100, ONES, SCALES, TENS
 
 _MAX_NUMBER_CHARS: Final = 40  # characters of the longest number; more digits are not an answer
 _MAX_SINGLE_CHARS: Final = 200  # characters of the longest text that may be one number
@@ -40,19 +40,8 @@ _LABEL_BEFORE: Final = re.compile(
 )
 _LIST_ITEM_START: Final = re.compile(r"(?:^|\n)[ \t]*[(]?$")
 _LIST_MARKER_END: Final = re.compile(r"[.)][ \t]+(?!(?:this|that) is\b|because\b|explanation\b)\S", re.IGNORECASE)
-_ONES: Final = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_WORD_VALUES: Final[Mapping[str, int]] = MappingProxyType(
-    {word: value for value, word in enumerate(_ONES)} | {word: 10 * value for value, word in enumerate(_TENS, 2)}
-)
-_SCALE_VALUES: Final[Mapping[str, int]] = MappingProxyType(
-    {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-)
 _NUMBER_WORD: Final = re.compile(
-    rf"\b(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_ONES[1:10])}))?\b|\b(?:{'|'.join(_ONES)})\b", re.IGNORECASE
+    rf"\b(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(ONES[1:10])}))?\b|\b(?:{'|'.join(ONES)})\b", re.IGNORECASE
 )
 _SCALE_WORD: Final = re.compile(r"[ -](hundred|thousand|million|billion)\b", re.IGNORECASE)
 _NOT_COUNT_AFTER: Final = re.compile(
@@ -117,10 +106,10 @@ def find_number_words(text: str, start: int = 0, end: int | None = None) -> Iter
         # The pronoun in "the one" or "one of" is not a number.
         if word == "one" and (_NOT_COUNT_AFTER.match(text, match.end()) or _PRONOUN_BEFORE.search(text, *window)):
             continue
-        value = sum(_WORD_VALUES[part] for part in re.split("[- ]", word))
+        value = BELOW_100[word.replace("-", " ")]
         scale = _SCALE_WORD.match(text, match.end())
         if scale:
-            yield Number(float(value * _SCALE_VALUES[scale[1].lower()]), match.start(), scale.end())
+            yield Number(float(value * SCALES[scale[1].lower()]), match.start(), scale.end())
         else:
             yield Number(float(value), match.start(), match.end())
 

@@ -12,7 +12,8 @@ _DEFINITIONS: Final = (
     *("sterling = [pounds] = £ = GBP", "yen = [yen] = ¥ = JPY"),
     *("dozen = 12", "thousand = 1e3", "million = 1e6", "billion = 1e9", "kmh = km/h"),
     *("kb = 1e3 bit", "Mb = 1e6 bit", "Gb = 1e9 bit", "KB = 1e3 byte", "AU = au", "floz = fluid_ounce"),
-    *("gm = g", "kgs = kg", "cms = cm", "kms = km"),
+    *("gm = g", "kgs = kg", "cms = cm", "kms = km", "kilo = kg", "kilos = kg", "kmph = km/h", "amps = ampere"),
+    *("mpg = mile / gallon", "trillion = 1e12"),
 )
 
 REGISTRY: Final[Any] = pint.UnitRegistry(on_redefinition="ignore")
