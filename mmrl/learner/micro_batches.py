@@ -44,12 +44,11 @@ class MicroBatch:
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
     """Deal whole groups to `count` mini-batches in turn. Replayed groups come last, and so are spread over all."""
-    mini_batch_of = {}
-    for index, group in enumerate(group_by_prompt(experiences)):
-        mini_batch_of[group[0].rollout.prompt.digest] = index % count
+    group_numbers: dict[str, int] = {}  # by prompt, in order of first appearance
     mini_batches: list[list[Experience]] = [[] for _ in range(count)]
     for experience in experiences:
-        mini_batches[mini_batch_of[experience.rollout.prompt.digest]].append(experience)
+        number = group_numbers.setdefault(experience.rollout.prompt.digest, len(group_numbers))
+        mini_batches[number % count].append(experience)
     return mini_batches
 
 
@@ -85,10 +84,7 @@ def assign_to_ranks(
     of the tokens, the group goes to the rank with fewest tokens so far.
     """
     groups = group_by_prompt(experiences)
-    costs = []
-    for group in groups:
-        prompt_tokens = len(group[0].rollout.prompt.token_ids)
-        costs.append(prompt_tokens + _num_completion_tokens(group))
+    costs = [_count_forward_tokens([group], shared_prefix=True) for group in groups]
     even_share = sum(costs) / num_ranks
     loads = [0] * num_ranks
     assigned: list[list[Experience]] = [[] for _ in range(num_ranks)]

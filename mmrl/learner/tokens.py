@@ -5,7 +5,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience, TokenValues
+from mmrl.types import TRAINED_AUTHORS, Author, Experience
 from mmrl.utils.torch_transfer import send, send_numbers
 
 
@@ -102,25 +102,12 @@ class LossDenominators(NamedTuple):
     """Tokens sampled by the policy that `loss.sft_loss` trains on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossColumns:
+class LossColumns(NamedTuple):
     """Values that the loss used for a micro-batch's sampled tokens. Every column is a detached tensor [N]."""
 
-    experiences: Sequence[Experience]
-    """The responses that `response_N` refers to."""
-    response_N: Tensor
-    """Index of the token's response among `experiences`, int64."""
-    columns: tuple[Tensor, ...]
-    """The columns of `TokenValues`, in its order."""
-
-    def values_of(self, index_by_id: Mapping[int, int]) -> Iterator[tuple[int, TokenValues]]:
-        """Yield index and values of each response whose `id` is in `index_by_id`. Copies the columns to the CPU."""
-        num_tokens = torch.bincount(self.response_N, minlength=len(self.experiences)).tolist()
-        columns = torch.stack([column.float() for column in self.columns]).cpu()
-        for experience, values in zip(self.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
-            index = index_by_id.get(id(experience))
-            if index is not None and values.shape[1]:
-                yield index, TokenValues(*map(tuple, values.tolist()))
+    experiences: Sequence[Experience]  # the responses that `response_N` refers to
+    response_N: Tensor  # index of the token's response among `experiences`, int64
+    columns: tuple[Tensor, ...]  # the columns of `TokenValues`, in its order
 
 
 def make_token_table(
