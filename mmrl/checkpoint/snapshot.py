@@ -174,11 +174,7 @@ def read_best_metric(folder: Path) -> float | None:
 
 
 def save_weights(folder: Path, weights: CheckpointWeights) -> None:
-    """Write a folder with weights alone, which `load_weights` reads.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
+    """Write a folder with weights alone, which `load_weights` reads. Raises as `atomic_folder`."""
     with atomic_folder(folder) as partial_folder:
         _write_weights(weights, partial_folder / WEIGHTS_FILE)
 
