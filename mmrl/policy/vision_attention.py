@@ -132,8 +132,30 @@ def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **o
     transformers needs the grids on the tower's device, and waits for that device at each index that it computes from
     them. Here the CPU computes all indices first, and then sends them.
     """
+    from transformers import vision_utils
+
+    grids_I3, merge_size = grid_thw.cpu(), self.spatial_merge_size
+    # By the names of the tower's arguments that replace its own computation.
+    indices = {
+        "position_ids": vision_utils.get_vision_position_ids(grids_I3, merge_size),
+        "cu_seqlens": vision_utils.get_vision_cu_seqlens(grids_I3),
+    }
+    if hasattr(self, "window_size"):
+        indices["window_index"], indices["cu_window_seqlens"] = vision_utils.get_vision_window_index(
+            grids_I3, spatial_merge_size=merge_size, window_size=self.window_size, patch_size=self.patch_size
+        )
+    if hasattr(self, "num_grid_per_side"):
+        indices["interp_indices"], indices["interp_weights"] = (
+            vision_utils.get_vision_interpolation_indices_and_weights(
+                grids_I3,
+                num_grid_per_side=self.num_grid_per_side,
+                mode=self.interpolation_mode,
+                align_corners=self.interpolation_align_corners,
+                spatial_merge_size=merge_size,
+            )
+        )
     inputs: dict[str, object] = {}
-    for name, tensor in _indices_from_grids(self, grid_thw.cpu()).items():
+    for name, tensor in indices.items():
         moved = send(tensor, hidden_states.device)
         if name.startswith("cu_") and self.config._attn_implementation == ATTENTION_NAME:
             lengths = tuple(tensor.diff().tolist())
@@ -152,27 +174,3 @@ def _project_patches(self: Any, patches: torch.Tensor) -> torch.Tensor:  # noqa:
     and on GPUs in bfloat16 up to thousands of times: issue 45750 of transformers.
     """
     return linear(patches.flatten(1), self.weight.flatten(1), self.bias)[..., None, None, None]
-
-
-def _indices_from_grids(tower: Any, grids_I3: torch.Tensor) -> dict[str, Any]:  # noqa: ANN401
-    """Return all that a tower would compute from its grids, by the names of the arguments that replace it."""
-    from transformers import vision_utils
-
-    merge_size = tower.spatial_merge_size
-    cu_seqlens = vision_utils.get_vision_cu_seqlens(grids_I3)
-    indices = {"position_ids": vision_utils.get_vision_position_ids(grids_I3, merge_size), "cu_seqlens": cu_seqlens}
-    if hasattr(tower, "window_size"):
-        indices["window_index"], indices["cu_window_seqlens"] = vision_utils.get_vision_window_index(
-            grids_I3, spatial_merge_size=merge_size, window_size=tower.window_size, patch_size=tower.patch_size
-        )
-    if hasattr(tower, "num_grid_per_side"):
-        indices["interp_indices"], indices["interp_weights"] = (
-            vision_utils.get_vision_interpolation_indices_and_weights(
-                grids_I3,
-                num_grid_per_side=tower.num_grid_per_side,
-                mode=tower.interpolation_mode,
-                align_corners=tower.interpolation_align_corners,
-                spatial_merge_size=merge_size,
-            )
-        )
-    return indices
