@@ -222,7 +222,11 @@ class PolicyLearner:
             all_metrics.merge(rank_metrics)
         if routing_sums:
             sums = torch.stack(routing_sums).sum(dim=0).cpu()
-            all_metrics.merge(self._summarize_routing(sums, mini_batch.denominators))
+            self._ranks.all_reduce([sums])
+            routing = summarize_routing(self._policy.routers, sums)
+            scored_tokens = mini_batch.denominators.forward_tokens + mini_batch.denominators.demonstration_tokens
+            all_metrics.add("policy/router_load_entropy", "mean", routing.load_entropy, scored_tokens)
+            all_metrics.add("policy/router_margin", "mean", routing.margin, scored_tokens)
         total_norm = math.hypot(*norms.values())
         all_metrics.add("learner/grad_norm", "mean", total_norm)
         for component, norm in norms.items():
@@ -269,16 +273,6 @@ class PolicyLearner:
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
         return scores
-
-    def _summarize_routing(self, sums: torch.Tensor, denominators: LossDenominators) -> Metrics:
-        """Return metrics of the routers from what `sum_routing` found on this rank. Collective."""
-        self._ranks.all_reduce([sums])
-        summary = summarize_routing(self._policy.routers, sums)
-        metrics = Metrics()
-        scored_tokens = denominators.forward_tokens + denominators.demonstration_tokens
-        metrics.add("policy/router_load_entropy", "mean", summary.load_entropy, scored_tokens)
-        metrics.add("policy/router_margin", "mean", summary.margin, scored_tokens)
-        return metrics
 
     def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.

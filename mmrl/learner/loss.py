@@ -42,11 +42,9 @@ PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class LossResult(NamedTuple):
     """The share of a micro-batch in an update."""
 
-    loss: Tensor
-    """A scalar, with gradient."""
+    loss: Tensor  # a scalar, with gradient
     metrics: Metrics
-    columns: LossColumns | None
-    """Values that the loss used, for each token that the policy sampled; None without such tokens."""
+    columns: LossColumns | None  # values that it used for each token that the policy sampled; None without such tokens
 
 
 class Objective:
@@ -59,10 +57,8 @@ class Objective:
         """
         self._options, self._policy_loss_fn = options, policy_loss_fn
         self._coefficient = partial(coefficient, total=total_steps)
-        self.needs_reference = options.kl.coef > 0.0
-        """True if there is a KL penalty."""
+        self.needs_reference = options.kl.coef > 0.0  # there is a KL penalty
         self.has_entropy_bonus = options.entropy.coef > 0.0
-        """True if there is an entropy bonus."""
 
     def has_gradient(self, experience: Experience) -> bool:
         """Return False if no term of the loss gives the experience a gradient.

@@ -22,17 +22,14 @@ _Kind = Literal["sum", "mean", "ratio", "max", "min"]
 
 class _Metric(NamedTuple):
     kind: _Kind
-    value: float
-    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator."""
-    weight: float = 1.0
-    """Of a mean, its weight in a mean over updates; of a ratio, its denominator."""
+    value: float  # the sum or extreme so far; of a mean, the sum of its shares; of a ratio, its numerator
+    weight: float = 1.0  # of a mean, its weight in a mean over updates; of a ratio, its denominator
 
 
 class _UnreadMetric(NamedTuple):
     name: str
     kind: _Kind
-    value: Tensor
-    """A scalar; or, with `experiences`, a value and the number of the response that it belongs to, [2]."""
+    value: Tensor  # a scalar; or, with `experiences`, a value and the number of the response that it belongs to, [2]
     weight: float = 1.0
     experiences: Sequence[Experience] = ()
 

@@ -26,10 +26,8 @@ ExperienceGroups = Sequence[Sequence[Experience]]
 class MicroBatch:
     """A micro-batch of this rank, with results of its first pass in a step that its later passes reuse."""
 
-    groups: ExperienceGroups
-    """Empty where other ranks have more micro-batches than this one."""
-    any_rank_has_images: bool
-    """True if this micro-batch, or one that another rank runs at the same time, has an image."""
+    groups: ExperienceGroups  # empty where other ranks have more micro-batches than this one
+    any_rank_has_images: bool  # True if this micro-batch, or one that another rank runs at the same time, has an image
     any_rank_has_videos: bool
     recomputed_logprobs_N: torch.Tensor | None = None
     """Log-probs under the policy before the first update of the step, float32.
