@@ -168,7 +168,13 @@ class Objective:
                 penalty_N = penalty_N + kl_coefficient * kl_N
         if self.has_entropy_bonus:
             penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
-        policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
+        clip_low, clip_high = options.clip_low, options.clip_high
+        if self._policy_loss_fn is not None:
+            policy_loss_N = self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
+        elif options.policy_loss == "cispo":
+            policy_loss_N = cispo(sampled.current_logprobs_N, ratio_N, advantage_N, clip_low, clip_high)
+        else:
+            policy_loss_N = clipped_surrogate(ratio_N, advantage_N, clip_low, clip_high, options.dual_clip)
         weight_N = aggregation_weights(
             sampled.response_N,
             options.aggregation,
@@ -188,14 +194,6 @@ class Objective:
         )
         metrics.merge(token_metrics)
         return LossResult(loss, metrics, columns)
-
-    def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
-        options = self._options
-        if self._policy_loss_fn is not None:
-            return self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
-        if options.policy_loss == "cispo":
-            return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
-        return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
 
     def _custom_policy_loss(
         self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor

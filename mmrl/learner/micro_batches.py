@@ -105,7 +105,7 @@ def pack_micro_batches(
     """
     # Sorted by length, because without a shared prefix rows are padded to the longest of their micro-batch.
     groups = group_by_prompt(experiences)
-    groups.sort(key=_num_completion_tokens)
+    groups.sort(key=lambda group: sum(experience.rollout.num_tokens for experience in group))
     parts: list[list[Experience]] = []
     for group in groups:
         part: list[Experience] = []
@@ -166,10 +166,6 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
         temperature_N=torch.zeros(0),
         banned_token_ids=(),
     )
-
-
-def _num_completion_tokens(group: Sequence[Experience]) -> int:
-    return sum(experience.rollout.num_tokens for experience in group)
 
 
 def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:
