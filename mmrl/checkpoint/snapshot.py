@@ -84,9 +84,8 @@ def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
     """Return a copy on the CPU that shares no memory with the run."""
     # The run continues while the copy is written, and changes weights, optimizer and state in place.
     weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
-    state = replace(snapshot.state)
-    for field in fields(TrainingState):
-        setattr(state, field.name, _copy_value_to_cpu(getattr(snapshot.state, field.name)))
+    copied = {field.name: _copy_value_to_cpu(getattr(snapshot.state, field.name)) for field in fields(TrainingState)}
+    state = TrainingState(**copied)
     return replace(snapshot, weights=weights, optimizer=_copy_value_to_cpu(dict(snapshot.optimizer)), state=state)
 
 
