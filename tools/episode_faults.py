@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from lab import MAX_EXIT_S, FaultHarness, FaultRow, wait_for_exit
-from rank_faults import TWO_PROCESSES, kill_leftovers
-
-from mmrl.checkpoint.verify_resume import child_processes
+from rank_faults import TWO_PROCESSES, child_processes, kill_leftovers
 
 LAMP = '''
 """A lamp is switched to the wanted level by "up" and "down"; a picture shows both. Each action is counted in a file."""

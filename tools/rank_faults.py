@@ -12,8 +12,6 @@ from pathlib import Path
 
 from lab import ASYNC_CHECKPOINTS, MAX_EXIT_S, FaultHarness, FaultRow, is_saving, wait_for_exit
 
-from mmrl.checkpoint.verify_resume import child_processes
-
 TWO_PROCESSES = ("--nproc", "2")
 ENGINE_OVERRIDES = {"plain torch": TWO_PROCESSES, "DeepSpeed, ZeRO-2": ("deepspeed.zero_stage=2", *TWO_PROCESSES)}
 MAX_STEP_S = 0.1
@@ -90,6 +88,11 @@ def kill_all_processes(harness: FaultHarness) -> Iterator[FaultRow]:
     yield FaultRow(
         "two ranks and their launcher die", f"{num_tries(harness)} times in a step", "resumed; all bytes equal", lost
     )
+
+
+def child_processes(pid: int) -> list[int]:
+    """Return the ids of the processes that a process has started, on Linux."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def num_tries(harness: FaultHarness) -> int:

@@ -120,7 +120,9 @@ class ExperienceSelector:
         metrics |= filtered.metrics
 
         # Before replay: replayed advantages would hide that a task is solved, and stale rollouts would train for ever.
-        unmasked = list(filter(self._is_unmasked, experiences))
+        unmasked = experiences
+        if self.mask_truncated:
+            unmasked = [each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH]
         has_signal = any(experience.mean_abs_advantage for experience in unmasked)
         fresh: tuple[Experience, ...] = tuple(experiences)
         replayed: tuple[Experience, ...] = ()
@@ -156,9 +158,6 @@ class ExperienceSelector:
             has_signal=has_signal,
             metrics=metrics,
         )
-
-    def _is_unmasked(self, experience: Experience) -> bool:
-        return not self.mask_truncated or experience.rollout.finish_reason is not FinishReason.LENGTH
 
     def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
         """Choose the groups to train on: those carried over first, then as many that pass as there is room for.

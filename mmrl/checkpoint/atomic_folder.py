@@ -40,10 +40,7 @@ class Pretrained(Protocol):
 def export_hf_folder(folder: Path, *parts: Pretrained, add_files: Callable[[Path], None] | None = None) -> None:
     """Write a folder of `parts` (a model and its processor) that `from_pretrained` loads, in place of an earlier one.
 
-    `add_files` writes further files into the folder that it is called with.
-
-    Raises:
-        UserError: the disk is full or not writable.
+    `add_files` writes further files into the folder that it is called with. Raises as `atomic_folder`.
     """
     with atomic_folder(folder) as partial_folder, hide_progress_bars():
         for part in parts:
@@ -112,8 +109,7 @@ def _find_os_error(error: Exception) -> OSError | None:
 def create_partial(folder: Path) -> Path:
     """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends.
 
-    Raises:
-        UserError: the disk is full or not writable.
+    Raises as `atomic_folder`.
     """
     partial_folder = partial_path(folder)
     with report_save_errors(folder):

@@ -144,11 +144,7 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
 
 
 def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) -> None:
-    """Write a folder that transformers and vLLM load; an earlier one is replaced.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
+    """Write a folder that transformers and vLLM load; an earlier one is replaced. Raises as `atomic_folder`."""
     generation, tokenizer = model_bundle.model.generation_config, model_bundle.processor.tokenizer
     # A model made from scratch has no generation config, and would not stop at its end token.
     if generation.eos_token_id is None:
@@ -162,11 +158,7 @@ def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) 
 
 
 def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> None:
-    """Write a folder that peft and vLLM load onto the base model; an earlier one is replaced.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
+    """Write a folder that peft and vLLM load onto the base model, like `write_model`."""
     checkpoint.export_hf_folder(folder, adapter, add_files=partial(_write_card_and_config, facts, True))
 
 

@@ -84,9 +84,8 @@ def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
     """Return a copy on the CPU that shares no memory with the run."""
     # The run continues while the copy is written, and changes weights, optimizer and state in place.
     weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
-    state = replace(snapshot.state)
-    for field in fields(TrainingState):
-        setattr(state, field.name, _copy_value_to_cpu(getattr(snapshot.state, field.name)))
+    copied = {field.name: _copy_value_to_cpu(getattr(snapshot.state, field.name)) for field in fields(TrainingState)}
+    state = TrainingState(**copied)
     return replace(snapshot, weights=weights, optimizer=_copy_value_to_cpu(dict(snapshot.optimizer)), state=state)
 
 
@@ -174,11 +173,7 @@ def read_best_metric(folder: Path) -> float | None:
 
 
 def save_weights(folder: Path, weights: CheckpointWeights) -> None:
-    """Write a folder with weights alone, which `load_weights` reads.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
+    """Write a folder with weights alone, which `load_weights` reads. Raises as `atomic_folder`."""
     with atomic_folder(folder) as partial_folder:
         _write_weights(weights, partial_folder / WEIGHTS_FILE)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmrl.types import UserError
+from mmrl.utils.processes import kill_processes, list_tree
 
 _COMPARED_FOLDERS = ("rollouts", "checkpoints/*", "benchmarks/*/*", "model", "adapter")
 _COMPARED_PATTERNS = ("metrics.jsonl", "events.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
@@ -71,11 +71,6 @@ def find_differing_files(one: Path, other: Path) -> list[str]:
     return sorted(differing + unreadable)
 
 
-def child_processes(launcher: int) -> list[int]:
-    """Return the ids of the processes that a process has started, on Linux."""
-    return list(map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()))
-
-
 def _run_to_end(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -89,11 +84,9 @@ def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None
             if metrics.exists() and metrics.read_bytes().count(b"\n") >= num_lines:
                 break
             time.sleep(_POLL_S)
-        # Listed before the launcher dies: after that, nothing says which processes were its children.
-        ranks = child_processes(process.pid) if "--nproc" in command and process.poll() is None else []
-        process.kill()
-        for rank in ranks:
-            os.kill(rank, signal.SIGKILL)
+        if process.poll() is None:
+            # A launcher dies with its ranks.
+            kill_processes(list_tree(process.pid))
     if process.returncode != -signal.SIGKILL:
         raise UserError(f"the run ended with code {process.returncode} before it could be killed; try more --steps")
 

@@ -71,8 +71,7 @@ class Prefetcher:
                 # The same sample may come twice, at the border of two epochs.
                 if taken.get(row.id, row).parts != row.parts:
                     raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
-                result = self._processor.get_cached(row) if future is None else future.result()
-                encoded.append(self._processor.encode(row) if result is None else result)
+                encoded.append(self._processor.encode(row) if future is None else future.result())
                 samples.append(row)
                 taken[row.id] = row
             except UserError as error:
@@ -91,7 +90,7 @@ class Prefetcher:
         for row in self._order.take(start_position, count):
             if id(row) in futures:
                 future = futures[id(row)]
-            elif self._workers is None or isinstance(row, RejectedRow) or self._processor.get_cached(row) is not None:
+            elif self._workers is None or isinstance(row, RejectedRow) or self._processor.is_cached(row):
                 future = None
             else:
                 future = self._workers.submit(row)

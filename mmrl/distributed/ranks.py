@@ -27,10 +27,8 @@ class Ranks:
     All but `set_activity` are collective: every rank must call them, in the same order, else all wait for each other.
     """
 
-    rank: int = 0
-    """Index of this process, from 0."""
-    size: int = 1
-    """Number of processes in the run."""
+    rank: int = 0  # index of this process, from 0
+    size: int = 1  # number of processes in the run
 
     def all_gather(self, value: T) -> list[T]:
         """Return the value of every rank, in rank order. This rank's entry is `value` itself, not a copy."""
@@ -77,11 +75,9 @@ class RankShard(Generic[RowT]):
     Positions are those of the whole order, so a run may continue with another number of ranks.
     """
 
-    take_rows: Callable[[int, int], Sequence[RowT]]
-    """Returns rows by start position and count."""
+    take_rows: Callable[[int, int], Sequence[RowT]]  # returns rows by start position and count
     ranks: Ranks
-    prompts_per_round: int
-    """Prompts of one round over all ranks, unfinished groups included."""
+    prompts_per_round: int  # prompts of one round over all ranks, unfinished groups included
 
     def take(self, start_position: int, count: int) -> Sequence[RowT]:
         """Return this rank's share of the `count` rows from `start_position` on."""
@@ -103,8 +99,7 @@ class MediaOwners:
 
     rank_by_digest: dict[str, int] = field(default_factory=dict)
     """Rank by `Prompt.digest`, the hash of a prompt's tokens and media."""
-    _step: int = -1
-    """The step that the entries belong to; -1 before the first."""
+    _step: int = -1  # the step that the entries belong to; -1 before the first
 
     def record(self, prompts_by_rank: Sequence[Sequence[Prompt]], step: int) -> None:
         """Add the prompts of each rank. The first call for a new step drops those of the step before."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -51,21 +52,14 @@ class LearnerConfig:
 
     loss: LossConfig
     optimizer: OptimizerConfig
-    total_steps: int
-    """Steps of the stage, which schedules run over unless they have `decay_steps`."""
-    micro_batch_groups: int
-    """Most groups (prompts) of a micro-batch."""
-    micro_batch_tokens: int
-    """Most tokens of a micro-batch, padding included; a longer sequence runs alone."""
-    epochs: int
-    """Passes over the experiences of a step."""
-    mini_batches: int = 1
-    """Updates in each pass."""
-    shared_prefix: bool
-    """Run a prompt once for its group, rather than once for each completion."""
+    total_steps: int  # steps of the stage, which schedules run over unless they have `decay_steps`
+    micro_batch_groups: int  # most groups (prompts) of a micro-batch
+    micro_batch_tokens: int  # most tokens of a micro-batch, padding included; a longer sequence runs alone
+    epochs: int  # passes over the experiences of a step
+    mini_batches: int = 1  # updates in each pass
+    shared_prefix: bool  # run a prompt once for its group, rather than once for each completion
     pad_id: int
-    policy_loss_fn: PolicyLossFn | None = None
-    """The function that `loss.policy_loss` names; None for a built-in policy loss."""
+    policy_loss_fn: PolicyLossFn | None = None  # function that `loss.policy_loss` names; None for a built-in one
 
 
 class PolicyLearner:
@@ -135,7 +129,13 @@ class PolicyLearner:
             return metrics
         if self._replays_engine_routes:
             check_routes_recorded(active)
-        self._check_shared_prefix_once(active)
+        # Once, before the first update. Picked from all ranks' experiences, so that every rank checks the same: ZeRO-3
+        # needs all ranks in a forward.
+        check_groups = [] if self._shared_prefix_checked else pick_check_groups(active)
+        if check_groups:
+            pad_id, ranks = self._config.pad_id, self._ranks
+            check_shared_prefix(self._policy, check_groups, self._processor, pad_id=pad_id, ranks=ranks)
+            self._shared_prefix_checked = True
         mini_batches = self._make_mini_batches(in_loss)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
@@ -159,21 +159,15 @@ class PolicyLearner:
         Those that were not in this rank's share, or not in the forward pass, are missing.
         """
         wanted = set(indices)
-        index_by_id = {identity: index for identity, index in self._index_by_id.items() if index in wanted}
         values: dict[int, TokenValues] = {}
-        for columns in self._loss_columns:
-            values.update(columns.values_of(index_by_id))
+        for own in self._loss_columns:
+            num_tokens = torch.bincount(own.response_N, minlength=len(own.experiences)).tolist()
+            columns = torch.stack([column.float() for column in own.columns]).cpu()
+            for experience, numbers in zip(own.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
+                index = self._index_by_id[id(experience)]
+                if index in wanted and numbers.shape[1]:
+                    values[index] = TokenValues(*map(tuple, numbers.tolist()))
         return values
-
-    def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
-        """Check the shared-prefix forward before the first update, in the first step that can reveal an error."""
-        if self._shared_prefix_checked:
-            return
-        # Picked from all ranks' experiences, so that every rank checks the same: ZeRO-3 needs all ranks in a forward.
-        groups = pick_check_groups(active)
-        if groups:
-            check_shared_prefix(self._policy, groups, self._processor, pad_id=self._config.pad_id, ranks=self._ranks)
-            self._shared_prefix_checked = True
 
     def _make_mini_batches(self, experiences: Sequence[Experience]) -> list[_MiniBatch]:
         """Return this rank's share of each mini-batch in which anything has a gradient, in the order of the updates."""
@@ -219,7 +213,7 @@ class PolicyLearner:
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
             self._activity.advance("learn")
-            metrics.mean("learner/loss", loss.detach())
+            metrics.add("learner/loss", "mean", loss.detach())
             own_metrics.merge(metrics)
         norms = self._optimizer.update(lr)
         own_metrics.read()
@@ -228,12 +222,16 @@ class PolicyLearner:
             all_metrics.merge(rank_metrics)
         if routing_sums:
             sums = torch.stack(routing_sums).sum(dim=0).cpu()
-            all_metrics.merge(self._summarize_routing(sums, mini_batch.denominators))
+            self._ranks.all_reduce([sums])
+            routing = summarize_routing(self._policy.routers, sums)
+            scored_tokens = mini_batch.denominators.forward_tokens + mini_batch.denominators.demonstration_tokens
+            all_metrics.add("policy/router_load_entropy", "mean", routing.load_entropy, scored_tokens)
+            all_metrics.add("policy/router_margin", "mean", routing.margin, scored_tokens)
         total_norm = math.hypot(*norms.values())
-        all_metrics.mean("learner/grad_norm", total_norm)
+        all_metrics.add("learner/grad_norm", "mean", total_norm)
         for component, norm in norms.items():
-            all_metrics.mean(f"learner/grad_norm/{component}", norm)
-        all_metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
+            all_metrics.add(f"learner/grad_norm/{component}", "mean", norm)
+        all_metrics.add("learner/nonfinite_updates", "sum", float(not math.isfinite(total_norm)))
         return all_metrics
 
     def _compute_loss(
@@ -259,7 +257,11 @@ class PolicyLearner:
         )
         result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
         if is_first and batch.engine_routes_XTK is not None:
-            result.metrics.merge(self._compare_routes(batch.engine_routes_XTK))
+            # How often the routers would have chosen other experts than the engine.
+            counts = count_differences(self._policy.routers, batch.engine_routes_XTK)
+            choices = counts.differing_choices / len(self._policy.routers)
+            result.metrics.add("rollout/route_diff_tokens_frac", "ratio", float(counts.differing_tokens), counts.tokens)
+            result.metrics.add("rollout/route_diff_choices_frac", "ratio", choices, counts.tokens)
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
@@ -271,24 +273,6 @@ class PolicyLearner:
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
         return scores
-
-    def _compare_routes(self, engine_routes_XTK: torch.Tensor) -> Metrics:
-        """Return how often the routers would have chosen other experts than the engine in the last pass."""
-        routers, metrics = self._policy.routers, Metrics()
-        counts = count_differences(routers, engine_routes_XTK)
-        metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
-        metrics.ratio("rollout/route_diff_choices_frac", counts.differing_choices / len(routers), counts.tokens)
-        return metrics
-
-    def _summarize_routing(self, sums: torch.Tensor, denominators: LossDenominators) -> Metrics:
-        """Return metrics of the routers from what `sum_routing` found on this rank. Collective."""
-        self._ranks.all_reduce([sums])
-        summary = summarize_routing(self._policy.routers, sums)
-        metrics = Metrics()
-        scored_tokens = denominators.forward_tokens + denominators.demonstration_tokens
-        metrics.mean("policy/router_load_entropy", summary.load_entropy, scored_tokens)
-        metrics.mean("policy/router_margin", summary.margin, scored_tokens)
-        return metrics
 
     def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.
@@ -317,11 +301,8 @@ class PolicyLearner:
         return add_dummy_media(batch, processor.placeholders, images=images, videos=videos)
 
 
-@dataclass(frozen=True, slots=True)
-class _MiniBatch:
+class _MiniBatch(NamedTuple):
     """The part of a step that one update trains on."""
 
-    micro_batches: Sequence[MicroBatch]
-    """This rank's micro-batches."""
-    denominators: LossDenominators
-    """Counts over all ranks."""
+    micro_batches: Sequence[MicroBatch]  # those of this rank
+    denominators: LossDenominators  # counts over all ranks

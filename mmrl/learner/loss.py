@@ -28,7 +28,7 @@ from mmrl.algo.losses import (
     suffix_sums,
 )
 from mmrl.config.schema import LossConfig
-from mmrl.learner.metrics import Metrics, find_clipped, measure_sampler, measure_tokens
+from mmrl.learner.metrics import Metrics, measure_sampler, measure_tokens
 from mmrl.learner.tokens import LossColumns, LossDenominators, TokenTable, iter_trained_tokens
 from mmrl.types import Author, Experience, UserError
 
@@ -42,11 +42,9 @@ PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class LossResult(NamedTuple):
     """The share of a micro-batch in an update."""
 
-    loss: Tensor
-    """A scalar, with gradient."""
+    loss: Tensor  # a scalar, with gradient
     metrics: Metrics
-    columns: LossColumns | None
-    """Values that the loss used, for each token that the policy sampled; None without such tokens."""
+    columns: LossColumns | None  # values that it used for each token that the policy sampled; None without such tokens
 
 
 class Objective:
@@ -59,10 +57,8 @@ class Objective:
         """
         self._options, self._policy_loss_fn = options, policy_loss_fn
         self._coefficient = partial(coefficient, total=total_steps)
-        self.needs_reference = options.kl.coef > 0.0
-        """True if there is a KL penalty."""
+        self.needs_reference = options.kl.coef > 0.0  # there is a KL penalty
         self.has_entropy_bonus = options.entropy.coef > 0.0
-        """True if there is an entropy bonus."""
 
     def has_gradient(self, experience: Experience) -> bool:
         """Return False if no term of the loss gives the experience a gradient.
@@ -128,7 +124,7 @@ class Objective:
             imitated = tokens.select(tokens.in_sft_loss_N)
             nll = -imitated.current_logprobs_N.sum() / denominators.sft_loss_tokens
             loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
-            metrics.mean("learner/sft_loss_nats", nll.detach(), denominators.sft_loss_tokens)
+            metrics.add("learner/sft_loss_nats", "mean", nll.detach(), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
             rl_loss, rl_metrics, columns = self._rl_loss(sampled, denominators, step)
@@ -153,16 +149,32 @@ class Objective:
         advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
         metrics = Metrics()
         if self.needs_reference:
-            kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
-            metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
-            if options.kl.apply_to == "reward":
+            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
+            in_reward = options.kl.apply_to == "reward"
+            logprobs_N = sampled.recomputed_logprobs_N.detach() if in_reward else sampled.current_logprobs_N
+            assert sampled.reference_logprobs_N is not None
+            kl_N = estimate_kl(
+                logprobs_N,
+                sampled.reference_logprobs_N,
+                options.kl.estimator,
+                log_ratio_clip=options.kl.log_ratio_clip,
+            )
+            kl_coefficient = self._coefficient(step, options=options.kl)
+            metrics.add("policy/reference_kl_nats", "mean", kl_N.detach().sum().double() / count, count)
+            if in_reward:
                 # Reward to go: a token is charged for the KL at itself and at the later tokens that depend on it.
                 advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
             else:
                 penalty_N = penalty_N + kl_coefficient * kl_N
         if self.has_entropy_bonus:
             penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
-        policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
+        clip_low, clip_high = options.clip_low, options.clip_high
+        if self._policy_loss_fn is not None:
+            policy_loss_N = self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
+        elif options.policy_loss == "cispo":
+            policy_loss_N = cispo(sampled.current_logprobs_N, ratio_N, advantage_N, clip_low, clip_high)
+        else:
+            policy_loss_N = clipped_surrogate(ratio_N, advantage_N, clip_low, clip_high, options.dual_clip)
         weight_N = aggregation_weights(
             sampled.response_N,
             options.aggregation,
@@ -170,7 +182,8 @@ class Objective:
             num_responses=denominators.responses,
             lengths_N=sampled.fixed_lengths_N,
         )
-        token_metrics = measure_tokens(
+        loss = ((penalty_N + correction_N * policy_loss_N) * weight_N).sum()
+        token_metrics, columns = measure_tokens(
             sampled,
             options,
             denominators,
@@ -180,34 +193,7 @@ class Objective:
             correction_N=correction_N,
         )
         metrics.merge(token_metrics)
-        metrics.worst_token("policy/importance_ratio_max", ratio_N.detach(), sampled)
-        loss = ((penalty_N + correction_N * policy_loss_N) * weight_N).sum()
-        return LossResult(loss, metrics, self._loss_columns(sampled, ratio_N.detach(), advantage_N.detach()))
-
-    def _loss_columns(self, sampled: TokenTable, ratio_N: Tensor, advantage_N: Tensor) -> LossColumns:
-        """Return the detached values that the loss used for each token, so that people can inspect single tokens."""
-        is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, self._options)
-        logprobs_N, entropies_N = sampled.current_logprobs_N.detach(), sampled.entropies_N.detach()
-        columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
-        return LossColumns(experiences=sampled.experiences, response_N=sampled.response_N, columns=columns)
-
-    def _reference_kl(self, sampled: TokenTable) -> Tensor:
-        """Return the estimated KL divergence from the reference at each token, [N]."""
-        options, reference_N = self._options.kl, sampled.reference_logprobs_N
-        assert reference_N is not None
-        logprobs_N = sampled.current_logprobs_N
-        if options.apply_to == "reward":
-            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
-            logprobs_N = sampled.recomputed_logprobs_N.detach()
-        return estimate_kl(logprobs_N, reference_N, options.estimator, log_ratio_clip=options.log_ratio_clip)
-
-    def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
-        options = self._options
-        if self._policy_loss_fn is not None:
-            return self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
-        if options.policy_loss == "cispo":
-            return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
-        return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
+        return LossResult(loss, metrics, columns)
 
     def _custom_policy_loss(
         self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmrl.algo.losses import estimate_kl
 from mmrl.config.schema import LossConfig
-from mmrl.learner.tokens import LossDenominators, TokenTable
+from mmrl.learner.tokens import LossColumns, LossDenominators, TokenTable
 from mmrl.types import Experience, WorstToken
 
 _Kind = Literal["sum", "mean", "ratio", "max", "min"]
@@ -22,17 +22,14 @@ _Kind = Literal["sum", "mean", "ratio", "max", "min"]
 
 class _Metric(NamedTuple):
     kind: _Kind
-    value: float
-    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator."""
-    weight: float = 1.0
-    """Of a mean, its weight in a mean over updates; of a ratio, its denominator."""
+    value: float  # the sum or extreme so far; of a mean, the sum of its shares; of a ratio, its numerator
+    weight: float = 1.0  # of a mean, its weight in a mean over updates; of a ratio, its denominator
 
 
 class _UnreadMetric(NamedTuple):
     name: str
     kind: _Kind
-    value: Tensor
-    """A scalar; or, with `experiences`, a value and the number of the response that it belongs to, [2]."""
+    value: Tensor  # a scalar; or, with `experiences`, a value and the number of the response that it belongs to, [2]
     weight: float = 1.0
     experiences: Sequence[Experience] = ()
 
@@ -48,40 +45,39 @@ class Metrics:
     _metrics: dict[str, _Metric] = field(default_factory=dict)
     _unread: list[_UnreadMetric] = field(default_factory=list)
 
-    def sum(self, name: str, value: float | Tensor) -> None:
-        """Add a scalar to a sum over all parts of a step."""
-        self._put(name, "sum", value)
+    def add(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
+        """Add a scalar to a metric, which must have the same kind in all parts of a step.
 
-    def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a scalar share of an update's mean: a sum over some of its tokens, divided by the number of all.
-
-        `weight` is the number of all tokens, or 1 for a value that weighs the same in every update.
+        `sum`, `max` and `min` are over all parts. `mean` takes a share of an update's mean: a sum over some of its
+        tokens, divided by the number of all; `weight` is that number, or 1 for a value that weighs the same in every
+        update. `ratio` takes both sides of a quotient whose denominator, `weight`, is known once all parts are merged.
         """
-        self._put(name, "mean", share, weight)
+        if isinstance(value, Tensor):
+            self._unread.append(_UnreadMetric(name, kind, value, weight))
+            return
+        known = self._metrics.get(name)
+        if known is not None:
+            match kind:
+                case "max":
+                    value = max(known.value, value)
+                case "min":
+                    value = min(known.value, value)
+                case _:
+                    value = known.value + value
+            weight = known.weight + weight if kind == "ratio" else known.weight
+        self._metrics[name] = _Metric(kind, value, weight)
 
-    def ratio(self, name: str, numerator: float, denominator: float) -> None:
-        """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
-        self._add(name, _Metric("ratio", numerator, denominator))
-
-    def max(self, name: str, value: float) -> None:
-        """Keep the largest value; a `WorstToken` stays one."""
-        self._add(name, _Metric("max", value))
-
-    def worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
+    def add_worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
         """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
         index_1 = values_N.argmax().reshape(1)  # [1]: the CPU would have to read a scalar index
         columns = (values_N, tokens.response_N)
         pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
         self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
 
-    def min(self, name: str, value: float | Tensor) -> None:
-        """Keep the smallest value, a scalar."""
-        self._put(name, "min", value)
-
     def merge(self, other: Metrics) -> None:
         """Take over the metrics of another part of the same update: a micro-batch, or all those of a rank."""
         for name, metric in other._metrics.items():
-            self._add(name, metric)
+            self.add(name, *metric)
         self._unread += other._unread
 
     def read(self) -> None:
@@ -97,7 +93,7 @@ class Metrics:
                 value = WorstToken(value)
                 sample = rollout.prompt.sample
                 value.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
-            self._add(metric.name, _Metric(metric.kind, value, metric.weight))
+            self.add(metric.name, metric.kind, value, metric.weight)
 
     def values(self) -> dict[str, float]:
         """Return the value of each metric. A ratio is 0 if nothing was counted."""
@@ -106,27 +102,6 @@ class Metrics:
         for name, metric in self._metrics.items():
             values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
         return values
-
-    def _put(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
-        if isinstance(value, Tensor):
-            self._unread.append(_UnreadMetric(name, kind, value, weight))
-        else:
-            self._add(name, _Metric(kind, value, weight))
-
-    def _add(self, name: str, metric: _Metric) -> None:
-        if name not in self._metrics:
-            self._metrics[name] = metric
-            return
-        known = self._metrics[name]
-        match metric.kind:
-            case "max":
-                value = max(known.value, metric.value)
-            case "min":
-                value = min(known.value, metric.value)
-            case _:
-                value = known.value + metric.value
-        weight = known.weight + metric.weight if metric.kind == "ratio" else known.weight
-        self._metrics[name] = _Metric(metric.kind, value, weight)
 
 
 def merge_updates(updates: Iterable[Metrics]) -> Metrics:
@@ -138,9 +113,9 @@ def merge_updates(updates: Iterable[Metrics]) -> Metrics:
     for update in updates:
         for name, metric in update._metrics.items():
             if metric.kind == "mean":
-                merged.ratio(name, metric.value * metric.weight, metric.weight)
+                merged.add(name, "ratio", metric.value * metric.weight, metric.weight)
             else:
-                merged._add(name, metric)
+                merged.add(name, *metric)
     return merged
 
 
@@ -153,8 +128,10 @@ def measure_tokens(
     ratio_N: Tensor,
     advantage_N: Tensor,
     correction_N: Tensor,
-) -> Metrics:
-    """Return means over the tokens in the forward pass, whatever `loss.aggregation` is, and the smallest ratio.
+) -> tuple[Metrics, LossColumns]:
+    """Return means over the tokens in the forward pass, extremes of the ratio, and the values of single tokens.
+
+    Means are over tokens, whatever `loss.aggregation` is. All arguments [N] are without gradient.
 
     A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
     verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`).
@@ -162,11 +139,18 @@ def measure_tokens(
     Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
     KL(old || current) at tokens drawn from old: (r - 1) - log r with r = exp(current - old log-prob).
     """
-    is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, options)
+    # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
+    # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
+    is_cispo = options.policy_loss == "cispo"
+    low_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N < 0.0)
+    high_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N > 0.0)
+    is_low_N = (ratio_N < 1.0 - options.clip_low) & low_matters_N
+    is_high_N = (ratio_N > 1.0 + options.clip_high) & high_matters_N
+    logprobs_N, entropies_N = sampled.current_logprobs_N.detach(), sampled.entropies_N.detach()
     sums = {
-        "policy/entropy_nats": sampled.entropies_N.detach().sum(),
+        "policy/entropy_nats": entropies_N.sum(),
         # From each token's own ratio: `importance_ratio_level` and `log_ratio_clip` do not apply here.
-        "policy/approx_kl": estimate_kl(old_N, sampled.current_logprobs_N.detach(), "k3").sum(),
+        "policy/approx_kl": estimate_kl(old_N, logprobs_N, "k3").sum(),
         "policy/clip_frac": (is_low_N | is_high_N).sum(),
         "policy/clip_frac_low": is_low_N.sum(),
         "policy/clip_frac_high": is_high_N.sum(),
@@ -177,21 +161,11 @@ def measure_tokens(
         sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
     metrics, count = Metrics(), denominators.forward_tokens
     for name, total in sums.items():
-        metrics.mean(name, total.double() / count, count)
-    metrics.min("policy/importance_ratio_min", ratio_N.min())
-    return metrics
-
-
-def find_clipped(ratio_N: Tensor, advantage_N: Tensor, options: LossConfig) -> tuple[Tensor, Tensor]:
-    """Return which tokens the lower bound clips, and which the upper one does, both bool [N]."""
-    # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
-    # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
-    is_cispo = options.policy_loss == "cispo"
-    low_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N < 0.0)
-    high_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N > 0.0)
-    is_low_N = (ratio_N < 1.0 - options.clip_low) & low_matters_N
-    is_high_N = (ratio_N > 1.0 + options.clip_high) & high_matters_N
-    return is_low_N, is_high_N
+        metrics.add(name, "mean", total.double() / count, count)
+    metrics.add("policy/importance_ratio_min", "min", ratio_N.min())
+    metrics.add_worst_token("policy/importance_ratio_max", ratio_N, sampled)
+    columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
+    return metrics, LossColumns(sampled.experiences, sampled.response_N, columns)
 
 
 def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metrics:
@@ -207,8 +181,8 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
         if count:
             share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
-            metrics.sum(names[age], share)
+            metrics.add(names[age], "sum", share)
     if any(denominators.forward_tokens_by_age):
         recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
-        metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
+        metrics.add_worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics

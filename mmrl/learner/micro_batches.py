@@ -26,10 +26,8 @@ ExperienceGroups = Sequence[Sequence[Experience]]
 class MicroBatch:
     """A micro-batch of this rank, with results of its first pass in a step that its later passes reuse."""
 
-    groups: ExperienceGroups
-    """Empty where other ranks have more micro-batches than this one."""
-    any_rank_has_images: bool
-    """True if this micro-batch, or one that another rank runs at the same time, has an image."""
+    groups: ExperienceGroups  # empty where other ranks have more micro-batches than this one
+    any_rank_has_images: bool  # True if this micro-batch, or one that another rank runs at the same time, has an image
     any_rank_has_videos: bool
     recomputed_logprobs_N: torch.Tensor | None = None
     """Log-probs under the policy before the first update of the step, float32.
@@ -44,12 +42,11 @@ class MicroBatch:
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
     """Deal whole groups to `count` mini-batches in turn. Replayed groups come last, and so are spread over all."""
-    mini_batch_of = {}
-    for index, group in enumerate(group_by_prompt(experiences)):
-        mini_batch_of[group[0].rollout.prompt.digest] = index % count
+    group_numbers: dict[str, int] = {}  # by prompt, in order of first appearance
     mini_batches: list[list[Experience]] = [[] for _ in range(count)]
     for experience in experiences:
-        mini_batches[mini_batch_of[experience.rollout.prompt.digest]].append(experience)
+        number = group_numbers.setdefault(experience.rollout.prompt.digest, len(group_numbers))
+        mini_batches[number % count].append(experience)
     return mini_batches
 
 
@@ -85,10 +82,7 @@ def assign_to_ranks(
     of the tokens, the group goes to the rank with fewest tokens so far.
     """
     groups = group_by_prompt(experiences)
-    costs = []
-    for group in groups:
-        prompt_tokens = len(group[0].rollout.prompt.token_ids)
-        costs.append(prompt_tokens + _num_completion_tokens(group))
+    costs = [_count_forward_tokens([group], shared_prefix=True) for group in groups]
     even_share = sum(costs) / num_ranks
     loads = [0] * num_ranks
     assigned: list[list[Experience]] = [[] for _ in range(num_ranks)]
@@ -111,7 +105,7 @@ def pack_micro_batches(
     """
     # Sorted by length, because without a shared prefix rows are padded to the longest of their micro-batch.
     groups = group_by_prompt(experiences)
-    groups.sort(key=_num_completion_tokens)
+    groups.sort(key=lambda group: sum(experience.rollout.num_tokens for experience in group))
     parts: list[list[Experience]] = []
     for group in groups:
         part: list[Experience] = []
@@ -172,10 +166,6 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
         temperature_N=torch.zeros(0),
         banned_token_ids=(),
     )
-
-
-def _num_completion_tokens(group: Sequence[Experience]) -> int:
-    return sum(experience.rollout.num_tokens for experience in group)
 
 
 def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:

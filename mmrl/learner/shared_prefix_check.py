@@ -24,10 +24,8 @@ from mmrl.types import Experience, UserError
 class ForwardDifference(NamedTuple):
     """Difference between two ways to score the same tokens."""
 
-    logprobs: float
-    """Largest difference of a log-prob, in nats."""
-    gradient: float
-    """Norm of the difference of the gradients, relative to the norm of the second."""
+    logprobs: float  # largest difference of a log-prob, in nats
+    gradient: float  # norm of the difference of the gradients, relative to the norm of the second
 
     def within(self, bound: ForwardDifference) -> bool:
         """Return True if neither difference exceeds its bound. A NaN exceeds any bound."""
@@ -109,32 +107,27 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
     Both have the same trained tokens in the same order. Every rank must pass the same experiences.
     """
     ranks = ranks or SingleProcess()
-    logprobs_N, gradient = _logprobs_and_gradient(policy, batch)
-    other_logprobs_N, other_gradient = _logprobs_and_gradient(policy, other)
+    trained = [parameter for parameter in policy.trained.values() if parameter.requires_grad]
+    scored: list[torch.Tensor] = []
+    gradients = []
+    for layout in (batch, other):
+        gradients.append(policy.runner.compute_gradient(partial(_weighted_mean, policy, layout, scored), trained))
     difference_square, norm_square = 0.0, 0.0
-    for own, theirs in zip(gradient, other_gradient, strict=True):
+    for own, theirs in zip(*gradients, strict=True):
         difference_square += float((own - theirs).float().square().sum())
         norm_square += float(theirs.float().square().sum())
     squares = torch.tensor([difference_square, norm_square], dtype=torch.float64)
     # If the gradient is sharded, ranks hold different pieces. Otherwise each rank adds the whole of it to both sums,
     # which leaves their ratio the same.
     ranks.all_reduce([squares])
-    largest = max(ranks.all_gather(float((logprobs_N - other_logprobs_N).abs().max())))
+    largest = max(ranks.all_gather(float((scored[0] - scored[1]).abs().max())))
     return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
 
 
-def _logprobs_and_gradient(policy: PolicyModel, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the log-probs of a batch, float32 [N], and the gradient of a weighted mean of them."""
-    computed = []
-
-    def loss() -> torch.Tensor:
-        """Return the weighted mean, a scalar, and keep the log-probs."""
-        logprobs_N = policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
-        computed.append(logprobs_N.detach())
-        # With equal weights, errors that move gradient from one token to another would cancel out.
-        weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
-        return (logprobs_N * weights_N).mean()
-
-    trained = [parameter for parameter in policy.trained.values() if parameter.requires_grad]
-    gradient = policy.runner.compute_gradient(loss, trained)
-    return computed[0], gradient
+def _weighted_mean(policy: PolicyModel, batch: Batch, scored: list[torch.Tensor]) -> torch.Tensor:
+    """Return a weighted mean of the log-probs of a batch, a scalar, and append them to `scored`, float32 [N]."""
+    logprobs_N = policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
+    scored.append(logprobs_N.detach())
+    # With equal weights, errors that move gradient from one token to another would cancel out.
+    weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
+    return (logprobs_N * weights_N).mean()

@@ -5,7 +5,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience, TokenValues
+from mmrl.types import TRAINED_AUTHORS, Author, Experience
 from mmrl.utils.torch_transfer import send, send_numbers
 
 
@@ -25,25 +25,17 @@ class TokenTable:
     Python branches on the boolean columns, so they stay in CPU memory. All other columns are on the device.
     """
 
-    experiences: Sequence[Experience]
-    """The responses that `response_N` refers to, with or without tokens in the table."""
-    response_N: Tensor
-    """Index of the token's response among `experiences`, int64."""
-    is_policy_N: Tensor
-    """True if the policy sampled the token, bool."""
-    is_demonstration_N: Tensor
-    """True if the token is part of a demonstration, bool."""
-    in_sft_loss_N: Tensor
-    """True if `loss.sft_loss` trains on the token, bool."""
+    experiences: Sequence[Experience]  # the responses that `response_N` refers to, with or without tokens in the table
+    response_N: Tensor  # index of the token's response among `experiences`, int64
+    is_policy_N: Tensor  # True if the policy sampled the token, bool
+    is_demonstration_N: Tensor  # True if the token is part of a demonstration, bool
+    in_sft_loss_N: Tensor  # True if `loss.sft_loss` trains on the token, bool
     sequence_N: Tensor
     """Number of the sequence whose tokens share a ratio with `importance_ratio_level: sequence`, int64: that of the
     response, or of the turn where turns have advantages of their own."""
-    advantages_N: Tensor
-    """Advantage of the response or turn, float32."""
-    fixed_lengths_N: Tensor
-    """Length that `aggregation: fixed` divides by, float32."""
-    age_N: Tensor
-    """Policy versions between sampling and learning, int64; a partial rollout has tokens of several ages."""
+    advantages_N: Tensor  # advantage of the response or turn, float32
+    fixed_lengths_N: Tensor  # length that `aggregation: fixed` divides by, float32
+    age_N: Tensor  # policy versions between sampling and learning, int64; a partial rollout has tokens of several ages
     old_is_recorded_N: Tensor
     """True if the old log-prob, the ratio's denominator, is the recorded one; False if the recomputed one; bool.
 
@@ -62,12 +54,9 @@ class TokenTable:
     recomputed_logprobs_N: Tensor
     """Log-prob that the learner computed before the first update of the step; read only if
     `Objective.needs_recomputed_logprobs`."""
-    current_logprobs_N: Tensor
-    """Log-prob under the policy as it is now, with gradient."""
-    entropies_N: Tensor
-    """Entropy of the policy's next-token distribution, with gradient."""
-    reference_logprobs_N: Tensor | None
-    """Log-prob under the reference; None without a KL penalty."""
+    current_logprobs_N: Tensor  # log-prob under the policy as it is now, with gradient
+    entropies_N: Tensor  # entropy of the policy's next-token distribution, with gradient
+    reference_logprobs_N: Tensor | None  # log-prob under the reference; None without a KL penalty
 
     def select(self, mask_N: Tensor) -> TokenTable:
         """Return the rows where a mask in CPU memory is True."""
@@ -89,38 +78,20 @@ class LossDenominators(NamedTuple):
     They are counted before the first micro-batch runs, so the gradient of an update does not depend on how it is cut.
     """
 
-    policy_tokens: int
-    """Tokens that the policy sampled, in the forward pass or not: the loss is a mean over all of them."""
-    forward_tokens: int
-    """The `policy_tokens` of responses with a gradient. Only these are computed; metrics are means over them."""
-    forward_tokens_by_age: tuple[int, int]
-    """`forward_tokens` that the current policy version sampled, and those that the version before it sampled."""
-    responses: int
-    """Responses with a segment sampled by the policy."""
+    policy_tokens: int  # sampled by the policy, in the forward pass or not: the loss is a mean over all of them
+    forward_tokens: int  # `policy_tokens` of responses with a gradient: only they are computed, metrics are their means
+    forward_tokens_by_age: tuple[int, int]  # those that the current policy version and the one before it sampled
+    responses: int  # responses with a segment sampled by the policy
     demonstration_tokens: int
-    sft_loss_tokens: int
-    """Tokens sampled by the policy that `loss.sft_loss` trains on."""
+    sft_loss_tokens: int  # tokens sampled by the policy that `loss.sft_loss` trains on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossColumns:
+class LossColumns(NamedTuple):
     """Values that the loss used for a micro-batch's sampled tokens. Every column is a detached tensor [N]."""
 
-    experiences: Sequence[Experience]
-    """The responses that `response_N` refers to."""
-    response_N: Tensor
-    """Index of the token's response among `experiences`, int64."""
-    columns: tuple[Tensor, ...]
-    """The columns of `TokenValues`, in its order."""
-
-    def values_of(self, index_by_id: Mapping[int, int]) -> Iterator[tuple[int, TokenValues]]:
-        """Yield index and values of each response whose `id` is in `index_by_id`. Copies the columns to the CPU."""
-        num_tokens = torch.bincount(self.response_N, minlength=len(self.experiences)).tolist()
-        columns = torch.stack([column.float() for column in self.columns]).cpu()
-        for experience, values in zip(self.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
-            index = index_by_id.get(id(experience))
-            if index is not None and values.shape[1]:
-                yield index, TokenValues(*map(tuple, values.tolist()))
+    experiences: Sequence[Experience]  # the responses that `response_N` refers to
+    response_N: Tensor  # index of the token's response among `experiences`, int64
+    columns: tuple[Tensor, ...]  # the columns of `TokenValues`, in its order
 
 
 def make_token_table(
@@ -175,13 +146,11 @@ class TrainedToken(NamedTuple):
     """A token of a response that the model is trained on, sampled by the policy or demonstrated."""
 
     author: Author
-    age: int
-    """Policy versions since it was sampled."""
+    age: int  # policy versions since it was sampled
     recorded_logprob: float
     in_sft_loss: bool
     advantage: float
-    turn: int
-    """Number of the turn among those with advantages of their own, from 0; 0 without such turns."""
+    turn: int  # number of the turn among those with advantages of their own, from 0; 0 without such turns
 
 
 def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator[TrainedToken]:

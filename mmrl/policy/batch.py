@@ -266,11 +266,17 @@ def collate(
     row, padded on the right with `pad_id`.
 
     Raises:
-        UserError: placeholders, grids and patches of a prompt, or of what a tool showed, disagree.
-        ValueError: experiences of a group differ in their prompt, or rollouts in their banned tokens; a completion
-            contains a placeholder that no tool showed, or a trained token that is banned.
+        ValueError: experiences of a group differ in their prompt, or rollouts in their banned tokens. Also as
+            `TokenSpan.from_prompt` and `from_response`.
     """
-    banned_token_ids = _shared_banned_ids(groups)
+    banned_sets = set()
+    for experience in chain.from_iterable(groups):
+        rollout = experience.rollout
+        for segment in rollout.segments:
+            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
+    # The output layer masks one set of tokens for all rows of a batch.
+    if len(banned_sets) != 1:
+        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
     if shared_prefix:
         rows = [_pack_row(groups, processor)]
     else:
@@ -302,17 +308,13 @@ def collate(
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
-        banned_token_ids=banned_token_ids,
+        banned_token_ids=banned_sets.pop(),
         engine_routes_XTK=place_routes(routes, input_ids_BL.numel()) if routes else None,
     )
 
 
 def collate_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pad_id: int) -> PromptBatch:
-    """Pack prompts into tensors, padded on the left.
-
-    Raises:
-        UserError: placeholders, grids and patches of a prompt disagree.
-    """
+    """Pack prompts into tensors, padded on the left. Raises as `TokenSpan.from_prompt`."""
     spans = [TokenSpan.from_prompt(prompt, processor) for prompt in prompts]
     return _pad_left(spans, processor.placeholders, pad_id)
 
@@ -320,9 +322,7 @@ def collate_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pa
 def collate_responses(rollouts: Sequence[Rollout], processor: PromptProcessor, *, pad_id: int) -> PromptBatch:
     """Pack responses so far, without their prompts, padded on the left; positions count from the first token of each.
 
-    Raises:
-        UserError: placeholders, grids and patches of what a tool showed disagree.
-        ValueError: a response contains a placeholder that no tool showed, or a trained token that is banned.
+    Raises as `TokenSpan.from_response`.
     """
     spans = [TokenSpan.from_response(rollout, processor) for rollout in rollouts]
     return _pad_left(spans, processor.placeholders, pad_id)
@@ -453,15 +453,3 @@ def _trained_tokens(rollout: Rollout, last_prompt_column: int, first_column: int
             predictor = column
             column += 1
     return tokens
-
-
-def _shared_banned_ids(groups: Sequence[Sequence[Experience]]) -> tuple[int, ...]:
-    banned_sets = set()
-    for experience in chain.from_iterable(groups):
-        rollout = experience.rollout
-        for segment in rollout.segments:
-            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
-    # The output layer masks one set of tokens for all rows of a batch.
-    if len(banned_sets) != 1:
-        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
-    return banned_sets.pop()

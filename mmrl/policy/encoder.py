@@ -134,14 +134,25 @@ class PromptEncoder:
 
         Raises:
             PromptTooLongError: the prompt is longer than `max_prompt_tokens`.
-            UserError: an image or video cannot be used, or the text contains a special token such as a placeholder.
+            UserError: an image or video cannot be used, the text contains a special token such as a placeholder, or the
+                chat template of the model omits an image or video, or shows one twice.
         """
         text = " ".join(part for part in sample.parts if isinstance(part, str))
         for token in self._special_tokens:
             if token in text:
                 raise UserError(f"its text contains the special token {token!r}; take it out")
         layouts = tuple(map(self._media_layout, sample.media))
-        ids = self._tokenize_with_media(sample, layouts)
+        # Placeholders are not expanded by transformers 5, which keeps a second pair of start and end tokens around the
+        # frames of a Qwen3-VL video.
+        texts = self._media_pattern.split(self.render_chat(sample))
+        if len(texts) - 1 != len(layouts):
+            raise UserError(
+                f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
+            )
+        pieces = [texts[0]]
+        for layout, following_text in zip(layouts, texts[1:], strict=True):
+            pieces += [self._media_text(layout), following_text]
+        ids = self._expand_placeholders("".join(pieces), layouts)
         if len(ids) > self._max_prompt_tokens:
             raise PromptTooLongError(
                 f"{len(ids)} tokens exceed {self._limit_key}={self._max_prompt_tokens}; raise it, or lower "
@@ -277,24 +288,6 @@ class PromptEncoder:
             min_pixels=image_format.min_pixels,
             max_pixels=image_format.max_pixels,
         )
-
-    def _tokenize_with_media(self, sample: Sample, layouts: Sequence[MediaLayout]) -> tuple[int, ...]:
-        """Return the question as token ids, each placeholder as often as its image or video has tokens.
-
-        Raises:
-            UserError: the chat template of the model omits an image or video, or shows one twice.
-        """
-        # Placeholders are not expanded by transformers 5, which keeps a second pair of start and end tokens around the
-        # frames of a Qwen3-VL video.
-        texts = self._media_pattern.split(self.render_chat(sample))
-        if len(texts) - 1 != len(layouts):
-            raise UserError(
-                f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
-            )
-        pieces = [texts[0]]
-        for layout, following_text in zip(layouts, texts[1:], strict=True):
-            pieces += [self._media_text(layout), following_text]
-        return self._expand_placeholders("".join(pieces), layouts)
 
     def _expand_placeholders(self, text: str, layouts: Sequence[MediaLayout]) -> tuple[int, ...]:
         """Return the token ids of a text that has one placeholder for each run of these images and videos."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 64  # tokens that the rule handles at a time; pieces of as many chunks share a batch
 _EPSILON = 1e-6  # of transformers' `l2norm`
+_ZERO_ROW = (0, 0, 0, 1)  # of `pad`: zeros after the last row of a matrix
 
 
 class SequenceBatch(NamedTuple):
@@ -107,10 +108,10 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
     """Return the layer's output for a packed row, [1, T, W]; each completion starts from its prompt's state."""
     plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
-    conv_input = _with_zero_row(mixed_TC).index_select(0, plan.conv_tokens)
+    conv_input = F.pad(mixed_TC, _ZERO_ROW).index_select(0, plan.conv_tokens)
     convolved_TC = _convolve(layer, conv_input[None])[0].index_select(0, plan.conv_kept_T)
     inputs = _rule_inputs(layer, convolved_TC, layer.in_proj_b(hidden_1TW)[0], layer.in_proj_a(hidden_1TW)[0])
-    inputs = RuleInputs(*map(_with_zero_row, inputs))
+    inputs = RuleInputs(*(F.pad(tensor, _ZERO_ROW) for tensor in inputs))
 
     outputs, states = [], []
     for batch in plan.prompts:
@@ -146,23 +147,23 @@ def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: 
     is_token_RS = columns_S < count_R1
     state = cache.layers[layer.layer_idx]
     window_RCS = state.conv_states[0]
-    mixed_RSC = _gather_columns(layer.in_proj_qkv(hidden_RSW), leftward_RS)
+    mixed_RSC = torch.take_along_dim(layer.in_proj_qkv(hidden_RSW), leftward_RS[..., None], dim=1)
     continued = torch.cat([window_RCS.transpose(1, 2), mixed_RSC], dim=1)
     last_columns = count_R1 + torch.arange(window_RCS.shape[-1], device=hidden_RSW.device)
-    window_RCS.copy_(_gather_columns(continued, last_columns).transpose(1, 2))
+    window_RCS.copy_(torch.take_along_dim(continued, last_columns[..., None], dim=1).transpose(1, 2))
 
     convolved_RSC = _convolve(layer, continued)[:, -num_columns:]
-    write_RSH = _gather_columns(layer.in_proj_b(hidden_RSW), leftward_RS)
-    decay_RSH = _gather_columns(layer.in_proj_a(hidden_RSW), leftward_RS)
+    write_RSH = torch.take_along_dim(layer.in_proj_b(hidden_RSW), leftward_RS[..., None], dim=1)
+    decay_RSH = torch.take_along_dim(layer.in_proj_a(hidden_RSW), leftward_RS[..., None], dim=1)
     flat = (tensor.flatten(0, 1) for tensor in (convolved_RSC, write_RSH, decay_RSH))
-    inputs = RuleInputs(*map(_with_zero_row, _rule_inputs(layer, *flat)))
+    inputs = RuleInputs(*(F.pad(tensor, _ZERO_ROW) for tensor in _rule_inputs(layer, *flat)))
     tokens_RS = torch.arange(is_token_RS.numel(), device=hidden_RSW.device).view_as(is_token_RS)
     tokens_RS = torch.where(is_token_RS, tokens_RS, is_token_RS.numel())
     output_RSHV, last_state = _apply_rule(layer, inputs, tokens_RS, state.recurrent_states[0])
     cache.update_recurrent_state(last_state, layer.layer_idx)
 
     rightward_RS = (columns_S - num_columns + count_R1).clamp(min=0)
-    output_RSV = _gather_columns(output_RSHV.flatten(2), rightward_RS)
+    output_RSV = torch.take_along_dim(output_RSHV.flatten(2), rightward_RS[..., None], dim=1)
     return _project(layer, output_RSV.view_as(output_RSHV), layer.in_proj_z(hidden_RSW))
 
 
@@ -323,13 +324,3 @@ def _project(layer: Any, output_RSHV: torch.Tensor, gate_RSC: torch.Tensor) -> t
     normed = layer.norm(output_RSHV.reshape(-1, layer.head_v_dim), gate_RSC.reshape(-1, layer.head_v_dim))
     projected: torch.Tensor = layer.out_proj(normed.reshape(*rows, -1))
     return projected
-
-
-def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [T, ...] with zeros after its last row, [T + 1, ...]."""
-    return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
-
-
-def _gather_columns(tensor: torch.Tensor, columns_RS: torch.Tensor) -> torch.Tensor:
-    """Return columns of a tensor [R, X, C] in another order for each row, [R, S, C]."""
-    return tensor.gather(1, columns_RS[..., None].expand(-1, -1, tensor.shape[-1]))

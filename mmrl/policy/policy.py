@@ -363,11 +363,6 @@ class VisionFeatures(NamedTuple):
     # Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families.
     deepstack: tuple[torch.Tensor, ...]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all tensors, in bytes."""
-        return sum(tensor.nbytes for tensor in (self.tokens, *self.deepstack))
-
 
 class VisionCache:
     """Vision features by the key of their image or video; the least recently used leave when it is full."""
@@ -420,5 +415,6 @@ class VisionCache:
         self._output_class = type(output)
         # Gradients are enabled while the language model trains; the cache must not keep the tower's activations.
         features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
-        self._features.put(key, features, features.nbytes)
+        num_bytes = sum(tensor.nbytes for tensor in (features.tokens, *features.deepstack))
+        self._features.put(key, features, num_bytes)
         return features

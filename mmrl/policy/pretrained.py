@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,18 +126,7 @@ def load_model(options: ModelConfig, bundle: ProcessorBundle) -> ModelBundle:
             ignore_mismatched_sizes=True,
         )
     # transformers only warns of missing weights, and fills them with random numbers.
-    _check_no_weights_missing(path, sorted(report["missing_keys"]))
-    _check_sizes(path, sorted(report["mismatched_keys"]))
-    return ModelBundle(
-        family=bundle.family,
-        processor=bundle.processor,
-        model=model,
-        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
-        is_untied_by_files=_settle_untied_output(model),
-    )
-
-
-def _check_no_weights_missing(path: str, missing: list[str]) -> None:
+    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing == [_OUTPUT_MATRIX] and has_contradictory_ties(path):
         raise UserError(
             f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json contradicts itself: "
@@ -146,16 +135,20 @@ def _check_no_weights_missing(path: str, missing: list[str]) -> None:
         )
     if missing:
         raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
-
-
-def _check_sizes(path: str, mismatched: list[tuple[str, Sequence[int], Sequence[int]]]) -> None:
-    # Experts come as one tensor, stacked from those that the files have.
     if mismatched:
+        # Experts come as one tensor, stacked from those that the files have.
         name, found, expected = mismatched[0]
         raise UserError(
             f"model.path: {path!r} has {len(mismatched)} weights of another size than its config.json says, {name} for "
             f"one: {list(found)}, not {list(expected)}; restore its files (of experts, the first number counts them)"
         )
+    return ModelBundle(
+        family=bundle.family,
+        processor=bundle.processor,
+        model=model,
+        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
+        is_untied_by_files=_settle_untied_output(model),
+    )
 
 
 def _settle_untied_output(model: PreTrainedModel) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal, TypeAlias
 
 from mmrl.answer import check_opening, convert_coordinates, validate_value
@@ -63,7 +63,17 @@ class PromptProcessor:
         Raises:
             UserError: an image or video cannot be used, the prompt is too long, or its text has a special token.
         """
-        return self._get_encoded(sample).prompt
+        return self.encode(sample).prompt
+
+    def encode(self, sample: Sample) -> EncodedPrompt:
+        """Return the encoded prompt of a sample, from the cache if it is there. Raises as `build`."""
+        with self._lock:
+            encoded = self._cache.get(sample.id)
+            # Validation and test data may give one id to two samples.
+            if encoded is None or encoded.prompt.sample is not sample:
+                encoded = self.encoder.encode(sample)
+                self._put_in_cache(encoded)
+            return encoded
 
     def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
         """Return the tensors that the model's forward needs of a prompt.
@@ -71,7 +81,7 @@ class PromptProcessor:
         Raises:
             UserError: as `build`, or an image or video has changed since the prompt was built.
         """
-        encoded = self._get_encoded(prompt.sample)
+        encoded = self.encode(prompt.sample)
         if encoded.prompt.digest != prompt.digest:
             raise UserError(
                 f"sample {prompt.sample.id}: its media changed while the run was using them "
@@ -222,35 +232,23 @@ class PromptProcessor:
                     segments.append(Segment(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), author=author))
         return tuple(segments)
 
-    def encode(self, sample: Sample) -> EncodedPrompt:
-        """Encode a sample, whether or not it is cached.
-
-        Raises:
-            UserError: as `build`.
-        """
-        return self.encoder.encode(sample)
-
-    def get_cached(self, sample: Sample) -> EncodedPrompt | None:
-        """Return the encoded prompt of a sample if it is in the cache, else None."""
+    def is_cached(self, sample: Sample) -> bool:
+        """Return True if the encoded prompt of a sample is in the cache."""
         with self._lock:
             encoded = self._cache.get(sample.id)
-        # Validation and test data may give one id to two samples.
-        return encoded if encoded is not None and encoded.prompt.sample is sample else None
+        return encoded is not None and encoded.prompt.sample is sample
 
     def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedPrompt]) -> None:
         """Cache the encoded prompts of a step; they stay, whatever their size, for `retained_steps` such calls."""
         with self._lock:
             self._retained_ids.append(frozenset(sample.id for sample in samples))
             for sample, own in zip(samples, encoded, strict=True):
-                # A prompt from a worker process holds a copy of the sample, and `get_cached` compares by identity.
+                # A prompt from a worker process holds a copy of the sample, and `encode` compares by identity.
                 self._put_in_cache(replace(own, prompt=replace(own.prompt, sample=sample)))
 
     def decode_segments(self, segments: Sequence[Segment]) -> str:
         """Return the text of segments, without special tokens."""
-        ids: list[int] = []
-        for segment in segments:
-            ids += segment.token_ids
-        return self.decode(ids)
+        return self.decode(list(chain.from_iterable(segment.token_ids for segment in segments)))
 
     def render_prompt(self, prompt: Prompt) -> str:
         """Return a prompt as text, with `⟨image: 256 tokens⟩` for neighbouring placeholders."""
@@ -291,14 +289,6 @@ class PromptProcessor:
         if ids not in self._pieces:
             self._pieces[ids] = self.decode(ids)
         return self._pieces[ids]
-
-    def _get_encoded(self, sample: Sample) -> EncodedPrompt:
-        with self._lock:
-            encoded = self.get_cached(sample)
-            if encoded is None:
-                encoded = self.encode(sample)
-                self._put_in_cache(encoded)
-            return encoded
 
     def _put_in_cache(self, encoded: EncodedPrompt) -> None:
         self._cache.put(encoded.prompt.sample.id, encoded, encoded.tensors.nbytes, is_pinned=self._is_retained)

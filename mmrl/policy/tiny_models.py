@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import nn
 
 from mmrl.config.schema import FromScratchConfig
-from mmrl.policy.families import FAMILIES, FromScratchSupport
+from mmrl.policy.families import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
@@ -83,7 +83,8 @@ def make_processor(
         "temporal_patch_size": 2,
         "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
     }
-    support = _from_scratch_support(spec)
+    support = FAMILIES[spec.family].from_scratch
+    assert support is not None  # the schema lists the families that have it
     if support.has_fixed_tokenizer:
         # With an entry for custom code, even an empty one, transformers takes the class that the folder names.
         tokenizer = copy.copy(tokenizer)
@@ -115,11 +116,33 @@ def make_model(
     Raises:
         UserError: qwen2_vl cannot have a vision tower of these sizes.
     """
-    model_class = FAMILIES[spec.family].model_class
+    family, language, vision = FAMILIES[spec.family], spec.language, spec.vision
+    model_class, support = family.model_class, family.from_scratch
+    assert support is not None  # as in `make_processor`
     ids = dict(zip(_SPECIAL_TOKENS, map(tokenizer.convert_tokens_to_ids, _SPECIAL_TOKENS), strict=True))
+    text_config: dict[str, object] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": language.hidden_size,
+        "intermediate_size": language.intermediate_size,
+        "num_hidden_layers": language.num_layers,
+        "num_attention_heads": language.num_heads,
+        "num_key_value_heads": language.num_kv_heads,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    vision_config: dict[str, object] = {
+        "depth": vision.num_layers,
+        "num_heads": vision.num_heads,
+        "patch_size": vision.patch_size,
+        "spatial_merge_size": vision.spatial_merge_size,
+        "temporal_patch_size": 2,
+    }
     config = model_class.config_class(
-        text_config=_text_config(spec, len(tokenizer), ids),
-        vision_config=_vision_config(spec),
+        text_config=text_config | support.text_config(spec),
+        vision_config=vision_config | support.vision_config(spec),
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -135,42 +158,6 @@ def make_model(
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     return model
-
-
-def _from_scratch_support(spec: FromScratchConfig) -> FromScratchSupport:
-    support = FAMILIES[spec.family].from_scratch
-    assert support is not None  # the schema lists the families that have it
-    return support
-
-
-def _text_config(spec: FromScratchConfig, vocab_size: int, ids: dict[str, int]) -> dict[str, object]:
-    language = spec.language
-    shared: dict[str, object] = {
-        "vocab_size": vocab_size,
-        "hidden_size": language.hidden_size,
-        "intermediate_size": language.intermediate_size,
-        "num_hidden_layers": language.num_layers,
-        "num_attention_heads": language.num_heads,
-        "num_key_value_heads": language.num_kv_heads,
-        "max_position_embeddings": CONTEXT_TOKENS,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-    }
-    return shared | _from_scratch_support(spec).text_config(spec)
-
-
-def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
-    vision = spec.vision
-    shared: dict[str, object] = {
-        "depth": vision.num_layers,
-        "num_heads": vision.num_heads,
-        "patch_size": vision.patch_size,
-        "spatial_merge_size": vision.spatial_merge_size,
-        "temporal_patch_size": 2,
-    }
-    return shared | _from_scratch_support(spec).vision_config(spec)
 
 
 @torch.no_grad()

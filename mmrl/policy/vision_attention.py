@@ -68,6 +68,8 @@ def vision_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
 
+    One call of torch's variable-length kernel where there is one, else a call of SDPA for each different length.
+
     Args:
         module: the attention layer; not read.
         query: queries [1, H, T, D].
@@ -80,13 +82,31 @@ def vision_attention(
         **options: transformers' other arguments.
     """
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    lengths, borders = cu_seq_lens_q
     varlen_attn = _find_varlen_kernel(query)
-    if varlen_attn is None:
-        output_THD = _attend_by_length(query_THD, key_THD, value_THD, cu_seq_lens_q.lengths, scaling)
-    else:
-        borders = cu_seq_lens_q.borders
+    if varlen_attn is not None:
         # torch 2.10 has no argument for the scale; its default is that of the towers.
         output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
+        return output_THD.unsqueeze(0), None
+    # Runs of equal windows rather than windows: fewer pieces to cut and join.
+    runs = [(length, length * len(list(run))) for length, run in groupby(lengths)]
+    run_sizes = [size for _, size in runs]
+    pieces = [torch.split(tensor, run_sizes) for tensor in (query_THD, key_THD, value_THD)]
+    outputs: dict[int, torch.Tensor] = {}
+    for length in set(lengths):
+        members = [number for number, run in enumerate(runs) if run[0] == length]
+        batch = []
+        for runs_THD in pieces:
+            own = [runs_THD[number] for number in members]
+            # `torch.cat` would copy a single tensor.
+            joined = torch.cat(own) if len(own) > 1 else own[0]
+            batch.append(joined.view(-1, length, *joined.shape[1:]).transpose(1, 2))  # [windows, H, length, D]
+        output = scaled_dot_product_attention(batch[0], batch[1], batch[2], scale=scaling)
+        member_sizes = [run_sizes[number] for number in members]
+        member_outputs = torch.split(output.transpose(1, 2).flatten(0, 1), member_sizes)
+        outputs |= zip(members, member_outputs, strict=True)
+    in_order = [outputs[number] for number in range(len(runs))]
+    output_THD = torch.cat(in_order) if len(in_order) > 1 else in_order[0]
     return output_THD.unsqueeze(0), None
 
 
@@ -101,39 +121,36 @@ def _find_varlen_kernel(query: torch.Tensor) -> Callable[..., Any] | None:
     return varlen_attn
 
 
-def _attend_by_length(
-    query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, lengths: tuple[int, ...], scaling: float
-) -> torch.Tensor:
-    """Return the output [T, H, D] of windows of these lengths, from one SDPA call for each different length."""
-    # Runs of equal windows rather than windows: fewer pieces to cut and join.
-    runs = [(length, length * len(list(run))) for length, run in groupby(lengths)]
-    run_sizes = [size for _, size in runs]
-    pieces = [torch.split(tensor, run_sizes) for tensor in (query_THD, key_THD, value_THD)]
-    outputs: dict[int, torch.Tensor] = {}
-    for length in set(lengths):
-        members = [number for number, run in enumerate(runs) if run[0] == length]
-        # [windows, H, length, D]
-        batch = [_join([runs_THD[number] for number in members]) for runs_THD in pieces]
-        query, key, value = (tensor.view(-1, length, *tensor.shape[1:]).transpose(1, 2) for tensor in batch)
-        output = scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2).flatten(0, 1)
-        member_outputs = torch.split(output, [run_sizes[number] for number in members])
-        outputs |= zip(members, member_outputs, strict=True)
-    return _join([outputs[number] for number in range(len(runs))])
-
-
-def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
-    # `torch.cat` would copy a single tensor.
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-
-
 def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:  # noqa: ANN401
     """Return the tower's output for patches [T, values] cut by grids [I, 3], int64.
 
     transformers needs the grids on the tower's device, and waits for that device at each index that it computes from
     them. Here the CPU computes all indices first, and then sends them.
     """
+    from transformers import vision_utils
+
+    grids_I3, merge_size = grid_thw.cpu(), self.spatial_merge_size
+    # By the names of the tower's arguments that replace its own computation.
+    indices = {
+        "position_ids": vision_utils.get_vision_position_ids(grids_I3, merge_size),
+        "cu_seqlens": vision_utils.get_vision_cu_seqlens(grids_I3),
+    }
+    if hasattr(self, "window_size"):
+        indices["window_index"], indices["cu_window_seqlens"] = vision_utils.get_vision_window_index(
+            grids_I3, spatial_merge_size=merge_size, window_size=self.window_size, patch_size=self.patch_size
+        )
+    if hasattr(self, "num_grid_per_side"):
+        indices["interp_indices"], indices["interp_weights"] = (
+            vision_utils.get_vision_interpolation_indices_and_weights(
+                grids_I3,
+                num_grid_per_side=self.num_grid_per_side,
+                mode=self.interpolation_mode,
+                align_corners=self.interpolation_align_corners,
+                spatial_merge_size=merge_size,
+            )
+        )
     inputs: dict[str, object] = {}
-    for name, tensor in _indices_from_grids(self, grid_thw.cpu()).items():
+    for name, tensor in indices.items():
         moved = send(tensor, hidden_states.device)
         if name.startswith("cu_") and self.config._attn_implementation == ATTENTION_NAME:
             lengths = tuple(tensor.diff().tolist())
@@ -152,27 +169,3 @@ def _project_patches(self: Any, patches: torch.Tensor) -> torch.Tensor:  # noqa:
     and on GPUs in bfloat16 up to thousands of times: issue 45750 of transformers.
     """
     return linear(patches.flatten(1), self.weight.flatten(1), self.bias)[..., None, None, None]
-
-
-def _indices_from_grids(tower: Any, grids_I3: torch.Tensor) -> dict[str, Any]:  # noqa: ANN401
-    """Return all that a tower would compute from its grids, by the names of the arguments that replace it."""
-    from transformers import vision_utils
-
-    merge_size = tower.spatial_merge_size
-    cu_seqlens = vision_utils.get_vision_cu_seqlens(grids_I3)
-    indices = {"position_ids": vision_utils.get_vision_position_ids(grids_I3, merge_size), "cu_seqlens": cu_seqlens}
-    if hasattr(tower, "window_size"):
-        indices["window_index"], indices["cu_window_seqlens"] = vision_utils.get_vision_window_index(
-            grids_I3, spatial_merge_size=merge_size, window_size=tower.window_size, patch_size=tower.patch_size
-        )
-    if hasattr(tower, "num_grid_per_side"):
-        indices["interp_indices"], indices["interp_weights"] = (
-            vision_utils.get_vision_interpolation_indices_and_weights(
-                grids_I3,
-                num_grid_per_side=tower.num_grid_per_side,
-                mode=tower.interpolation_mode,
-                align_corners=tower.interpolation_align_corners,
-                spatial_merge_size=merge_size,
-            )
-        )
-    return indices

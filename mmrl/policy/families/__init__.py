@@ -39,7 +39,9 @@ class _BuiltinFamilies(Mapping[str, ModelFamily]):
     def __getitem__(self, model_type: str) -> ModelFamily:
         make_family = _BUILTIN[model_type]
         import_torchvision()
-        _import_generation()
+        # Without scikit-learn, which takes seconds to import and only assisted generation uses.
+        with patch("transformers.utils.is_sklearn_available", lambda: False):
+            from transformers.generation import candidate_generator  # noqa: F401
         return make_family()
 
     def __iter__(self) -> Iterator[str]:
@@ -47,12 +49,6 @@ class _BuiltinFamilies(Mapping[str, ModelFamily]):
 
     def __len__(self) -> int:
         return len(_BUILTIN)
-
-
-def _import_generation() -> None:
-    """Import transformers' generation without scikit-learn, which takes seconds and only assisted generation uses."""
-    with patch("transformers.utils.is_sklearn_available", lambda: False):
-        from transformers.generation import candidate_generator  # noqa: F401
 
 
 FAMILIES: Mapping[str, ModelFamily] = _BuiltinFamilies()

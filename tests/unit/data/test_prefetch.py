@@ -53,7 +53,7 @@ def test_processes_give_the_same_bytes(make_tiny, monkeypatch):
     tiny = make_tiny()
     order = ShuffledOrder(tiny.samples, 7)
     plain, processor = tiny.fresh(), tiny.fresh()
-    ahead = open_prefetcher(order, processor, encode=tiny.fresh().encode, workers=2)
+    ahead = open_prefetcher(order, processor, encode=tiny.fresh().encoder.encode, workers=2)
     with open_prefetcher(order, plain) as here, ahead as there:
         for position in (0, 5, 10, 3):  # the last one is a jump, which nobody could foresee
             samples = there.take(position, 5)
@@ -76,7 +76,7 @@ def distinct_samples(tiny, times):
 def test_processes_are_one_step_ahead_and_no_more(make_tiny):
     tiny = make_tiny()
     order = Rows(distinct_samples(tiny, 3))
-    with open_prefetcher(order, tiny.fresh(), encode=tiny.fresh().encode, workers=1) as source:
+    with open_prefetcher(order, tiny.fresh(), encode=tiny.fresh().encoder.encode, workers=1) as source:
         for position in (0, 4, 8):
             assert len(source.take(position, 4)) == 4
             assert order.taken == position + 8
@@ -94,7 +94,7 @@ def test_rows_that_a_step_leaves_are_there_for_the_next(make_tiny, monkeypatch):
     submit = WorkerPool.submit
     monkeypatch.setattr(WorkerPool, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
     order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
-    with open_prefetcher(order, tiny.fresh(), encode=tiny.fresh().encode, workers=1) as source:
+    with open_prefetcher(order, tiny.fresh(), encode=tiny.fresh().encoder.encode, workers=1) as source:
         taken = []
         for count in (6, 2, 5, 6, 1, 4):
             taken += source.take(len(taken), count)
@@ -215,7 +215,8 @@ def test_unusable_samples_are_left_out_with_a_warning(make_tiny, unusable, worke
     tiny, warnings = make_tiny(), []
     rows = [*tiny.samples[:2], *unusable, *tiny.samples[2:4]]
     options = {"skip_unusable": True, "drop_too_long": True, "warn": warnings.append}
-    with open_prefetcher(Rows(rows), tiny.fresh(), encode=tiny.fresh().encode, workers=workers, **options) as source:
+    encode = tiny.fresh().encoder.encode
+    with open_prefetcher(Rows(rows), tiny.fresh(), encode=encode, workers=workers, **options) as source:
         assert source.take(0, len(rows)) == [*rows[:2], rows[5], *rows[-2:]]
     beginnings = [":".join(warning.split(":")[:2]) for warning in warnings]
     assert beginnings == [f"left out: {row}" for row in ("sample damaged", "row broken", "sample long", "sample same")]
@@ -257,8 +258,8 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(make_tiny, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     tiny = make_tiny()
     processor, processed = tiny.fresh(), []
-    process = processor.encode
-    processor.encode = lambda one: processed.append(one.id) or process(one)
+    process = processor.encoder.encode
+    processor.encoder.encode = lambda one: processed.append(one.id) or process(one)
     with open_prefetcher(Rows(tiny.samples), processor) as source:
         step = source.take(0, 6)
         held_out = processor.build(tiny.samples[8])  # an evaluation in between

@@ -119,9 +119,8 @@ def test_patches_are_projected_as_by_the_convolution(tokenizer, family, monkeypa
 
 def test_windows_that_see_each_other_are_noticed(tokenizer, monkeypatch):
     by_transformers, ours = two_towers(tokenizer, "qwen2_5_vl")
-    attend = vision_attention._attend_by_length
     monkeypatch.setattr(
-        vision_attention, "_attend_by_length", lambda *given: attend(*given[:3], (sum(given[3]),), given[4])
+        vision_attention, "PatchWindows", lambda lengths, borders: PatchWindows((sum(lengths),), borders)
     )
     assert largest_difference(run(ours, [IMAGE]), run(by_transformers, [IMAGE])) > 1000 * EQUAL
 
