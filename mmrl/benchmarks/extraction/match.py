@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.fields import select_fields
 from mmrl.benchmarks.extraction.numbers import find_numbers, parse_single_number
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import LETTERS, Item, ItemResponse
 from mmrl.benchmarks.reward_scores import formulas_equal, reward_score
 from mmrl.types import AnswerType, ResizeMap, Size

@@ -13,9 +13,8 @@ from typing import Any
 
 from mmrl.benchmarks.benchmark import GradedResponse
 from mmrl.benchmarks.extraction import match
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.fields import MAX_FIELD_CHARS, select_fields
-from mmrl.benchmarks.extraction.text import answer_span
+from mmrl.benchmarks.extraction.text import Extraction, answer_span
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.megabench.metrics import (
     CONTEXT_METRICS,

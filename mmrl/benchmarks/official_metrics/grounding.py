@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.benchmarks.benchmark import GradedResponse
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.match import image_resize_map, is_point_in_box
-from mmrl.benchmarks.extraction.text import first_answer_tag
+from mmrl.benchmarks.extraction.text import Extraction, first_answer_tag
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.types import CoordinateSystem, Region, ResizeMap
 from mmrl_rewards import matching

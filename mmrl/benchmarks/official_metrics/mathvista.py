@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rapidfuzz.distance import Levenshtein
 
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import (
     Item,
     ItemAnswerType,

@@ -11,7 +11,7 @@ import re
 from math import nextafter
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.reward_scores import reward_score
 from mmrl.types import AnswerType

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.grading import grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse, find_option, parse_canonical_item
 from mmrl.benchmarks.official_metrics import formulas, grounding, mathvista, reading
