@@ -243,7 +243,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         columns = (*columns, "correct_with_judge")
     for column in columns:
         _print_comparison(column.removeprefix("correct_"), compare_runs(a, b, column), arguments.flips)
-    for name, rows in compare_subsets(a, b, "strict").items():
+    for name, rows in compare_subsets(a, b).items():
         _print_subset_table(name, rows)
     return 0
 

@@ -30,7 +30,6 @@ class MegaBenchLayout:
     required_columns: frozenset[str] = frozenset(
         {"id", "task_name", "task_description", "query_text", "answer", "metric_info"}
     )
-    needs_coordinate_system: bool = False
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
         """Return the question of a row.

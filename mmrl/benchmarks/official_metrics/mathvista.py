@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from pydantic import BaseModel, StrictStr
 from rapidfuzz.distance import Levenshtein
 
 from mmrl.benchmarks.extraction.text import Extraction
@@ -17,27 +18,19 @@ from mmrl.benchmarks.items import (
     Item,
     ItemAnswerType,
     ItemResponse,
+    OptionalPrecision,
+    OptionalText,
+    OptionTexts,
+    RowId,
+    check_columns,
     find_option,
-    object_cell,
     parse_answer,
-    parse_id,
-    parse_options,
-    parse_precision,
     subset_values,
-    text_cell,
 )
 
-MATHVISTA_COLUMNS: Final = ("pid", "answer", "answer_type", "choices", "precision")
-"""Columns that every item has."""
 SUBSET_COLUMNS: Final = ("language", "source", "category", "task", "context", "grade", "skills")
 """Keys of `metadata` by which results are broken down."""
 _BRACKETED_LETTER: Final = re.compile(r"\(([a-zA-Z])\)")
-_ANSWER_TYPES: Final[Mapping[str, ItemAnswerType]] = {
-    "text": "choice",
-    "integer": "integer",
-    "float": "float",
-    "list": "list",
-}
 
 
 def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -82,38 +75,43 @@ def normalize_extraction(
         return None
 
 
+class _MathVistaRow(BaseModel):
+    pid: RowId
+    answer: StrictStr
+    answer_type: Literal["text", "integer", "float", "list"]
+    choices: OptionTexts | None
+    precision: OptionalPrecision
+    question: OptionalText = None
+    unit: OptionalText = None
+    metadata: dict[str, Any] | None = None
+    question_type: Any = None
+    image: Any = None
+
+
 def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
     """Return the item of a row in the columns of MathVista's testmini.
 
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = [column for column in MATHVISTA_COLUMNS if column not in row]
-    if absent:
-        raise ValueError(
-            f"has no column {', '.join(map(repr, absent))}; MathVista's items have {', '.join(MATHVISTA_COLUMNS)}, and "
-            "may have question, unit and metadata"
-        )
-    answer_type = _ANSWER_TYPES.get(row["answer_type"])
-    choices = parse_options(row["choices"])
-    if answer_type is None or (answer_type == "choice") != bool(choices):
-        raise ValueError(f"answer_type {row['answer_type']!r} and {len(choices)} choices do not go together")
-    if not isinstance(row["answer"], str):
-        raise ValueError(f"the answer is {row['answer']!r:.40}, not text")
-    metadata = object_cell(row, "metadata")
-    subsets = {name: subset_values(row[name]) for name in ("question_type", "answer_type") if row.get(name)}
-    subsets |= {name: subset_values(metadata[name]) for name in SUBSET_COLUMNS if metadata.get(name)}
+    cells = check_columns(_MathVistaRow, row)
+    choices, metadata = tuple(cells.choices or ()), cells.metadata or {}
+    answer_type: ItemAnswerType = "choice" if cells.answer_type == "text" else cells.answer_type
+    if (answer_type == "choice") != bool(choices):
+        raise ValueError(f"answer_type {cells.answer_type!r} and {len(choices)} choices do not go together")
+    columns = {"question_type": cells.question_type, "answer_type": cells.answer_type}
+    columns |= {name: metadata.get(name) for name in SUBSET_COLUMNS}
     return Item(
-        id=parse_id(row["pid"]),
+        id=str(cells.pid),
         answer_type=answer_type,
         # A choice is given by its text, even where that is a letter.
-        answer=find_option(row["answer"], choices) if choices else parse_answer(answer_type, row["answer"], ()),
-        question=text_cell(row, "question") or "",
+        answer=find_option(cells.answer, choices) if choices else parse_answer(answer_type, cells.answer, ()),
+        question=cells.question or "",
         options=choices,
-        precision=parse_precision(row["precision"]),
-        unit=text_cell(row, "unit"),
-        cluster=str(row.get("image") or row["pid"]),
-        subsets=subsets,
+        precision=cells.precision,
+        unit=cells.unit,
+        cluster=str(cells.image or cells.pid),
+        subsets={name: subset_values(value) for name, value in columns.items() if value},
     )
 
 

@@ -59,10 +59,6 @@ class RowLayout(Protocol):
     def required_columns(self) -> frozenset[str]:
         """Columns that every row of this layout has; they distinguish it from other layouts."""
 
-    @property
-    def needs_coordinate_system(self) -> bool:
-        """True when the file does not say in which coordinate system its boxes are, so that the user must."""
-
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
         """Return the questions of a row.
 
