@@ -9,6 +9,7 @@ without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
@@ -29,10 +30,13 @@ _JUDGE_RUBRIC: Final = (
 )
 
 
-def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent: int) -> ScoredRun:
+def add_judge_verdicts(
+    run: ScoredRun, service: JudgeService, *, max_concurrent: int, warn: Callable[[str], None]
+) -> ScoredRun:
     """Return the run with a judge's verdicts on every response in which no rule found an answer, and their summary.
 
-    `service` keeps replies, so that nothing is asked twice; `max_concurrent` requests are under way at a time.
+    `service` keeps replies, so that nothing is asked twice; `max_concurrent` requests are under way at a time. `warn`
+    receives a line if there are responses without a verdict.
 
     Raises:
         UserError: the judge gave no verdict at all.
@@ -56,17 +60,16 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
         raise UserError(
             f"the judge has no verdict on {len(unread)} responses: {failures[0]}; the rest is kept, try again"
         )
+    if failures:
+        warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
     judged = {}
     for verdict, reply in zip(unread, replies, strict=True):
         judged[verdict.id, verdict.response_index] = None if isinstance(reply, str) else reply
     verdicts = []
     for verdict in run.verdicts:
         verdicts.append(replace(verdict, judge_correct=judged.get((verdict.id, verdict.response_index))))
-    return replace(
-        run,
-        verdicts=verdicts,
-        judge_summary=JudgeSummary(model=service.model, num_asked=len(unread), failures=tuple(failures)),
-    )
+    summary = JudgeSummary(model=service.model, num_asked=len(unread), num_failed=len(failures))
+    return replace(run, verdicts=verdicts, judge_summary=summary)
 
 
 def _ask_judge(service: JudgeService, item: Item, text: str) -> bool | str:

@@ -38,7 +38,7 @@ class JudgeSummary:
 
     model: str  # name of the model
     num_asked: int  # responses it was asked about
-    failures: Sequence[str] = ()  # reasons why it gave no verdict, one for each response without
+    num_failed: int  # those among them on which it gave no verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def _judge_section(summary: JudgeSummary, verdicts: Sequence[Verdict]) -> dict[s
         "model": summary.model,
         "asked": summary.num_asked,
         "correct": sum(verdict.judge_correct is True for verdict in verdicts),
-        "failed": len(summary.failures),
+        "failed": summary.num_failed,
         "accuracy": _clustered_mean(verdicts, "correct_with_judge"),
     }
 

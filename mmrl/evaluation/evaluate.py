@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrl.benchmarks.compare import changed_verdicts
 from mmrl.benchmarks.llm_judge import add_judge_verdicts
-from mmrl.benchmarks.predictions import Prediction
+from mmrl.benchmarks.predictions import Prediction, read_complete_batches
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
@@ -30,7 +30,6 @@ from mmrl.evaluation.session import (
     check_missing,
     describe_generation,
     find_unusable_questions,
-    make_batches,
     open_pipeline,
     run_session,
 )
@@ -109,13 +108,13 @@ class _EvalCommand:
         identity = evaluation_identity(self.question_set.name, self.model_source.revision(), questions, eval_config)
         earlier_start = self.eval_dir.claim(identity)
         missing: Mapping[str, str] = earlier_start["missing"] if earlier_start else self._start(identity)
-        batches = make_batches(
+        batches = EvalBatches(
             questions,
             missing,
             batch_size=eval_config.evaluation.batch_size,
             responses_per_question=eval_config.responses_per_question,
         )
-        predictions = batches.read_predictions(self.eval_dir)
+        predictions = read_complete_batches(self.eval_dir.predictions_file, batches.rows_per_batch)
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
@@ -199,11 +198,7 @@ class _EvalCommand:
         # The judge's replies are kept, so that grading again asks nothing twice.
         cache = str(self.eval_dir.path / "judge")
         service = JudgeService(**options.model_dump(exclude={"max_concurrency"}), cache=cache)
-        run = add_judge_verdicts(run, service, max_concurrent=options.max_concurrency)
-        if run.judge_summary and run.judge_summary.failures:
-            failures = run.judge_summary.failures
-            self.console.warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
-        return run
+        return add_judge_verdicts(run, service, max_concurrent=options.max_concurrency, warn=self.console.warn)
 
 
 def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_config: EvalConfig) -> QuestionSet:

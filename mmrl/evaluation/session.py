@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
+from mmrl.benchmarks.predictions import Prediction, append_predictions
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
 from mmrl.config.schema import CustomEngineConfig
@@ -35,32 +35,24 @@ from mmrl.utils.messages import first_lines
 from mmrl.utils.seeds import derive_seed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalBatches:
-    """Questions in batches; predictions are saved batch by batch."""
+    """The questions that can be asked, in batches; predictions are saved batch by batch."""
 
-    questions: Sequence[tuple[str, Sample]]  # item id and sample of each question
-    batch_size: int  # questions in a batch
-    responses_per_question: int  # responses to each question
-
-    @property
-    def batches(self) -> list[Sequence[tuple[str, Sample]]]:
-        """The questions of each batch."""
-        starts = range(0, len(self.questions), self.batch_size)
-        return [self.questions[start : start + self.batch_size] for start in starts]
-
-    @property
-    def rows_per_batch(self) -> list[int]:
-        """Predictions of each batch."""
-        return [len(batch) * self.responses_per_question for batch in self.batches]
-
-    def read_predictions(self, eval_dir: EvalDir) -> list[Prediction]:
-        """Return the predictions of complete batches on disk; an incomplete batch is deleted."""
-        return read_complete_batches(eval_dir.predictions_file, self.rows_per_batch)
+    def __init__(
+        self, questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
+    ) -> None:
+        """Leave out the questions whose item ids are in `missing`; `batch_size` counts questions."""
+        asked = []
+        for question in questions.entries:
+            if question.sample and question.item.id not in missing:
+                asked.append((question.item.id, question.sample))
+        starts = range(0, len(asked), batch_size)
+        self.batches = [asked[start : start + batch_size] for start in starts]  # item id and sample of each question
+        self.rows_per_batch = [len(batch) * responses_per_question for batch in self.batches]  # predictions of each
 
     def is_complete(self, predictions: Sequence[Prediction]) -> bool:
         """Return True when every question has all its responses."""
-        return len(predictions) == len(self.questions) * self.responses_per_question
+        return len(predictions) == sum(self.rows_per_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +101,6 @@ def describe_generation(
         # A prompt's own digest covers its text, images and positions.
         "prompts": text_digest("".join(prediction.prompt_digest for prediction in predictions)),
     }
-
-
-def make_batches(
-    questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
-) -> EvalBatches:
-    """Return batches of the questions that can be asked; `missing` has the ids of the others."""
-    asked = []
-    for question in questions.entries:
-        if question.sample and question.item.id not in missing:
-            asked.append((question.item.id, question.sample))
-    return EvalBatches(questions=asked, batch_size=batch_size, responses_per_question=responses_per_question)
 
 
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:

@@ -105,16 +105,15 @@ def _extract_number(text: str, text_with_emphasis: str, question: str) -> Extrac
     # A response of "3 or 5" states neither, and no later rule may pick one.
     if open_answer.is_ambiguous(text):
         return _no_answer(text)
-    question_numbers = open_answer.numbers_in_question(question)
-    found = open_answer.lone_number(text, question_numbers) or open_answer.leading_number(text)
+    found = open_answer.lone_number(text, question) or open_answer.leading_number(text)
     if found:
         return found
     start = _resumption_start(text)
     if start is None:
         return _no_answer(text)
     rest = text[start:]
-    found = open_answer.bold_number(rest, text_with_emphasis[start:], question_numbers)
-    found = found or open_answer.concluding_number(rest, question, question_numbers)
+    found = open_answer.bold_number(rest, text_with_emphasis[start:], question)
+    found = found or open_answer.concluding_number(rest, question)
     return _shift(found, start) if found else _no_answer(text)
 
 

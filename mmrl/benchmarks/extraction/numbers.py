@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mmrl.benchmarks.extraction.text import CharSpan
+from mmrl_rewards.number_words import ONES, TENS
 
 _MAX_NUMBER_CHARS: Final = 40  # characters of the longest number; more digits are not an answer
 _MAX_SINGLE_CHARS: Final = 200  # characters of the longest text that may be one number
@@ -40,19 +41,14 @@ _LABEL_BEFORE: Final = re.compile(
 )
 _LIST_ITEM_START: Final = re.compile(r"(?:^|\n)[ \t]*[(]?$")
 _LIST_MARKER_END: Final = re.compile(r"[.)][ \t]+(?!(?:this|that) is\b|because\b|explanation\b)\S", re.IGNORECASE)
-_ONES: Final = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _WORD_VALUES: Final[Mapping[str, int]] = MappingProxyType(
-    {word: value for value, word in enumerate(_ONES)} | {word: 10 * value for value, word in enumerate(_TENS, 2)}
+    {word: value for value, word in enumerate(ONES)} | {word: 10 * value for value, word in enumerate(TENS, 2)}
 )
 _SCALE_VALUES: Final[Mapping[str, int]] = MappingProxyType(
     {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 )
 _NUMBER_WORD: Final = re.compile(
-    rf"\b(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_ONES[1:10])}))?\b|\b(?:{'|'.join(_ONES)})\b", re.IGNORECASE
+    rf"\b(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(ONES[1:10])}))?\b|\b(?:{'|'.join(ONES)})\b", re.IGNORECASE
 )
 _SCALE_WORD: Final = re.compile(r"[ -](hundred|thousand|million|billion)\b", re.IGNORECASE)
 _NOT_COUNT_AFTER: Final = re.compile(
@@ -61,8 +57,6 @@ _NOT_COUNT_AFTER: Final = re.compile(
 _PRONOUN_BEFORE: Final = re.compile(
     r"(?:\b(?:no|the|this|that|which|each|any|every|another|other|the only|first|last|same)[ -]|-)$", re.I
 )
-
-
 _COORDINATE: Final = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
 _COORDINATE_SEPARATOR: Final = r"\s{0,9}[,\s]\s{0,9}"
 _PAIR: Final = rf"{_COORDINATE}{_COORDINATE_SEPARATOR}{_COORDINATE}"

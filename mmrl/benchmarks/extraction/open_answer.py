@@ -79,13 +79,13 @@ def announced_number(text: str) -> Extraction | None:
     return None
 
 
-def lone_number(text: str, question_numbers: frozenset[float]) -> Extraction | None:
+def lone_number(text: str, question: str) -> Extraction | None:
     """Return the one number of a text that says little else."""
     if len(text) > _MAX_LONE_CHARS or phrases.REFUSAL.search(text):
         return None
     numbers = [number for number in (*find_numbers(text), *find_number_words(text)) if not _is_negated(text, number)]
     # A number that the question gives counts only if there is no other.
-    numbers = [number for number in numbers if number.value not in question_numbers] or numbers
+    numbers = [number for number in numbers if number.value not in numbers_in_question(question)] or numbers
     return _to_extraction(text, numbers[0], "lone_number") if len(numbers) == 1 else None
 
 
@@ -111,12 +111,12 @@ def is_ambiguous(text: str) -> bool:
     return _leaves_open(inner, CharSpan(0, len(inner)), list(find_numbers(inner)))
 
 
-def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[float]) -> Extraction | None:
+def bold_number(text: str, text_with_emphasis: str, question: str) -> Extraction | None:
     """Return the number in bold in the last sentence that concludes, else the first number in bold.
 
     `text` is the response with its emphasis blanked out, `text_with_emphasis` the same with its asterisks.
     """
-    stated = []
+    question_numbers, stated = numbers_in_question(question), []
     for match in _BOLD_TEXT.finditer(text_with_emphasis):
         number = _stated_number(text, CharSpan(*match.span()), question_numbers)
         if number is not None and number.value not in question_numbers:
@@ -127,13 +127,13 @@ def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[
     return _to_extraction(text, stated[0], "bold_number") if stated else None
 
 
-def concluding_number(text: str, question: str, question_numbers: frozenset[float]) -> Extraction | None:
+def concluding_number(text: str, question: str) -> Extraction | None:
     """Return the number of the last sentence that concludes, else of the one most like the question, else the last."""
     # "I hope this helps" concludes nothing.
     sentences = [
         sentence for sentence in iter_sentences_backwards(text) if not _CLOSING_REMARK.match(text, sentence.start)
     ]
-    stated = []
+    question_numbers, stated = numbers_in_question(question), []
     for sentence in sentences[:_MAX_SENTENCES]:
         number = _stated_number(text, sentence, question_numbers, prefer_last=True)
         if number is not None:
@@ -223,7 +223,6 @@ def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single
 
 
 def _is_negated(text: str, number: Number) -> bool:
-    """Return True for a number after "not"."""
     return _NEGATED_BEFORE.search(text, max(0, number.start - 5), number.start) is not None
 
 

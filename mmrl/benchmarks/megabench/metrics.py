@@ -41,7 +41,6 @@ _DOLLAR_FORMULA: Final = re.compile(r"(\$[^$]*\$)")
 _POINT_TAG: Final = re.compile(r"<point>([^<]{1,80})</point>")
 _BOX_TAG: Final = re.compile(r"<(/?)box>")
 _KEYPOINT_DECAY: Final = 10.0 / math.sqrt(2.0)
-_MAX_NUMBER_ERROR: Final = 0.1
 _MAX_ANGLE_ERROR: Final = 10.0  # degrees
 # Largest coordinate or angle that is taken seriously; it keeps infinities out of the sums.
 _MAX_MAGNITUDE: Final = 1e9
@@ -91,14 +90,13 @@ def _same_number(prediction: object, reference: object) -> float:
     return float(abs(predicted[-1] - expected[-1]) <= _RELATIVE_TOLERANCE * abs(expected[-1]))
 
 
-def _relative_difference(prediction: object, reference: object) -> float:
-    """Return 1 - |a - b| / |b|, at least 0."""
+def _number_closeness(prediction: object, reference: object, *, max_error: float | None = None) -> float:
+    """Return 1 - |a - b| / `max_error`, at least 0; a `max_error` of None takes |b|."""
     predicted, expected = _parse_numbers(prediction), _parse_numbers(reference)
     if not (predicted and expected):
         return 0.0
-    if not expected[0]:
-        return float(predicted[0] == 0.0)
-    return max(0.0, 1.0 - abs(predicted[0] - expected[0]) / abs(expected[0]))
+    error, scale = abs(predicted[0] - expected[0]), abs(expected[0]) if max_error is None else max_error
+    return max(0.0, 1.0 - error / scale) if scale else float(error == 0.0)
 
 
 def _same_positive_integer(prediction: object, reference: object) -> float:
@@ -181,7 +179,6 @@ def _to_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _mapping_precision(prediction: object, reference: object) -> float:
-    """Return the share of predicted fields that are correct."""
     predicted, expected = _to_mapping(prediction), _to_mapping(reference)
     correct = sum(_exact_match(value, expected[key]) for key, value in predicted.items() if key in expected)
     return correct / max(1, len(predicted))
@@ -261,7 +258,6 @@ def _bleu_score(prediction: object, reference: object) -> float:
 
 
 def _first_box_iou(prediction: object, reference: object) -> float:
-    """Return the IoU of the first box of each."""
     predicted, expected = _parse_boxes(prediction), _parse_boxes(reference)
     return _ordered_iou(predicted[0], expected[0]) if predicted and expected else 0.0
 
@@ -312,15 +308,6 @@ def _keypoint_similarity(prediction: object, reference: object) -> float:
     )
 
 
-def _number_closeness(prediction: object, reference: object) -> float:
-    """Return 1 - |a - b| / 0.1, at least 0."""
-    # MEGA-Bench calls it an RMSE; it is that of one number.
-    predicted, expected = _parse_numbers(prediction), _parse_numbers(reference)
-    if not (predicted and expected):
-        return 0.0
-    return max(0.0, 1.0 - abs(predicted[0] - expected[0]) / _MAX_NUMBER_ERROR)
-
-
 def _angle_closeness(prediction: object, reference: object) -> float:
     """Return 1 - the mean of |a - b| / 10 over angles in degrees paired by order, at least 0; 0 for unequal counts."""
     predicted_entries = _parse_entries(prediction)
@@ -351,7 +338,6 @@ def _parse_point(value: object) -> tuple[float, ...]:
 
 
 def _parse_pairs(value: object) -> list[tuple[float, float]]:
-    """Return the entries of a list that are pairs of numbers."""
     pairs = []
     for entry in _parse_entries(value):
         if isinstance(entry, tuple) and len(entry) == 2 and all(map(_is_bounded_number, entry)):
@@ -389,7 +375,6 @@ def _parse_entries(value: object, *, lowercase: bool = False) -> list[Any]:
 
 
 def _parse_numbers(value: object) -> list[float]:
-    """Return the numbers in a text in reading order."""
     return [number.value for number in find_numbers(str(value))]
 
 
@@ -442,7 +427,7 @@ FIELD_METRICS: Final[Mapping[str, FieldMetric]] = MappingProxyType(
         "simple_str_match": _simple_match,
         "near_str_match": _near_match,
         "normalized_similarity_damerau_levenshtein": _edit_similarity,
-        "number_rel_diff_ratio": _relative_difference,
+        "number_rel_diff_ratio": _number_closeness,
         "general_single_numerical_match": _same_number,
         "boxed_single_numerical_match": _same_number,
         "positive_int_match": _same_positive_integer,
@@ -476,7 +461,7 @@ FIELD_METRICS: Final[Mapping[str, FieldMetric]] = MappingProxyType(
         "xml_norm_point_in_bbox": _is_point_in_any_box,
         "xml_norm_point_distance": _point_closeness,
         "sequence_coords_similarity": _keypoint_similarity,
-        "normalized_rmse": _number_closeness,
+        "normalized_rmse": partial(_number_closeness, max_error=0.1),  # an RMSE of one number
         "angle_seq_float_rmse": _angle_closeness,
         "symbolic_planning_test": score_plan,
     }
