@@ -141,7 +141,7 @@ def check_columns(columns: type[_RowT], row: Mapping[str, Any]) -> _RowT:
         ValueError: a column is missing or holds an impossible value.
     """
     try:
-        return columns.model_validate(row)
+        return columns.model_validate(dict(row))
     except ValidationError as error:
         problems = error.errors()
         absent = [repr(problem["loc"][0]) for problem in problems if problem["loc"][0] not in row]

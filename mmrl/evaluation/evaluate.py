@@ -74,19 +74,11 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
     ):
         steps = eval_config.evaluation.rollout_steps
         check_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
-        command = _EvalCommand(
-            request=request,
-            model_source=model_source,
-            eval_config=eval_config,
-            question_set=question_set,
-            custom_steps=load_steps(steps, Path.cwd()),
-            eval_dir=EvalDir(request.out_dir),
-            console=console,
-        )
-        return command.run()
+        custom_steps, eval_dir = load_steps(steps, Path.cwd()), EvalDir(request.out_dir)
+        return _EvalCommand(request, model_source, eval_config, question_set, custom_steps, eval_dir, console).run()
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _EvalCommand:
     """One call of `mmrl eval run`. The model is loaded only if a response is missing."""
 
@@ -172,11 +164,10 @@ class _EvalCommand:
             console=self.console,
         ) as pipeline:
             session = EvalSession(
-                name=self.question_set.name,
+                question_set=self.question_set,
                 eval_dir=self.eval_dir,
                 processor=model.processor,
                 pipeline=pipeline,
-                grader=self.question_set.grader,
                 console=self.console,
                 ranks=SingleProcess(),
             )
@@ -202,7 +193,6 @@ class _EvalCommand:
 
 
 def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_config: EvalConfig) -> QuestionSet:
-    """Return a split of the run's own data, or the files of a benchmark."""
     if not request.benchmark.startswith(RUN_DATA_PREFIX):
         question_set = _make_benchmark_question_set(request, eval_config)
     elif model_source.config is None:

@@ -16,8 +16,9 @@ from mmrl.config import EvalConfig
 from mmrl.config.schema import CustomEngineConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
-from mmrl.evaluation.graders import Grader, make_prediction
+from mmrl.evaluation.graders import make_prediction
 from mmrl.evaluation.model_source import LoadedModel
+from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
@@ -59,11 +60,10 @@ class EvalBatches:
 class EvalSession:
     """Everything that `run_session` generates, grades and saves with."""
 
-    name: str  # name of the evaluation on the console
+    question_set: QuestionSet  # its name for the console, its grader for the running accuracy
     eval_dir: EvalDir  # folder that predictions go to
     processor: PromptProcessor  # builds prompts
     pipeline: RolloutPipeline  # generates responses
-    grader: Grader  # grades them for the running accuracy on the console
     console: Console  # shows progress
     ranks: Ranks  # processes that share the questions
 
@@ -230,12 +230,13 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
         UserError: a question cannot be asked after all, or the disk is full.
     """
     predictions = list(earlier)
-    num_correct = sum(verdict.strict for verdict in session.grader.grade(earlier))
+    num_correct = sum(verdict.strict for verdict in session.question_set.grader.grade(earlier))
     # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
     num_batches = len(batches.batches)
-    session.console.start_stage(session.name, num_batches, num_done)
-    activity, activity_name = session.console.activity, f"answering {session.name}"
+    name = session.question_set.name
+    session.console.start_stage(name, num_batches, num_done)
+    activity, activity_name = session.console.activity, f"answering {name}"
     # Batches of an earlier process are not counted: they would distort the estimate of the time left.
     activity.begin_count(activity_name, num_batches - num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
@@ -243,7 +244,7 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
         # Saved before the next batch begins, so that a kill costs one batch.
         session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
-        num_correct += sum(verdict.strict for verdict in session.grader.grade(new_predictions))
+        num_correct += sum(verdict.strict for verdict in session.question_set.grader.grade(new_predictions))
         num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
         num_tokens = sum(prediction.num_tokens for prediction in predictions)
         progress = {

@@ -224,15 +224,14 @@ class TrainingBenchmarks:
             return predictions
         run.samplers.sync_weights(state.version)
         session = EvalSession(
-            name=prepared.question_set.name,
+            question_set=prepared.question_set,
             eval_dir=eval_dir,
             processor=run.processor,
             pipeline=prepared.pipeline,
-            grader=prepared.question_set.grader,
             console=self._silent_console,
             ranks=run.ranks,
         )
-        with run.samplers.gather_for_sampling(), run.console.activity.during(f"answering {session.name}"):
+        with run.samplers.gather_for_sampling(), run.console.activity.during(f"answering {prepared.question_set.name}"):
             return run_session(batches, predictions, session)
 
 

@@ -42,33 +42,23 @@ def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) 
         extracted = str(int(extraction.number)) if extraction.number.is_integer() else repr(extraction.number)
     else:
         extracted = extraction.value or ""
-    prediction = normalize_extraction(
-        extracted, choices=item.options, answer_type=item.answer_type, precision=item.precision
-    )
-    return float(prediction == item.answer_text)
+    return float(normalize_extraction(extracted, item) == item.answer_text)
 
 
-def normalize_extraction(
-    extraction: str,
-    *,
-    choices: Sequence[str] | None,
-    answer_type: str,
-    precision: float | None,
-    digits_only: bool = False,
-) -> str | None:
+def normalize_extraction(extraction: str, item: Item, *, digits_only: bool = False) -> str | None:
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
     A letter in brackets means its choice, and any other text for the nearest one. Integers are cut off, floats
-    rounded to `precision` decimals. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
+    rounded to the item's precision. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
     """
-    if choices:
-        return _match_choice(extraction.strip(), choices)
+    if item.options:
+        return _match_choice(extraction.strip(), item.options)
     try:
-        match answer_type:
+        match item.answer_type:
             case "integer":
                 return str(int(extraction) if digits_only else int(float(extraction)))
             case "float":
-                return str(round(float(extraction), int(precision or 0)))
+                return str(round(float(extraction), item.precision or 0))
             case _:
                 return str(extraction)
     except (ValueError, OverflowError):
