@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mmrl.api.train import TrainResult as TrainResult
     from mmrl.api.train import train as train
     from mmrl.benchmarks.benchmark import Benchmark as Benchmark
-    from mmrl.benchmarks.extraction.extract import Extraction as Extraction
+    from mmrl.benchmarks.extraction.text import Extraction as Extraction
     from mmrl.benchmarks.items import Item as Item
     from mmrl.benchmarks.items import ItemResponse as ItemResponse
     from mmrl.benchmarks.readers.table_layout import TableLayout as TableLayout
@@ -98,7 +98,7 @@ _PUBLIC = {
     "mmrl.api.policy": ("Generation", "Policy"),
     "mmrl.api.train": ("TrainResult", "train"),
     "mmrl.benchmarks.benchmark": ("Benchmark",),
-    "mmrl.benchmarks.extraction.extract": ("Extraction",),
+    "mmrl.benchmarks.extraction.text": ("Extraction",),
     "mmrl.benchmarks.items": ("Item", "ItemResponse"),
     "mmrl.benchmarks.readers.table_layout": ("TableLayout",),
     "mmrl.config": ("Config", "LoadedConfig", "load_config"),

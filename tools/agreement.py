@@ -385,13 +385,7 @@ def _count_metric_2023(graded: Sequence[_GradedRow], *, digits_only: bool) -> Co
 
 def _score_stored_extraction(entry: _GradedRow, *, digits_only: bool) -> tuple[str | None, bool]:
     """Return the metric's prediction and verdict on GPT-4's extraction."""
-    prediction = normalize_extraction(
-        entry.row["extraction"],
-        choices=entry.item.options,
-        answer_type=entry.item.answer_type,
-        precision=entry.item.precision,
-        digits_only=digits_only,
-    )
+    prediction = normalize_extraction(entry.row["extraction"], entry.item, digits_only=digits_only)
     return prediction, prediction == entry.item.answer_text
 
 
@@ -406,8 +400,7 @@ def _has_clean_extraction(row: Mapping[str, Any], item: Item) -> bool:
         return extraction in (*letters, *item.options) or (bracketed is not None and bracketed[1].upper() in letters)
     if item.answer_type == "list":
         return extraction.startswith("[")
-    prediction = normalize_extraction(extraction, choices=None, answer_type=item.answer_type, precision=item.precision)
-    return prediction is not None
+    return normalize_extraction(extraction, item) is not None
 
 
 def _count_table_cells(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], items: Mapping[str, Any]) -> Count:

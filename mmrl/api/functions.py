@@ -127,7 +127,6 @@ def _describe(value: object, home: str, seen: set[int]) -> str:
 
 
 def _find_parts(value: object, home: str) -> Iterable[object]:
-    """Return the parts of a value that affect what its code does."""
     parts: Iterable[object]
     match value:
         case Reward():

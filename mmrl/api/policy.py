@@ -9,15 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    MediaRef,
-    Region,
-    Response,
-    Sample,
-    Target,
-)
+from mmrl.types import AnswerType, CoordinateSystem, MediaRef, Region, Response, Sample, Target
 from mmrl_datasets import image_ref, save_png, video_ref
 
 if TYPE_CHECKING:

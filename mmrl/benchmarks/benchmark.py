@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.benchmarks.extraction import match
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
 
 if TYPE_CHECKING:

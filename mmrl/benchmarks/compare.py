@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import fmean
 from typing import Literal
 
-from mmrl.benchmarks.verdict import Verdict
+from mmrl.benchmarks.verdict import Verdict, cluster_by_item, group_by_subset, mean_by_item
 from mmrl.types import UserError
 from mmrl.utils.messages import first_names
 from mmrl.utils.stats import Interval, McNemarResult, mcnemar_test, paired_cluster_bootstrap
@@ -38,55 +36,46 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
     Raises:
         UserError: the runs are not on the same questions.
     """
-    correct_a, correct_b = _correct_by_question(verdicts_a, column), _correct_by_question(verdicts_b, column)
-    unshared = correct_a.keys() ^ correct_b.keys()
+    by_item_a, by_item_b = mean_by_item(verdicts_a, column), mean_by_item(verdicts_b, column)
+    unshared = by_item_a.keys() ^ by_item_b.keys()
     if unshared:
         raise UserError(
             f"{len(unshared)} questions are in only one run ({first_names(sorted(unshared))}); "
             "runs to compare must have the same items"
         )
-    cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
-    means_a = [fmean(values) for values in correct_a.values()]
-    means_b = [fmean(correct_b[id]) for id in correct_a]
-    clusters = [cluster_of[id] for id in correct_a]
+    means_a, means_b = [*by_item_a.values()], [by_item_b[id] for id in by_item_a]
+    clusters = [*cluster_by_item(verdicts_a).values()]
     mcnemar = None
     # McNemar's pairs must be independent, and responses to one question are not.
-    if all(len(values) == 1 for values in (*correct_a.values(), *correct_b.values())):
-        firsts_b = {id: values[0] for id, values in correct_b.items()}
-        mcnemar = mcnemar_test({id: values[0] for id, values in correct_a.items()}, firsts_b)
-    a_only_ids = [id for id, a, b in zip(correct_a, means_a, means_b, strict=True) if a > b]
-    b_only_ids = [id for id, a, b in zip(correct_a, means_a, means_b, strict=True) if a < b]
+    if len(verdicts_a) == len(verdicts_b) == len(by_item_a):
+        correct_b = {id: mean == 1.0 for id, mean in by_item_b.items()}
+        mcnemar = mcnemar_test({id: mean == 1.0 for id, mean in by_item_a.items()}, correct_b)
     return RunComparison(
-        num_questions=len(correct_a),
+        num_questions=len(by_item_a),
         accuracy_a=fmean(means_a),
         accuracy_b=fmean(means_b),
         difference=paired_cluster_bootstrap(means_a, means_b, clusters),
         mcnemar=mcnemar,
-        a_only_ids=tuple(a_only_ids),
-        b_only_ids=tuple(b_only_ids),
+        a_only_ids=tuple(id for id in by_item_a if by_item_a[id] > by_item_b[id]),
+        b_only_ids=tuple(id for id in by_item_a if by_item_a[id] < by_item_b[id]),
     )
 
 
 def compare_subsets(
-    verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], column: VerdictColumn
+    verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict]
 ) -> dict[str, dict[str, RunComparison]]:
-    """Compare two runs within every subset, by subset column and value in alphabetical order.
+    """Compare the strict verdicts of two runs within every subset, by its column and value in alphabetical order.
 
     Raises:
         UserError: the runs are not on the same questions.
     """
-    members: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for verdict in verdicts_a:
-        for name, values in verdict.subsets.items():
-            for value in values:
-                members[name][value].add(verdict.id)
     comparisons: dict[str, dict[str, RunComparison]] = {}
-    for name in sorted(members):
-        comparisons[name] = {}
-        for value, ids in sorted(members[name].items()):
-            subset_a = [verdict for verdict in verdicts_a if verdict.id in ids]
+    for column, subsets in group_by_subset(verdicts_a).items():
+        comparisons[column] = {}
+        for value, subset_a in subsets.items():
+            ids = {verdict.id for verdict in subset_a}
             subset_b = [verdict for verdict in verdicts_b if verdict.id in ids]
-            comparisons[name][value] = compare_runs(subset_a, subset_b, column)
+            comparisons[column][value] = compare_runs(subset_a, subset_b, "strict")
     return comparisons
 
 
@@ -99,11 +88,3 @@ def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> lis
         if old is not None and (old.strict, old.official) != (new.strict, new.official):
             changed.append((old, new))
     return changed
-
-
-def _correct_by_question(verdicts: Sequence[Verdict], column: VerdictColumn) -> dict[str, list[bool]]:
-    is_correct = attrgetter(column)
-    by_question: dict[str, list[bool]] = defaultdict(list)
-    for verdict in verdicts:
-        by_question[verdict.id].append(is_correct(verdict))
-    return by_question

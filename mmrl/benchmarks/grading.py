@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.benchmarks.benchmark import Benchmark, GradedResponse
-from mmrl.benchmarks.extraction.extract import ExpectedType, Extraction, ExtractionQuery, extract
+from mmrl.benchmarks.extraction.extract import ExpectedType, extract
 from mmrl.benchmarks.extraction.match import LATEX_MARKUP, is_single_number
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import Item, ItemResponse, missing_ids, read_items, read_responses
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
@@ -26,14 +27,13 @@ def extract_answer(item: Item, response: ItemResponse) -> Extraction:
             expected_type = "number"
         case other_type:
             expected_type = other_type
-    query = ExtractionQuery(expected_type=expected_type, question=item.question, options=item.options)
-    extraction = extract(response.text, query)
+    extraction = extract(response.text, expected_type, item.question, item.options)
     # Where the correct text is one number, a number is looked for, unless the response gives a formula.
     if item.answer_type != "text" or not is_single_number(item.answer):
         return extraction
     if LATEX_MARKUP.search(extraction.value or ""):
         return extraction
-    return extract(response.text, replace(query, expected_type="number"))
+    return extract(response.text, "number", item.question, item.options)
 
 
 def grade_response(

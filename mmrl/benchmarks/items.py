@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt, StrictStr, ValidationError
 
 from mmrl.answer import AnswerValue, validate_value
 from mmrl.benchmarks.extraction.numbers import find_numbers
@@ -17,9 +19,30 @@ from mmrl.types import AnswerType, CoordinateSystem, Size, UserError
 ItemAnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
 ITEM_ANSWER_TYPES: Final[tuple[str, ...]] = get_args(ItemAnswerType)
 COORDINATE_TYPES: Final = ("box", "boxes", "point")
-_REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
 LETTERS: Final = tuple(ascii_uppercase)  # of options, in order
-_MAX_DECIMALS: Final = 12
+
+
+def _clean_float(value: object) -> object:
+    """Return None for NaN, which tables hold where they have no value, and 2 for 2.0."""
+    if not isinstance(value, float):
+        return value
+    if isnan(value):
+        return None
+    return int(value) if value.is_integer() else value
+
+
+# Types of cells. A cell of another type is refused, never converted.
+RowId = Annotated[StrictStr, Field(min_length=1)] | StrictInt
+OptionalText = Annotated[StrictStr | None, BeforeValidator(_clean_float)]
+OptionTexts = Annotated[list[StrictStr], Field(max_length=len(LETTERS))]  # one for each letter at most
+OptionalPrecision = Annotated[
+    Annotated[StrictInt, Field(ge=0, le=12)] | None,  # decimals
+    BeforeValidator(_clean_float),
+]
+_Count = Annotated[StrictInt, Field(ge=0)]
+_Side = Annotated[StrictInt, Field(gt=0)]
+_SizeCell = tuple[_Side, _Side]  # width and height
+_RowT = TypeVar("_RowT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,36 +94,62 @@ class ItemResponse:
     resized_size: Size | None = None  # width and height in pixels of the image as the model saw it; None when unknown
 
 
+class _CanonicalRow(BaseModel):
+    id: RowId
+    answer: Any
+    answer_type: ItemAnswerType
+    question: OptionalText = None
+    options: OptionTexts | None = None
+    precision: OptionalPrecision = None
+    unit: OptionalText = None
+    frame: CoordinateSystem | None = None
+    image_size: _SizeCell | None = None
+    cluster: Any = None
+    meta: dict[str, Any] | None = None
+
+
 def parse_canonical_item(row: Mapping[str, Any]) -> Item:
     """Return the item of a row of canonical JSONL.
 
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = [column for column in _REQUIRED_COLUMNS if column not in row]
-    if absent:
-        raise ValueError(f"has no column {', '.join(map(repr, absent))}")
-    answer_type = row["answer_type"]
-    if answer_type not in ITEM_ANSWER_TYPES:
-        raise ValueError(f"answer_type is {answer_type!r}, not one of {', '.join(ITEM_ANSWER_TYPES)}")
-    if answer_type in COORDINATE_TYPES and "frame" not in row:
-        raise ValueError(f"a {answer_type} needs the column 'frame': one of {', '.join(CoordinateSystem)}")
-    meta = object_cell(row, "meta")
-    options = parse_options(row.get("options"))
+    cells = check_columns(_CanonicalRow, row)
+    if cells.answer_type in COORDINATE_TYPES and cells.frame is None:
+        raise ValueError(f"a {cells.answer_type} needs the column 'frame': one of {', '.join(CoordinateSystem)}")
+    options, meta = tuple(cells.options or ()), cells.meta or {}
     return Item(
-        id=parse_id(row["id"]),
-        answer_type=answer_type,
-        answer=parse_answer(answer_type, row["answer"], options),
-        question=text_cell(row, "question") or "",
+        id=str(cells.id),
+        answer_type=cells.answer_type,
+        answer=parse_answer(cells.answer_type, cells.answer, options),
+        question=cells.question or "",
         options=options,
-        precision=parse_precision(row.get("precision")),
-        unit=text_cell(row, "unit"),
-        coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
-        image_size=_parse_size(row.get("image_size")),
-        cluster=str(row.get("cluster") or row["id"]),
+        precision=cells.precision,
+        unit=cells.unit,
+        coordinate_system=cells.frame or CoordinateSystem.PX_ORIGINAL,
+        image_size=Size(*cells.image_size) if cells.image_size else None,
+        cluster=str(cells.cluster or cells.id),
         subsets={key: subset_values(value) for key, value in meta.items() if not isinstance(value, Mapping | None)},
         meta=meta,
     )
+
+
+def check_columns(columns: type[_RowT], row: Mapping[str, Any]) -> _RowT:
+    """Return the checked cells of a row; columns that the model does not have are ignored.
+
+    Raises:
+        ValueError: a column is missing or holds an impossible value.
+    """
+    try:
+        return columns.model_validate(dict(row))
+    except ValidationError as error:
+        problems = error.errors()
+        absent = [repr(problem["loc"][0]) for problem in problems if problem["loc"][0] not in row]
+        if absent:
+            known = ", ".join(columns.model_fields)
+            raise ValueError(f"has no column {', '.join(absent)}; the known columns are {known}") from None
+        column, message = str(problems[0]["loc"][0]), problems[0]["msg"].replace("Input should be", "not")
+        raise ValueError(f"{column} is {row[column]!r:.60}: {message}") from None
 
 
 def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
@@ -133,58 +182,6 @@ def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str
             return answer
 
 
-def text_cell(row: Mapping[str, Any], column: str) -> str | None:
-    """Return the text of a column, or None for a column that is missing, null or NaN.
-
-    Raises:
-        ValueError: the value is not text.
-    """
-    value = row.get(column)
-    if _is_nan(value):
-        return None
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{column} is {value!r:.40}, not text")
-    return value
-
-
-def object_cell(row: Mapping[str, Any], column: str) -> Mapping[str, Any]:
-    """Return the object in a column, empty for a column without one.
-
-    Raises:
-        ValueError: the value is something else.
-    """
-    value = row.get(column) or {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{column} is {value!r:.40}, not an object")
-    return value
-
-
-def parse_id(value: object) -> str:
-    """Return an id as text.
-
-    Raises:
-        ValueError: the id is empty, or neither text nor a whole number.
-    """
-    # True is an int for Python.
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"the id is {value!r:.40}, neither text nor a whole number")
-    return str(value)
-
-
-def parse_precision(value: object) -> int | None:
-    """Return a number of decimals.
-
-    Raises:
-        ValueError: the value is not a whole number from 0 to 12.
-    """
-    if value is None or _is_nan(value):
-        return None
-    # Published tables hold 2.0 for 2, which is in the range, too.
-    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(_MAX_DECIMALS + 1):
-        raise ValueError(f"precision is {value!r}, not a whole number of decimals from 0 to {_MAX_DECIMALS}")
-    return int(value)
-
-
 def find_option(text: object, options: Sequence[str]) -> str | list[str]:
     """Return the letter of the option with a text; the letters of all where several have it.
 
@@ -195,38 +192,6 @@ def find_option(text: object, options: Sequence[str]) -> str | list[str]:
     if not letters:
         raise ValueError(f"the answer {text!r:.60} is none of the options {', '.join(map(repr, options)) or '(none)'}")
     return letters if len(letters) > 1 else letters[0]
-
-
-def parse_options(value: object) -> tuple[str, ...]:
-    """Return the texts of options, at most one for each letter.
-
-    Raises:
-        ValueError: the value is not a list of texts, or too long.
-    """
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"options are {value!r:.60}, not a list of texts")
-    if len(value) > len(LETTERS):
-        raise ValueError(f"{len(value)} options, there are {len(LETTERS)} letters")
-    return tuple(value)
-
-
-def _parse_coordinate_system(value: object) -> CoordinateSystem:
-    """Return the coordinate system of a name; raise ValueError when there is none."""
-    if value not in list(CoordinateSystem):
-        raise ValueError(f"frame is {value!r:.40}, not one of {', '.join(CoordinateSystem)}")
-    return CoordinateSystem(str(value))
-
-
-def _parse_size(value: object) -> Size | None:
-    """Return width and height; raise ValueError unless they are two positive whole numbers."""
-    if value is None:
-        return None
-    sides = value if isinstance(value, list | tuple) else ()
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(f"the size is {value!r:.40}, not [width, height]")
-    return Size(*sides)
 
 
 def subset_values(value: object) -> tuple[str, ...]:
@@ -257,6 +222,16 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[
     if not items:
         raise UserError(f"{path}: holds no items")
     return items, problems
+
+
+class _ResponseRow(BaseModel):
+    pid: RowId
+    response: StrictStr | None
+    sample: _Count = 0
+    finish: Any = None
+    tokens: _Count | None = None
+    frame: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    resized: _SizeCell | None = None
 
 
 def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
@@ -292,28 +267,14 @@ def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) ->
 
 
 def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
-    absent = [column for column in ("pid", "response") if column not in row]
-    if absent:
-        raise ValueError(f"has no column {', '.join(map(repr, absent))}; a response is {{'pid': .., 'response': ..}}")
-    text, response_index, num_tokens = row["response"], row.get("sample", 0), row.get("tokens")
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"the response is {text!r:.40}, not text")
-    if isinstance(response_index, bool) or not isinstance(response_index, int) or response_index < 0:
-        raise ValueError(f"sample is {response_index!r:.40}, not a whole number from 0 on")
-    if num_tokens is not None and (isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or num_tokens < 0):
-        raise ValueError(f"tokens is {num_tokens!r:.40}, not how many there are")
+    cells = check_columns(_ResponseRow, row)
     return ItemResponse(
-        id=parse_id(row["pid"]),
-        text=text or "",
-        response_index=response_index,
+        id=str(cells.pid),
+        text=cells.response or "",
+        response_index=cells.sample,
         # Files that do not say it hold whole responses.
-        finished=row.get("finish") != "length",
-        num_tokens=num_tokens,
-        coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
-        resized_size=_parse_size(row.get("resized")),
+        finished=cells.finish != "length",
+        num_tokens=cells.tokens,
+        coordinate_system=cells.frame,
+        resized_size=Size(*cells.resized) if cells.resized else None,
     )
-
-
-def _is_nan(value: object) -> bool:
-    """Return True for NaN, which tables hold where they have no value."""
-    return isinstance(value, float) and isnan(value)

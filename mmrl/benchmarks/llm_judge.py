@@ -9,8 +9,9 @@ without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
@@ -29,18 +30,13 @@ _JUDGE_RUBRIC: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _JudgeReply:
-    """The judge's verdict, or the reason why there is none."""
-
-    correct: bool | None  # None when the judge gave no verdict
-    failure: str = ""  # the reason for None
-
-
-def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent: int) -> ScoredRun:
+def add_judge_verdicts(
+    run: ScoredRun, service: JudgeService, *, max_concurrent: int, warn: Callable[[str], None]
+) -> ScoredRun:
     """Return the run with a judge's verdicts on every response in which no rule found an answer, and their summary.
 
-    `service` keeps replies, so that nothing is asked twice; `max_concurrent` requests are under way at a time.
+    `service` keeps replies, so that nothing is asked twice; `max_concurrent` requests are under way at a time. `warn`
+    receives a line if there are responses without a verdict.
 
     Raises:
         UserError: the judge gave no verdict at all.
@@ -53,35 +49,35 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
         if has_text and run.items[verdict.id].answer_type not in COORDINATE_TYPES:
             unread.append(verdict)
 
-    def ask(verdict: Verdict) -> _JudgeReply:
+    def ask(verdict: Verdict) -> bool | str:
         return _ask_judge(service, run.items[verdict.id], texts[verdict.id, verdict.response_index])
 
     # Requests wait for a server, so threads suffice.
     with ThreadPoolExecutor(max_concurrent) as pool:
         replies = list(pool.map(ask, unread))
-    failures = [reply.failure for reply in replies if reply.correct is None]
+    failures = [reply for reply in replies if isinstance(reply, str)]
     if unread and len(failures) == len(unread):
         raise UserError(
             f"the judge has no verdict on {len(unread)} responses: {failures[0]}; the rest is kept, try again"
         )
+    if failures:
+        warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
     judged = {}
     for verdict, reply in zip(unread, replies, strict=True):
-        judged[verdict.id, verdict.response_index] = reply.correct
+        judged[verdict.id, verdict.response_index] = None if isinstance(reply, str) else reply
     verdicts = []
     for verdict in run.verdicts:
         verdicts.append(replace(verdict, judge_correct=judged.get((verdict.id, verdict.response_index))))
-    return replace(
-        run,
-        verdicts=verdicts,
-        judge_summary=JudgeSummary(model=service.model, num_asked=len(unread), failures=tuple(failures)),
-    )
+    summary = JudgeSummary(model=service.model, num_asked=len(unread), num_failed=len(failures))
+    return replace(run, verdicts=verdicts, judge_summary=summary)
 
 
-def _ask_judge(service: JudgeService, item: Item, text: str) -> _JudgeReply:
+def _ask_judge(service: JudgeService, item: Item, text: str) -> bool | str:
+    """Return the judge's verdict, or the reason why there is none."""
     answer = answer_span(text)
     shown = text[answer.start : answer.end] if answer else text
     if len(shown) > service.max_chars:
-        return _JudgeReply(None, f"{item.id} has {len(shown)} characters, the judge reads {service.max_chars}")
+        return f"{item.id} has {len(shown)} characters, the judge reads {service.max_chars}"
     material = {
         "question": item.question + (format_choices(item.options) if item.options else ""),
         "reference": f"{item.answer_text} {item.unit or ''}".strip(),
@@ -90,5 +86,5 @@ def _ask_judge(service: JudgeService, item: Item, text: str) -> _JudgeReply:
     try:
         grades = service.grade(material, _JUDGE_RUBRIC, 1)
     except (Unscorable, RequestRejected) as error:
-        return _JudgeReply(None, str(error))
-    return _JudgeReply(median(grades) == 1)
+        return str(error)
+    return median(grades) == 1

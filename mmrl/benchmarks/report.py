@@ -9,14 +9,21 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from mmrl.benchmarks.extraction.numbers import parse_single_number
 from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.benchmarks.verdict import MISSING_RULE, SCORER_VERSION, ResponseOutcome, Verdict
+from mmrl.benchmarks.verdict import (
+    MISSING_RULE,
+    SCORER_VERSION,
+    ResponseOutcome,
+    Verdict,
+    cluster_by_item,
+    group_by_subset,
+    mean_by_item,
+)
 from mmrl.types import UserError
 from mmrl.utils.files import json_line, replace_nonfinite, report_write_errors, write_atomically
 from mmrl.utils.stats import cluster_bootstrap, maj_at_k, pass_at_k, wilson_interval
@@ -31,7 +38,7 @@ class JudgeSummary:
 
     model: str  # name of the model
     num_asked: int  # responses it was asked about
-    failures: Sequence[str] = ()  # reasons why it gave no verdict, one for each response without
+    num_failed: int  # those among them on which it gave no verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +77,16 @@ def build_report(run: ScoredRun) -> dict[str, Any]:
     report["official"] = _clustered_mean(verdicts, "official")
     if run.judge_summary:
         report["judge"] = _judge_section(run.judge_summary, verdicts)
-    report["score"] = _round(fmean(_mean_by_item(verdicts, "score").values()))
+    report["score"] = _round(fmean(mean_by_item(verdicts, "score").values()))
     report["overall"] = {name: _round(value) for name, value in run.overall_scores.items()}
     report["outcomes"] = {str(outcome): outcomes[outcome] for outcome in ResponseOutcome}
     report["truncated_rate"] = _round(num_truncated / max(1, len(run.responses)))
     report["no_answer_rate"] = _round(num_without_answer / len(verdicts))
     report["mean_tokens"] = _round(fmean(token_counts)) if token_counts else None
     report["samples"] = _pass_and_majority(verdicts)
-    report["subsets"] = _subset_section(run)
+    report["subsets"] = {}
+    for column, subsets in group_by_subset(verdicts).items():
+        report["subsets"][column] = {value: _subset_row(members) for value, members in subsets.items()}
     report["rules"] = _rule_section(verdicts)
     return report
 
@@ -135,25 +144,15 @@ def _judge_section(summary: JudgeSummary, verdicts: Sequence[Verdict]) -> dict[s
         "model": summary.model,
         "asked": summary.num_asked,
         "correct": sum(verdict.judge_correct is True for verdict in verdicts),
-        "failed": len(summary.failures),
+        "failed": summary.num_failed,
         "accuracy": _clustered_mean(verdicts, "correct_with_judge"),
     }
 
 
-def _mean_by_item(verdicts: Sequence[Verdict], field_name: str) -> dict[str, float]:
-    """Return a field's mean over each item's responses: every item counts once, however many responses it has."""
-    get_value = attrgetter(field_name)
-    by_item: dict[str, list[float]] = defaultdict(list)
-    for verdict in verdicts:
-        by_item[verdict.id].append(get_value(verdict))
-    return {id: fmean(item_values) for id, item_values in by_item.items()}
-
-
 def _clustered_mean(verdicts: Sequence[Verdict], field_name: str) -> dict[str, float]:
     """Return the mean over items with an interval that resamples clusters."""
-    cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
-    means = _mean_by_item(verdicts, field_name)
-    clusters = [cluster_of[id] for id in means]
+    means = mean_by_item(verdicts, field_name)
+    clusters = [*cluster_by_item(verdicts).values()]
     interval = cluster_bootstrap([*means.values()], clusters, seed=_BOOTSTRAP_SEED)
     if interval.low == interval.high:
         # If all clusters have the same mean, resampling gives an interval of width 0, so Wilson's takes its place.
@@ -162,22 +161,9 @@ def _clustered_mean(verdicts: Sequence[Verdict], field_name: str) -> dict[str, f
     return {"value": _round(interval.value), "low": _round(interval.low), "high": _round(interval.high)}
 
 
-def _subset_section(run: ScoredRun) -> dict[str, dict[str, Any]]:
-    """Return a row for each value of each subset column, both in alphabetical order."""
-    members: dict[str, dict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
-    for verdict in run.verdicts:
-        for column, values in run.items[verdict.id].subsets.items():
-            for value in values:
-                members[column][value].append(verdict)
-    section = {}
-    for column in sorted(members):
-        section[column] = {value: _subset_row(verdicts) for value, verdicts in sorted(members[column].items())}
-    return section
-
-
 def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     # Wilson's interval counts items: several responses to one question are not several questions.
-    strict_by_item = _mean_by_item(verdicts, "strict")
+    strict_by_item = mean_by_item(verdicts, "strict")
     num_items = len(strict_by_item)
     strict = wilson_interval(num_items * fmean(strict_by_item.values()), num_items)
     return {
@@ -185,8 +171,8 @@ def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "strict": _round(strict.value),
         "low": _round(strict.low),
         "high": _round(strict.high),
-        "official": _round(fmean(_mean_by_item(verdicts, "official").values())),
-        "score": _round(fmean(_mean_by_item(verdicts, "score").values())),
+        "official": _round(fmean(mean_by_item(verdicts, "official").values())),
+        "score": _round(fmean(mean_by_item(verdicts, "score").values())),
     }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from mmrl.types import UserError
@@ -120,6 +123,30 @@ def read_verdicts(path: Path) -> list[Verdict]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{file}:{number}: {error}") from error
     return verdicts
+
+
+def mean_by_item(verdicts: Sequence[Verdict], field_name: str) -> dict[str, float]:
+    """Return a field's mean over each item's responses: every item counts once, however many responses it has."""
+    get_value = attrgetter(field_name)
+    by_item: dict[str, list[float]] = defaultdict(list)
+    for verdict in verdicts:
+        by_item[verdict.id].append(get_value(verdict))
+    return {id: fmean(item_values) for id, item_values in by_item.items()}
+
+
+def cluster_by_item(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the cluster of each item; an item without one is its own."""
+    return {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
+
+
+def group_by_subset(verdicts: Sequence[Verdict]) -> dict[str, dict[str, list[Verdict]]]:
+    """Return the verdicts in each subset, by its column and value, both in alphabetical order."""
+    members: dict[str, dict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
+    for verdict in verdicts:
+        for column, values in verdict.subsets.items():
+            for value in {*values}:
+                members[column][value].append(verdict)
+    return {column: dict(sorted(members[column].items())) for column in sorted(members)}
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

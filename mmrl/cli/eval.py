@@ -119,14 +119,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 
+    engine = [f"rollout.engine={arguments.engine}"] if arguments.engine else []
     # A wrong request should be refused before torch is imported, which takes seconds.
     request = EvalRequest(
         model=arguments.model,
         benchmark=arguments.benchmark,
         data_files=tuple(arguments.data),
         out_dir=arguments.out or default_out_dir(arguments.model, arguments.benchmark),
-        overrides=arguments.overrides,
-        engine=arguments.engine,
+        overrides=[*engine, *arguments.overrides],
         checkpoint=arguments.checkpoint,
         split=arguments.split,
         media_root=arguments.media_root,
@@ -213,11 +213,11 @@ def _apply_llm_judge(scored: ScoredRun, arguments: argparse.Namespace) -> Scored
         service = JudgeService(url=url, model=model, cache=str(arguments.out / "judge"))
     except ValidationError as error:
         raise UserError(f"--judge-url {url}: {error.errors()[0]['msg']}") from error
-    judged = add_judge_verdicts(scored, service, max_concurrent=_JUDGE_REQUESTS_IN_FLIGHT)
-    if judged.judge_summary and judged.judge_summary.failures:
-        failures = judged.judge_summary.failures
-        echo(f"mmrl: the judge has no verdict on {len(failures)} responses: {failures[0]}", file=sys.stderr)
-    return judged
+
+    def warn(text: str) -> None:
+        echo(f"mmrl: {text}", file=sys.stderr)
+
+    return add_judge_verdicts(scored, service, max_concurrent=_JUDGE_REQUESTS_IN_FLIGHT, warn=warn)
 
 
 def _add_compare_parser(group: Subparsers) -> None:
@@ -240,7 +240,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         columns = (*columns, "correct_with_judge")
     for column in columns:
         _print_comparison(column.removeprefix("correct_"), compare_runs(a, b, column), arguments.flips)
-    for name, rows in compare_subsets(a, b, "strict").items():
+    for name, rows in compare_subsets(a, b).items():
         _print_subset_table(name, rows)
     return 0
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,21 +23,13 @@ if TYPE_CHECKING:
     from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 
 
-@dataclass(frozen=True, slots=True)
 class EvalDir:
     """The folder of an evaluation."""
 
-    path: Path
-
-    @property
-    def settings_file(self) -> Path:
-        """Path of the settings that identify the evaluation."""
-        return self.path / "settings.json"
-
-    @property
-    def predictions_file(self) -> Path:
-        """Path of the responses."""
-        return self.path / "predictions.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings_file = path / "settings.json"
+        self.predictions_file = path / "predictions.jsonl"
 
     def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Claim the folder for this evaluation; return settings.json of an earlier start, or None at the first start.

@@ -29,7 +29,6 @@ class EvalRequest:
     data_files: Sequence[str]  # files or folders of questions
     out_dir: Path  # folder of all results
     overrides: Sequence[str] = ()  # settings as `key=value`
-    engine: str | None = None  # rollout engine; None keeps that of the settings
     checkpoint: str | None = None  # checkpoint of a run; None takes the newest
     split: str | None = None  # split of a folder; None takes the benchmark's usual one
     media_root: str | None = None  # folder that relative media paths start from; None takes that of the questions
@@ -108,8 +107,7 @@ def make_eval_config(request: EvalRequest, path: Path, config: Config | None, *,
         if not is_checkpoint:
             # An export holds everything itself, so what the run was built from no longer matters.
             settings["model"] |= {"path": str(path), "from_scratch": None, "lora": None}
-    engine_override = [f"rollout.engine={request.engine}"] if request.engine else []
-    return load_eval_config(settings, request.model, [*engine_override, *request.overrides])
+    return load_eval_config(settings, request.model, request.overrides)
 
 
 def check_request(request: EvalRequest) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrl.benchmarks.compare import changed_verdicts
 from mmrl.benchmarks.llm_judge import add_judge_verdicts
-from mmrl.benchmarks.predictions import Prediction
+from mmrl.benchmarks.predictions import Prediction, read_complete_batches
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
@@ -30,7 +30,6 @@ from mmrl.evaluation.session import (
     check_missing,
     describe_generation,
     find_unusable_questions,
-    make_batches,
     open_pipeline,
     run_session,
 )
@@ -75,19 +74,11 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
     ):
         steps = eval_config.evaluation.rollout_steps
         check_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
-        command = _EvalCommand(
-            request=request,
-            model_source=model_source,
-            eval_config=eval_config,
-            question_set=question_set,
-            custom_steps=load_steps(steps, Path.cwd()),
-            eval_dir=EvalDir(request.out_dir),
-            console=console,
-        )
-        return command.run()
+        custom_steps, eval_dir = load_steps(steps, Path.cwd()), EvalDir(request.out_dir)
+        return _EvalCommand(request, model_source, eval_config, question_set, custom_steps, eval_dir, console).run()
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _EvalCommand:
     """One call of `mmrl eval run`. The model is loaded only if a response is missing."""
 
@@ -109,13 +100,13 @@ class _EvalCommand:
         identity = evaluation_identity(self.question_set.name, self.model_source.revision(), questions, eval_config)
         earlier_start = self.eval_dir.claim(identity)
         missing: Mapping[str, str] = earlier_start["missing"] if earlier_start else self._start(identity)
-        batches = make_batches(
+        batches = EvalBatches(
             questions,
             missing,
             batch_size=eval_config.evaluation.batch_size,
             responses_per_question=eval_config.responses_per_question,
         )
-        predictions = batches.read_predictions(self.eval_dir)
+        predictions = read_complete_batches(self.eval_dir.predictions_file, batches.rows_per_batch)
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
@@ -173,11 +164,10 @@ class _EvalCommand:
             console=self.console,
         ) as pipeline:
             session = EvalSession(
-                name=self.question_set.name,
+                question_set=self.question_set,
                 eval_dir=self.eval_dir,
                 processor=model.processor,
                 pipeline=pipeline,
-                grader=self.question_set.grader,
                 console=self.console,
                 ranks=SingleProcess(),
             )
@@ -199,15 +189,10 @@ class _EvalCommand:
         # The judge's replies are kept, so that grading again asks nothing twice.
         cache = str(self.eval_dir.path / "judge")
         service = JudgeService(**options.model_dump(exclude={"max_concurrency"}), cache=cache)
-        run = add_judge_verdicts(run, service, max_concurrent=options.max_concurrency)
-        if run.judge_summary and run.judge_summary.failures:
-            failures = run.judge_summary.failures
-            self.console.warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
-        return run
+        return add_judge_verdicts(run, service, max_concurrent=options.max_concurrency, warn=self.console.warn)
 
 
 def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_config: EvalConfig) -> QuestionSet:
-    """Return a split of the run's own data, or the files of a benchmark."""
     if not request.benchmark.startswith(RUN_DATA_PREFIX):
         question_set = _make_benchmark_question_set(request, eval_config)
     elif model_source.config is None:

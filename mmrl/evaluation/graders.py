@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mmrl.answer import ResponseFormat
 from mmrl.benchmarks.benchmark import Benchmark
@@ -19,16 +19,6 @@ from mmrl.utils.stats import mean_with_interval
 
 CORRECT_TERM: Final = "correct"
 """Reward term that stands for a benchmark's strict verdict in rollout steps."""
-
-
-class Grader(Protocol):
-    """Turns predictions into verdicts: `run_session` grades batches, `mmrl eval` and training grade the whole run."""
-
-    def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
-        """Return a verdict on each prediction, in order."""
-
-    def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
-        """Return the run that a report is made of; items without a prediction count as incorrect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +130,10 @@ class RewardGrader:
             score=score.total,
             subsets=item.subsets,
         )
+
+
+Grader = RuleGrader | RewardGrader
+"""Turns predictions into verdicts: `run_session` grades batches, `mmrl eval` and training grade the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,12 +34,11 @@ class QuestionSet:
     scorer: EvalScorer  # answers rollout steps that ask which responses are correct
     term_names: Sequence[str]  # reward terms that such steps may name
     media_policy: MediaPolicy  # folders and schemes that media may come from
-    reward_scorer: RewardFunctionScorer | None = None  # owner of worker processes, for a run's own data
 
     def close(self) -> None:
         """End the worker processes of rewards, if there are any."""
-        if self.reward_scorer is not None:
-            self.reward_scorer.close()
+        if isinstance(self.scorer, RewardFunctionScorer):
+            self.scorer.close()
 
 
 def benchmark_question_set(
@@ -96,7 +95,6 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
         scorer=scorer,
         term_names=tuple(scorer.term_weights),
         media_policy=dataset_context.media_policy,
-        reward_scorer=scorer,
     )
 
 

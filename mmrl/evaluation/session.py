@@ -10,13 +10,14 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
+from mmrl.benchmarks.predictions import Prediction, append_predictions
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
-from mmrl.evaluation.graders import Grader, make_prediction
+from mmrl.evaluation.graders import make_prediction
 from mmrl.evaluation.model_source import LoadedModel
+from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
@@ -33,43 +34,34 @@ from mmrl.utils.messages import first_lines
 from mmrl.utils.seeds import derive_seed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalBatches:
-    """Questions in batches; predictions are saved batch by batch."""
+    """The questions that can be asked, in batches; predictions are saved batch by batch."""
 
-    questions: Sequence[tuple[str, Sample]]  # item id and sample of each question
-    batch_size: int  # questions in a batch
-    responses_per_question: int  # responses to each question
-
-    @property
-    def batches(self) -> list[Sequence[tuple[str, Sample]]]:
-        """The questions of each batch."""
-        starts = range(0, len(self.questions), self.batch_size)
-        return [self.questions[start : start + self.batch_size] for start in starts]
-
-    @property
-    def rows_per_batch(self) -> list[int]:
-        """Predictions of each batch."""
-        return [len(batch) * self.responses_per_question for batch in self.batches]
-
-    def read_predictions(self, eval_dir: EvalDir) -> list[Prediction]:
-        """Return the predictions of complete batches on disk; an incomplete batch is deleted."""
-        return read_complete_batches(eval_dir.predictions_file, self.rows_per_batch)
+    def __init__(
+        self, questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
+    ) -> None:
+        """Leave out the questions whose item ids are in `missing`; `batch_size` counts questions."""
+        asked = []
+        for question in questions.entries:
+            if question.sample and question.item.id not in missing:
+                asked.append((question.item.id, question.sample))
+        starts = range(0, len(asked), batch_size)
+        self.batches = [asked[start : start + batch_size] for start in starts]  # item id and sample of each question
+        self.rows_per_batch = [len(batch) * responses_per_question for batch in self.batches]  # predictions of each
 
     def is_complete(self, predictions: Sequence[Prediction]) -> bool:
         """Return True when every question has all its responses."""
-        return len(predictions) == len(self.questions) * self.responses_per_question
+        return len(predictions) == sum(self.rows_per_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSession:
     """Everything that `run_session` generates, grades and saves with."""
 
-    name: str  # name of the evaluation on the console
+    question_set: QuestionSet  # its name for the console, its grader for the running accuracy
     eval_dir: EvalDir  # folder that predictions go to
     processor: PromptProcessor  # builds prompts
     pipeline: RolloutPipeline  # generates responses
-    grader: Grader  # grades them for the running accuracy on the console
     console: Console  # shows progress
     ranks: Ranks  # processes that share the questions
 
@@ -107,17 +99,6 @@ def describe_generation(
         # A prompt's own digest covers its text, images and positions.
         "prompts": text_digest("".join(prediction.prompt_digest for prediction in predictions)),
     }
-
-
-def make_batches(
-    questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
-) -> EvalBatches:
-    """Return batches of the questions that can be asked; `missing` has the ids of the others."""
-    asked = []
-    for question in questions.entries:
-        if question.sample and question.item.id not in missing:
-            asked.append((question.item.id, question.sample))
-    return EvalBatches(questions=asked, batch_size=batch_size, responses_per_question=responses_per_question)
 
 
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:
@@ -246,12 +227,13 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
         UserError: a question cannot be asked after all, or the disk is full.
     """
     predictions = list(earlier)
-    num_correct = sum(verdict.strict for verdict in session.grader.grade(earlier))
+    num_correct = sum(verdict.strict for verdict in session.question_set.grader.grade(earlier))
     # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
     num_batches = len(batches.batches)
-    session.console.start_stage(session.name, num_batches, num_done)
-    activity, activity_name = session.console.activity, f"answering {session.name}"
+    name = session.question_set.name
+    session.console.start_stage(name, num_batches, num_done)
+    activity, activity_name = session.console.activity, f"answering {name}"
     # Batches of an earlier process are not counted: they would distort the estimate of the time left.
     activity.begin_count(activity_name, num_batches - num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
@@ -259,7 +241,7 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
         # Saved before the next batch begins, so that a kill costs one batch.
         session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
-        num_correct += sum(verdict.strict for verdict in session.grader.grade(new_predictions))
+        num_correct += sum(verdict.strict for verdict in session.question_set.grader.grade(new_predictions))
         num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
         num_tokens = sum(prediction.num_tokens for prediction in predictions)
         progress = {

@@ -5,14 +5,12 @@ Messages quote data, so control characters are escaped here, before rich adds it
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import call
-from pathlib import Path
 from threading import Event, Thread
 from typing import TextIO, TypeVar
 
@@ -95,17 +93,16 @@ class _StageProgress:
 
 
 @contextmanager
-def _heartbeat(print_line: Callable[[str], None], describe: Callable[[], str], pause_s: float) -> Iterator[None]:
-    """Print from a thread what `describe` returns, if anything, after pauses that double from `pause_s` to a minute."""
-    ended = Event()  # until then the thread keeps printing, also while the task hangs, so that the user notices
+def repeat_in_thread(work: Callable[[], None], pause_s: float, longest_pause_s: float) -> Iterator[None]:
+    """Call `work` in a thread while this block runs, after pauses that double from `pause_s` to `longest_pause_s`."""
+    ended = Event()  # until then the thread keeps on, also while the block hangs, so that the user notices
 
-    def run(pause_s: float) -> None:
+    def repeat(pause_s: float) -> None:
         while not ended.wait(pause_s):
-            pause_s = min(2 * pause_s, _MAX_SILENCE_S)
-            if line := describe():
-                print_line(line)
+            pause_s = min(2 * pause_s, longest_pause_s)
+            work()
 
-    thread = Thread(target=run, args=(pause_s,), daemon=True, name="heartbeat")
+    thread = Thread(target=repeat, args=(pause_s,), daemon=True, name="heartbeat")
     thread.start()
     try:
         yield
@@ -118,8 +115,12 @@ class Console:
     """Prints progress, messages and tables, on a terminal or into a pipe."""
 
     def __init__(self, file: TextIO | None = None, *, quiet: bool = False, activity: Activity | None = None) -> None:
-        """Print to `file`, or to standard output; with `quiet` to neither. Show `activity` while a stage is running."""
-        self._screen = Screen(file=file, highlight=False, emoji=False, quiet=quiet)
+        """Print to `file`, or to standard output; with `quiet`, for all ranks but 0, to neither.
+
+        `activity` is shown while a stage is running.
+        """
+        terminal = False if quiet else None  # None lets rich find out
+        self._screen = Screen(file=file, highlight=False, emoji=False, quiet=quiet, force_terminal=terminal)
         if not self._screen.is_terminal:
             self._screen.width = _PIPE_WIDTH
         self.activity = activity or Activity()  # written by the parts of a run
@@ -156,7 +157,7 @@ class Console:
                 count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
                 return f"{description} ... {count}{time.monotonic() - started_at:.0f} s"
 
-            with _heartbeat(self.info, describe, _FIRST_HEARTBEAT_S):
+            with self._print_repeatedly(describe, _FIRST_HEARTBEAT_S):
                 for item in items:
                     yield item
                     done += 1
@@ -196,7 +197,7 @@ class Console:
             self._display.enter_context(self._bar)
         elif not self._screen.quiet:
             describe = partial(self._describe_long_activity, name)
-            self._display.enter_context(_heartbeat(self.info, describe, _MAX_SILENCE_S))
+            self._display.enter_context(self._print_repeatedly(describe, _MAX_SILENCE_S))
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1, with those of its values that have a label."""
@@ -238,6 +239,15 @@ class Console:
             *columns, console=self._screen, transient=transient, refresh_per_second=4, speed_estimate_period=3600
         )
 
+    def _print_repeatedly(self, describe: Callable[[], str], pause_s: float) -> AbstractContextManager[None]:
+        """Print what `describe` returns, if anything, after pauses that double from `pause_s` to a minute."""
+
+        def print_line() -> None:
+            if line := describe():
+                self.info(line)
+
+        return repeat_in_thread(print_line, pause_s, _MAX_SILENCE_S)
+
     def _describe_long_activity(self, stage: str) -> str:
         text = describe_activity(self.activity, _MAX_SILENCE_S)
         return text and f"{stage}: {text}, {time.monotonic() - self.activity.started_at:.0f} s so far"
@@ -265,8 +275,3 @@ def describe_activity(activity: Activity, min_seconds: float) -> str:
 def _clock(seconds: float) -> str:
     minutes, seconds_part = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds_part:02d}"
-
-
-def null_console(activity: Activity | None = None) -> Console:
-    """Return a console that prints nothing, for all ranks but 0. It may share the `activity` of one that does."""
-    return Console(Path(os.devnull).open("w", encoding="utf-8"), quiet=True, activity=activity)

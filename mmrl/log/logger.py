@@ -14,11 +14,11 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, Final, Literal
 
-from mmrl.log.console import Console
+from mmrl.log.console import Console, repeat_in_thread
 from mmrl.log.rollout_records import RolloutRecord, TextSource, write_records
 from mmrl.log.run_dir import RunDir
 from mmrl.types import RunInterrupted, TokenValues, TrainingState, UserError
@@ -141,7 +141,7 @@ class NullLogger:
     """The logger of all ranks but 0. It writes nothing, because rank 0 logs for the whole run."""
 
     def _ignore(self, *_: object, **__: object) -> None:
-        """Do nothing."""
+        pass
 
     resume_from = log = write_rollouts = log_event = log_progress = log_metrics = _ignore
     last_value = sync = close = _ignore
@@ -151,7 +151,6 @@ class NullLogger:
         return iter(())
 
     def _enter_nothing(self, *_: object) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
         return nullcontext()
 
     log_stage = report = _enter_nothing
@@ -196,24 +195,14 @@ class StatusFile:
     @contextmanager
     def report(self) -> Iterator[None]:
         """Rewrite the file every few seconds from a thread while this block runs; at its end, write the outcome."""
-        ended = Event()
-        thread = Thread(target=self._beat, args=(ended,), daemon=True, name="status")
         self._write("running")
-        thread.start()
-        with report_end(self._write):
-            try:
-                yield
-            finally:
-                ended.set()
-                thread.join()
+        renew = partial(self._write, "running")
+        with report_end(self._write), repeat_in_thread(renew, HEARTBEAT_S, HEARTBEAT_S):
+            yield
 
     def update(self, **fields: str | int) -> None:
         """Change fields of the file. The thread writes them: a step never waits for the disk."""
         self._fields = {**self._fields, **fields}
-
-    def _beat(self, ended: Event) -> None:
-        while not ended.wait(HEARTBEAT_S):
-            self._write("running")
 
     def _write(self, state: RunState) -> None:
         status = {

@@ -193,8 +193,6 @@ class _Trackio:
 
 
 class _Mlflow:
-    """A run on an MLflow server or in a database."""
-
     def __init__(self, run: RunFacts) -> None:
         # By default MLflow retries for many minutes before it reports that a server is gone.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.predictions import Prediction
+from mmrl.benchmarks.predictions import Prediction, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
 from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
@@ -22,15 +22,15 @@ from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
+    EvalBatches,
     EvalSession,
     build_eval_pipeline,
     check_missing,
     describe_generation,
     find_unusable_questions,
-    make_batches,
     run_session,
 )
-from mmrl.log.console import null_console
+from mmrl.log.console import Console
 from mmrl.protocols import RolloutPipeline
 from mmrl.training.build import RunComponents
 from mmrl.training.callbacks import EvalMoment
@@ -110,7 +110,7 @@ class TrainingBenchmarks:
         self._run, config = run, run.config
         self._first_training_stage = config.stages.index(config.training_stages[0])
         # `mmrl eval` prints its progress; a stage has its own progress bar.
-        self._silent_console = null_console(run.console.activity)
+        self._silent_console = Console(quiet=True, activity=run.console.activity)
         self._benchmarks: list[_PreparedBenchmark] = []
         benchmarks = run.functions.benchmarks
         for options, benchmark, questions in zip(config.evaluation.benchmarks, benchmarks, question_lists, strict=True):
@@ -212,26 +212,26 @@ class TrainingBenchmarks:
     ) -> list[Prediction]:
         """Return all predictions; generate only those that are not on disk yet. Collective over ranks."""
         run = self._run
-        batches = make_batches(
+        batches = EvalBatches(
             prepared.question_set.questions,
             prepared.missing,
             batch_size=prepared.eval_config.evaluation.batch_size * run.ranks.size,
             responses_per_question=prepared.eval_config.responses_per_question,
         )
-        predictions = run.ranks.on_rank0(partial(batches.read_predictions, eval_dir))
+        read = partial(read_complete_batches, eval_dir.predictions_file, batches.rows_per_batch)
+        predictions = run.ranks.on_rank0(read)
         if batches.is_complete(predictions):
             return predictions
         run.samplers.sync_weights(state.version)
         session = EvalSession(
-            name=prepared.question_set.name,
+            question_set=prepared.question_set,
             eval_dir=eval_dir,
             processor=run.processor,
             pipeline=prepared.pipeline,
-            grader=prepared.question_set.grader,
             console=self._silent_console,
             ranks=run.ranks,
         )
-        with run.samplers.gather_for_sampling(), run.console.activity.during(f"answering {session.name}"):
+        with run.samplers.gather_for_sampling(), run.console.activity.during(f"answering {prepared.question_set.name}"):
             return run_session(batches, predictions, session)
 
 

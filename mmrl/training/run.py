@@ -15,7 +15,7 @@ from mmrl.config.schema import RlStage, SampleStage, SelectStage, SftStage
 from mmrl.distributed.ranks import RankLostError
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
-from mmrl.log.console import Console, null_console
+from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsLogger, NullLogger, RunLogger
 from mmrl.log.run_dir import run_dir_of
@@ -59,7 +59,7 @@ def train(
     config, base_dir = effective_config(loaded, steps=steps, run_dir=run_dir), loaded.files[0].parent
     with join_ranks(config.distributed.timeout_s, force_group=config.deepspeed is not None) as ranks:
         # Rank 0 alone writes to the run directory and the console.
-        console = null_console() if ranks.rank else Console()
+        console = Console(quiet=ranks.rank > 0)
         stop = StopSignal(console.warn)
         try:
             setup = RunSetup(

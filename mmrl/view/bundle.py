@@ -192,7 +192,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _answer(self) -> tuple[int, str, bytes]:
-        """Return status, type and content."""
         # The port is not compared: through `ssh -L` the browser uses another one.
         if re.sub(r":\d+$", "", self.headers.get("Host", "")) not in _NAMES:
             return 403, _TEXT, b"this name is not the address of the page\n"

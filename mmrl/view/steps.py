@@ -59,7 +59,6 @@ class StepBuilder:
         return groups
 
     def _build_group(self, row: Row) -> Row:
-        """Return what the rollouts of a group share."""
         return {
             **pick(row, "sample", "task", "question", "prompt", "answer_type"),
             "selection": as_mapping(row.get("selection")),
@@ -113,7 +112,6 @@ class StepBuilder:
 
 
 def _build_turns(row: Row) -> Iterator[Row]:
-    """Yield the turns of an episode, with what each earned."""
     earned, advantages = as_list(row.get("turn_rewards")), as_list(row.get("turn_advantages"))
     for index, turn in enumerate(map(as_mapping, as_list(row.get("turns")))):
         end = "terminated" if turn.get("terminated") else "truncated" if turn.get("truncated") else ""

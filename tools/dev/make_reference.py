@@ -50,7 +50,7 @@ PLUGIN_TYPES: Mapping[str, tuple[str, ...]] = {
     "mmrl/rollout/steps/base.py": ("RolloutContext",),
     "mmrl/rollout/engines/base.py": ("EngineContext", "GenerationRequest"),
     "mmrl/benchmarks/items.py": ("Item", "ItemResponse"),
-    "mmrl/benchmarks/extraction/extract.py": ("Extraction",),
+    "mmrl/benchmarks/extraction/text.py": ("Extraction",),
     "mmrl/benchmarks/readers/table_layout.py": ("TableLayout",),
     "mmrl/policy/families/base.py": ("ModelFamily",),
 }

@@ -9,13 +9,7 @@ from typing import Final
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
 from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
-from mmrl.benchmarks.extraction.text import (
-    HEAD_CHARS,
-    CharSpan,
-    content_words,
-    iter_sentences_backwards,
-    sentence_end,
-)
+from mmrl.benchmarks.extraction.text import HEAD_CHARS, CharSpan, content_words, iter_sentences_backwards, sentence_end
 
 _CONDITIONAL_CLAUSE: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
 _LEADING_YES_NO: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
@@ -111,7 +105,7 @@ def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
         found = _option_in_sentence(text, sentence, labels, options, question)
         if found is not None:
             return found
-    number = open_answer.concluding_number(text, question, open_answer.numbers_in_question(question))
+    number = open_answer.concluding_number(text, question)
     option_index = options.index_of_number(number.number) if number and number.number is not None else None
     if number is None or option_index is None:
         return None

@@ -8,16 +8,17 @@ anyway.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 from mmrl.answer import parse_answer_value
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
 from mmrl.benchmarks.extraction.numbers import BOX_PATTERN, POINT_PATTERN, find_coordinates, find_numbers
-from mmrl.benchmarks.extraction.options import ChosenOption, prepare_options
+from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption, prepare_options
 from mmrl.benchmarks.extraction.text import (
     TAIL_CHARS,
     CharSpan,
+    Extraction,
     answer_span,
     last_answer_tag_span,
     last_boxed_span,
@@ -26,7 +27,6 @@ from mmrl.benchmarks.extraction.text import (
 )
 from mmrl.types import AnswerType, Region
 
-NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 _STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
 _BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
@@ -34,31 +34,13 @@ _MAX_TERSE_CHARS: Final = 100  # characters of the longest answer in tags that i
 _MAX_NUMBER_WORDS: Final = 5  # spaces in a number with its unit and a word such as "about"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtractionQuery:
-    """A question as the rules see it."""
+def extract(
+    response: str, expected_type: ExpectedType, question: str = "", options: tuple[str, ...] = ()
+) -> Extraction:
+    """Find the answer to a question in a response.
 
-    expected_type: ExpectedType  # type of the answer
-    question: str = ""  # text of the question; its numbers and words distinguish a repetition from an answer
-    options: tuple[str, ...] = ()  # texts of the options, where the answer is one of them
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """The answer found in a response, or the reason why there is none."""
-
-    value: str | None  # letter of an option, or the answer as the response writes it; None when there is none
-    rule: str  # name of the rule that found it, or of the one that ended the search
-    start: int  # first character of the answer in the response
-    end: int  # character after the answer
-    no_answer_reason: NoAnswerReason = ""  # reason for a missing answer; empty when there is one
-    number: float | None = None  # value of a number
-    regions: tuple[Region, ...] = ()
-    """Boxes or points of an answer with coordinates, in the response's coordinate system."""
-
-
-def extract(response: str, query: ExtractionQuery) -> Extraction:
-    """Find the answer to a question in a response."""
+    The numbers and words of `question` distinguish a repetition from an answer; `options` are the texts of its options.
+    """
     answer = answer_span(response)
     if answer is None:
         return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
@@ -69,13 +51,13 @@ def extract(response: str, query: ExtractionQuery) -> Extraction:
     text_with_emphasis = response[start : answer.end]
     # One rule for numbers looks for bold type, which plain text has lost.
     text = to_plain_text(text_with_emphasis)
-    span = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
+    span = _tagged_response_span(text, expected_type) or CharSpan(0, len(text))
     text, text_with_emphasis = text[slice(*span)], text_with_emphasis[slice(*span)]
-    match query.expected_type:
+    match expected_type:
         case "choice":
-            extraction = _extract_choice(text, query)
+            extraction = _extract_choice(text, question, prepare_options(options))
         case "number":
-            extraction = _extract_number(text, text_with_emphasis, query)
+            extraction = _extract_number(text, text_with_emphasis, question)
         case "list":
             lists = list(_BRACKETED_LIST.finditer(text))
             extraction = Extraction(lists[-1][0], "last_list", *lists[-1].span()) if lists else _no_answer(text)
@@ -84,12 +66,11 @@ def extract(response: str, query: ExtractionQuery) -> Extraction:
         case "boxes":
             extraction = _extract_boxes(text)
         case "box" | "point":
-            extraction = _extract_coordinates(text, query.expected_type)
+            extraction = _extract_coordinates(text, expected_type)
     return _shift(extraction, start + span.start)
 
 
-def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
-    options = prepare_options(query.options)
+def _extract_choice(text: str, question: str, options: AnswerOptions) -> Extraction:
     boxed = last_boxed_span(text)
     chosen = boxed and choice.option_in_span(text, boxed, options, "boxed")
     if not chosen:
@@ -108,11 +89,11 @@ def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
     start = 0 if options.has_refusal_option else _resumption_start(text)
     if start is None:
         return _no_answer(text)
-    chosen = choice.implied_option(text[start:], options, query.question)
+    chosen = choice.implied_option(text[start:], options, question)
     return _shift(_from_option(chosen, options.letters), start) if chosen else _no_answer(text)
 
 
-def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
+def _extract_number(text: str, text_with_emphasis: str, question: str) -> Extraction:
     boxed = last_boxed_span(text)
     found = boxed and open_answer.number_in_span(text, boxed, "boxed")
     if not found:
@@ -120,21 +101,20 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
         found = tagged and open_answer.number_in_span(text, tagged, "answer_tag")
     found = found or open_answer.announced_number(text)
     if found:
-        return _from_open_answer(found)
+        return found
     # A response of "3 or 5" states neither, and no later rule may pick one.
     if open_answer.is_ambiguous(text):
         return _no_answer(text)
-    question_numbers = open_answer.numbers_in_question(query.question)
-    found = open_answer.lone_number(text, question_numbers) or open_answer.leading_number(text)
+    found = open_answer.lone_number(text, question) or open_answer.leading_number(text)
     if found:
-        return _from_open_answer(found)
+        return found
     start = _resumption_start(text)
     if start is None:
         return _no_answer(text)
     rest = text[start:]
-    found = open_answer.bold_number(rest, text_with_emphasis[start:], question_numbers)
-    found = found or open_answer.concluding_number(rest, query.question, question_numbers)
-    return _shift(_from_open_answer(found), start) if found else _no_answer(text)
+    found = open_answer.bold_number(rest, text_with_emphasis[start:], question)
+    found = found or open_answer.concluding_number(rest, question)
+    return _shift(found, start) if found else _no_answer(text)
 
 
 def _extract_text(text: str) -> Extraction:
@@ -229,10 +209,6 @@ def _no_answer(text: str) -> Extraction:
 
 def _from_option(chosen: ChosenOption, letters: tuple[str, ...]) -> Extraction:
     return Extraction(letters[chosen.option_index], chosen.rule, chosen.start, chosen.end)
-
-
-def _from_open_answer(answer: open_answer.OpenAnswer) -> Extraction:
-    return Extraction(answer.value, answer.rule, answer.start, answer.end, number=answer.number)
 
 
 def _shift(extraction: Extraction, offset: int) -> Extraction:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.fields import select_fields
 from mmrl.benchmarks.extraction.numbers import find_numbers, parse_single_number
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import LETTERS, Item, ItemResponse
 from mmrl.benchmarks.reward_scores import formulas_equal, reward_score
-from mmrl.types import AnswerType, ResizeMap, Size
-from mmrl_rewards import box, detect
+from mmrl.types import AnswerType, CoordinateSystem, ResizeMap, Size
+from mmrl_rewards import detect, geometry
 from mmrl_rewards.strings import words
 from mmrl_rewards.units import Unit, find_unit
 
@@ -54,21 +54,24 @@ def image_resize_map(item: Item, response: ItemResponse) -> ResizeMap:
     return ResizeMap(size, response.resized_size or size)
 
 
+def boxes_in_pixels(
+    item: Item, response: ItemResponse, box: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the box of a response and that of its item, both in pixels of the original image."""
+    resize = image_resize_map(item, response)
+    return (
+        resize.convert(box, response.coordinate_system, CoordinateSystem.PX_ORIGINAL),
+        resize.convert(item.answer, item.coordinate_system, CoordinateSystem.PX_ORIGINAL),
+    )
+
+
 def box_iou(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Return the IoU of the box found with the item's box, both in original pixels; 0 for a box with negative sides."""
-    coordinates = extraction.regions[0].coordinates
-    x1, y1, x2, y2 = coordinates
+    x1, y1, x2, y2 = extraction.regions[0].coordinates
     # Corners in the wrong order enclose nothing.
     if not (x1 < x2 and y1 < y2):
         return 0.0
-    return reward_score(
-        box.iou,
-        AnswerType.BOX,
-        coordinates,
-        item.answer,
-        coordinate_systems=(response.coordinate_system, item.coordinate_system),
-        resize_map=image_resize_map(item, response),
-    )
+    return geometry.iou(*boxes_in_pixels(item, response, (x1, y1, x2, y2)))
 
 
 def is_point_in_box(item: Item, response: ItemResponse, extraction: Extraction) -> bool:

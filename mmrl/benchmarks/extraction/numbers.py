@@ -50,8 +50,6 @@ _NOT_COUNT_AFTER: Final = re.compile(
 _PRONOUN_BEFORE: Final = re.compile(
     r"(?:\b(?:no|the|this|that|which|each|any|every|another|other|the only|first|last|same)[ -]|-)$", re.I
 )
-
-
 _COORDINATE: Final = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
 _COORDINATE_SEPARATOR: Final = r"\s{0,9}[,\s]\s{0,9}"
 _PAIR: Final = rf"{_COORDINATE}{_COORDINATE_SEPARATOR}{_COORDINATE}"

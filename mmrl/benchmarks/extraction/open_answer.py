@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.numbers import Number, find_number_words, find_numbers
 from mmrl.benchmarks.extraction.text import (
     CharSpan,
+    Extraction,
     content_words,
     iter_sentences_backwards,
     sentence_end,
@@ -47,17 +48,7 @@ _MIN_SHARED_WORDS: Final = 0.4  # share of the question's words that a sentence 
 _EQUATION_WINDOW: Final = 40  # characters after the last = in which its result is looked for
 
 
-class OpenAnswer(NamedTuple):
-    """An answer as the response writes it."""
-
-    value: str  # the text of the answer
-    rule: str  # name of the rule that found it
-    start: int  # first character of the answer
-    end: int  # character after it
-    number: float | None = None  # value of a number
-
-
-def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:
+def number_in_span(text: str, span: CharSpan, rule: str) -> Extraction | None:
     """Return the number that the content of a box or of answer tags states."""
     inner = text[slice(*span)]
     # "Cannot be found from 3 and 4" states neither.
@@ -67,7 +58,7 @@ def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:
     if number is None:
         return None
     number = number._replace(start=number.start + span.start, end=number.end + span.start)
-    return _to_open_answer(text, number, rule)
+    return _to_extraction(text, number, rule)
 
 
 @lru_cache(maxsize=4096)  # many responses answer one question
@@ -76,7 +67,7 @@ def numbers_in_question(question: str) -> frozenset[float]:
     return frozenset(number.value for number in (*find_numbers(question), *find_number_words(question)))
 
 
-def announced_number(text: str) -> OpenAnswer | None:
+def announced_number(text: str) -> Extraction | None:
     """Return the number after the last phrase that announces an answer."""
     for position in phrases.find_answer_phrases(text):
         span = CharSpan(position, sentence_end(text, position))
@@ -84,21 +75,21 @@ def announced_number(text: str) -> OpenAnswer | None:
             continue
         number = _stated_number(text, span, frozenset())
         if number is not None:
-            return _to_open_answer(text, number, "announced_number")
+            return _to_extraction(text, number, "announced_number")
     return None
 
 
-def lone_number(text: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
+def lone_number(text: str, question: str) -> Extraction | None:
     """Return the one number of a text that says little else."""
     if len(text) > _MAX_LONE_CHARS or phrases.REFUSAL.search(text):
         return None
     numbers = [number for number in (*find_numbers(text), *find_number_words(text)) if not _is_negated(text, number)]
     # A number that the question gives counts only if there is no other.
-    numbers = [number for number in numbers if number.value not in question_numbers] or numbers
-    return _to_open_answer(text, numbers[0], "lone_number") if len(numbers) == 1 else None
+    numbers = [number for number in numbers if number.value not in numbers_in_question(question)] or numbers
+    return _to_extraction(text, numbers[0], "lone_number") if len(numbers) == 1 else None
 
 
-def leading_number(text: str) -> OpenAnswer | None:
+def leading_number(text: str) -> Extraction | None:
     """Return the number that a text begins with, alone in its line or explained after it."""
     first_char = text.lstrip(" \t\n$")[:1]
     if not (first_char.isdigit() or first_char in _NUMBER_START_CHARS):
@@ -110,7 +101,7 @@ def leading_number(text: str) -> OpenAnswer | None:
     for sentence in iter_sentences_backwards(text):
         if sentence.start >= number.end and phrases.CONCLUSION_START.match(text, *sentence):
             return None
-    return _to_open_answer(text, number, "first_number")
+    return _to_extraction(text, number, "first_number")
 
 
 def is_ambiguous(text: str) -> bool:
@@ -120,29 +111,29 @@ def is_ambiguous(text: str) -> bool:
     return _leaves_open(inner, CharSpan(0, len(inner)), list(find_numbers(inner)))
 
 
-def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
+def bold_number(text: str, text_with_emphasis: str, question: str) -> Extraction | None:
     """Return the number in bold in the last sentence that concludes, else the first number in bold.
 
     `text` is the response with its emphasis blanked out, `text_with_emphasis` the same with its asterisks.
     """
-    stated = []
+    question_numbers, stated = numbers_in_question(question), []
     for match in _BOLD_TEXT.finditer(text_with_emphasis):
         number = _stated_number(text, CharSpan(*match.span()), question_numbers)
         if number is not None and number.value not in question_numbers:
             stated.append(number)
     for number in reversed(stated):
         if phrases.is_conclusion(text, sentence_start(text, number.start), number.start):
-            return _to_open_answer(text, number, "bold_number")
-    return _to_open_answer(text, stated[0], "bold_number") if stated else None
+            return _to_extraction(text, number, "bold_number")
+    return _to_extraction(text, stated[0], "bold_number") if stated else None
 
 
-def concluding_number(text: str, question: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
+def concluding_number(text: str, question: str) -> Extraction | None:
     """Return the number of the last sentence that concludes, else of the one most like the question, else the last."""
     # "I hope this helps" concludes nothing.
     sentences = [
         sentence for sentence in iter_sentences_backwards(text) if not _CLOSING_REMARK.match(text, sentence.start)
     ]
-    stated = []
+    question_numbers, stated = numbers_in_question(question), []
     for sentence in sentences[:_MAX_SENTENCES]:
         number = _stated_number(text, sentence, question_numbers, prefer_last=True)
         if number is not None:
@@ -166,7 +157,7 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
 
     # Sentences come last first, and `max` keeps the first of equals.
     best = max(stated, key=lambda entry: rank(*entry))
-    return _to_open_answer(text, best[1], "concluding_number")
+    return _to_extraction(text, best[1], "concluding_number")
 
 
 def _stated_number(
@@ -232,12 +223,11 @@ def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single
 
 
 def _is_negated(text: str, number: Number) -> bool:
-    """Return True for a number after "not"."""
     return _NEGATED_BEFORE.search(text, max(0, number.start - 5), number.start) is not None
 
 
-def _to_open_answer(text: str, number: Number, rule: str) -> OpenAnswer:
+def _to_extraction(text: str, number: Number, rule: str) -> Extraction:
     start, end = number.start, number.end
     # A dollar sign on both sides is LaTeX, not a price.
     start += text[start] == "$" == text[end : end + 1]
-    return OpenAnswer(text[start:end].strip(), rule, start, end, number.value)
+    return Extraction(text[start:end].strip(), rule, start, end, number=number.value)

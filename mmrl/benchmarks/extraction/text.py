@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from mmrl.types import Region
+
+NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 TAIL_CHARS: Final = 4000
 """Characters at the end of a response in which a conclusion is looked for."""
 HEAD_CHARS: Final = 400  # characters of the longest text that may be an option
@@ -68,6 +72,20 @@ class CharSpan(NamedTuple):
 
     start: int  # first character
     end: int  # character after the last
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """The answer found in a response, or the reason why there is none."""
+
+    value: str | None  # letter of an option, or the answer as the response writes it; None when there is none
+    rule: str  # name of the rule that found it, or of the one that ended the search
+    start: int  # first character of the answer in the response
+    end: int  # character after the answer
+    no_answer_reason: NoAnswerReason = ""  # reason for a missing answer; empty when there is one
+    number: float | None = None  # value of a number
+    regions: tuple[Region, ...] = ()
+    """Boxes or points of an answer with coordinates, in the response's coordinate system."""
 
 
 def answer_span(response: str) -> CharSpan | None:

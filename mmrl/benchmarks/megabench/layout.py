@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from mmrl.benchmarks.megabench.metrics import CONTEXT_METRICS, FIELD_METRICS
@@ -18,7 +17,6 @@ _VIDEO_SUFFIXES: Final = (".mp4", ".mkv", ".avi", ".webm", ".mov")
 _MEDIA_COLUMNS: Final = ("global_media", "example_media", "query_media")
 
 
-@dataclass(frozen=True, slots=True)
 class MegaBenchLayout:
     """MEGA-Bench of Hugging Face (TIGER-Lab/MEGA-Bench), whose cells hold Python literals.
 
@@ -26,11 +24,8 @@ class MegaBenchLayout:
     what some metrics need besides the answer.
     """
 
-    name: str = "MEGA-Bench of Hugging Face"
-    required_columns: frozenset[str] = frozenset(
-        {"id", "task_name", "task_description", "query_text", "answer", "metric_info"}
-    )
-    needs_coordinate_system: bool = False
+    name = "MEGA-Bench of Hugging Face"
+    required_columns = frozenset({"id", "task_name", "task_description", "query_text", "answer", "metric_info"})
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
         """Return the question of a row.

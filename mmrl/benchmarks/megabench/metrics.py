@@ -11,6 +11,7 @@ accents by Unicode's decomposition alone.
 from __future__ import annotations
 
 import math
+import operator
 import re
 import string
 import unicodedata
@@ -30,6 +31,8 @@ from mmrl_rewards import geometry
 
 FieldMetric = Callable[[Any, Any], float]
 """Function of a predicted and a reference value."""
+Boxes = Sequence[Sequence[float]]
+"""Coordinates of each box or point."""
 
 _MIN_SIMILARITY: Final = 0.9
 _RELATIVE_TOLERANCE: Final = 0.01
@@ -41,18 +44,23 @@ _DOLLAR_FORMULA: Final = re.compile(r"(\$[^$]*\$)")
 _POINT_TAG: Final = re.compile(r"<point>([^<]{1,80})</point>")
 _BOX_TAG: Final = re.compile(r"<(/?)box>")
 _KEYPOINT_DECAY: Final = 10.0 / math.sqrt(2.0)
-_MAX_NUMBER_ERROR: Final = 0.1
 _MAX_ANGLE_ERROR: Final = 10.0  # degrees
 # Largest coordinate or angle that is taken seriously; it keeps infinities out of the sums.
 _MAX_MAGNITUDE: Final = 1e9
 _CLOSING_BRACKETS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
-def _exact_match(prediction: object, reference: object, *, lowercase: bool = False) -> float:
+def _compare(parse: Callable[[Any], Any], score: FieldMetric) -> FieldMetric:
+    """Return the metric that scores both values as `parse` reads them."""
+    return lambda prediction, reference: float(score(parse(prediction), parse(reference)))
+
+
+# Texts.
+
+
+def _exact_match(prediction: object, reference: object) -> float:
     """Compare texts exactly; where the reference is a letter, the first letter of the prediction."""
     predicted, expected = str(prediction).strip(), str(reference).strip()
-    if lowercase:
-        predicted, expected = predicted.lower(), expected.lower()
     if len(expected) == 1 and expected.isalpha() and len(predicted) > 1:
         letter = _LEADING_LETTER.match(predicted)
         if letter:
@@ -60,17 +68,16 @@ def _exact_match(prediction: object, reference: object, *, lowercase: bool = Fal
     return float(predicted == expected)
 
 
-def _simple_match(prediction: object, reference: object) -> float:
-    """Compare texts ignoring white space, hyphens, full stops and case."""
-    predicted = str(prediction).translate(_IGNORED_CHARS).lower()
-    expected = str(reference).translate(_IGNORED_CHARS).lower()
-    return _exact_match(predicted, expected)
+def _lower_text(value: object) -> str:
+    return str(value).lower()
 
 
-def _near_match(prediction: object, reference: object) -> float:
-    """Return the similarity of texts without articles, accents and case; 0 below a similarity of 0.9."""
-    predicted, expected = _strip_accents(str(prediction)), _strip_accents(str(reference))
-    return float(DamerauLevenshtein.normalized_similarity(predicted, expected, score_cutoff=_MIN_SIMILARITY))
+def _plain_text(value: object) -> str:
+    """Return a text in lower case without white space, hyphens and full stops."""
+    return str(value).translate(_IGNORED_CHARS).lower()
+
+
+_simple_match: Final = _compare(_plain_text, _exact_match)
 
 
 def _edit_similarity(prediction: object, reference: object) -> float:
@@ -78,8 +85,9 @@ def _edit_similarity(prediction: object, reference: object) -> float:
     return DamerauLevenshtein.normalized_similarity(str(prediction)[:MAX_FIELD_CHARS], str(reference))
 
 
-def _strip_accents(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", _ARTICLE.sub("", text[:MAX_FIELD_CHARS]))
+def _strip_accents(value: object) -> str:
+    """Return a text without articles, accents and case."""
+    decomposed = unicodedata.normalize("NFKD", _ARTICLE.sub("", str(value)[:MAX_FIELD_CHARS]))
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter)).lower()
 
 
@@ -91,54 +99,37 @@ def _same_number(prediction: object, reference: object) -> float:
     return float(abs(predicted[-1] - expected[-1]) <= _RELATIVE_TOLERANCE * abs(expected[-1]))
 
 
-def _relative_difference(prediction: object, reference: object) -> float:
-    """Return 1 - |a - b| / |b|, at least 0."""
-    predicted, expected = _parse_numbers(prediction), _parse_numbers(reference)
+def _number_closeness(predicted: Sequence[float], expected: Sequence[float], *, max_error: float | None) -> float:
+    """Return 1 - |a - b| / `max_error` of the first numbers, at least 0; a `max_error` of None takes |b|."""
     if not (predicted and expected):
         return 0.0
-    if not expected[0]:
-        return float(predicted[0] == 0.0)
-    return max(0.0, 1.0 - abs(predicted[0] - expected[0]) / abs(expected[0]))
+    error, scale = abs(predicted[0] - expected[0]), abs(expected[0]) if max_error is None else max_error
+    return max(0.0, 1.0 - error / scale) if scale else float(error == 0.0)
 
 
-def _same_positive_integer(prediction: object, reference: object) -> float:
-    predicted, expected = _parse_numbers(prediction), _parse_numbers(reference)
-    return float(
-        len(predicted) >= 1 and predicted[:1] == expected[:1] and predicted[0] > 0 and predicted[0].is_integer()
-    )
+def _same_positive_integer(predicted: Sequence[float], expected: Sequence[float]) -> bool:
+    return len(predicted) >= 1 and predicted[:1] == expected[:1] and predicted[0] > 0 and predicted[0].is_integer()
 
 
-def _overlap_ratio(prediction: Sequence[Any], reference: Sequence[Any], *, over_union: bool) -> float:
-    """Return the share of common entries in the union, or in the prediction."""
-    predicted, expected = set(prediction), set(reference)
-    whole = predicted | expected if over_union else predicted
+# Lists, as sets or in order.
+
+
+def _same_set(predicted: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return {*predicted} == {*expected}
+
+
+def _jaccard_index(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
+    union = {*predicted, *expected}
     # Of nothing the share is 1, as in MEGA-Bench.
-    return len(predicted & expected) / len(whole) if whole else 1.0
+    return len({*predicted} & {*expected}) / len(union) if union else 1.0
 
 
-def _jaccard_index(prediction: object, reference: object, *, lowercase: bool = False) -> float:
-    predicted = _parse_entries(prediction, lowercase=lowercase)
-    expected = _parse_entries(reference, lowercase=lowercase)
-    return _overlap_ratio(predicted, expected, over_union=True)
+def _set_precision(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
+    return len({*predicted} & {*expected}) / len({*predicted}) if predicted else 1.0
 
 
-def _set_precision(prediction: object, reference: object) -> float:
-    return _overlap_ratio(_parse_entries(prediction), _parse_entries(reference), over_union=False)
-
-
-def _set_equality(prediction: object, reference: object, *, lowercase: bool = False) -> float:
-    return float(_jaccard_index(prediction, reference, lowercase=lowercase) == 1.0)
-
-
-def _sequence_equality(prediction: object, reference: object, *, lowercase: bool = False) -> float:
-    predicted = _parse_entries(prediction, lowercase=lowercase)
-    expected = _parse_entries(reference, lowercase=lowercase)
-    return float(predicted == expected)
-
-
-def _common_prefix_ratio(prediction: object, reference: object) -> float:
+def _common_prefix_ratio(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the share of the reference list that the prediction gets right before its first error."""
-    predicted, expected = _parse_entries(prediction), _parse_entries(reference)
     same = 0
     for ours, theirs in zip(predicted, expected, strict=False):
         if ours != theirs:
@@ -147,32 +138,31 @@ def _common_prefix_ratio(prediction: object, reference: object) -> float:
     return same / max(len(expected), 1)
 
 
-def _sequence_accuracy(prediction: object, reference: object) -> float:
+def _sequence_accuracy(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the share of entries that are correct in their place; 0 for lists of different lengths."""
-    predicted, expected = _parse_entries(prediction, lowercase=True), _parse_entries(reference, lowercase=True)
     if len(predicted) != len(expected):
         return 0.0
-    same = sum(ours == theirs for ours, theirs in zip(predicted, expected, strict=True))
-    return float(same / max(len(expected), 1))
+    return float(sum(map(operator.eq, predicted, expected)) / max(len(expected), 1))
 
 
-def _line_set_equality(prediction: object, reference: object) -> float:
-    line_sets = []
-    for value in (prediction, reference):
-        # Tables may write a line break as a backslash and an n.
-        line_sets.append({*str(value).replace("\\n", "\n").lower().split("\n")})
-    return float(line_sets[0] == line_sets[1])
+def _split_lines(value: object) -> list[str]:
+    # Tables may write a line break as a backslash and an n.
+    return str(value).replace("\\n", "\n").lower().split("\n")
+
+
+def _parse_chess_moves(value: object) -> list[str]:
+    """Return the moves without the marks of mate (#) and praise (!)."""
+    return [str(move).removesuffix("!").removesuffix("#") for move in _parse_entries(value)]
+
+
+# Mappings.
 
 
 def _mapping_mean(
-    prediction: object, reference: object, *, field_metric: FieldMetric, over_union: bool = True
+    predicted: Mapping[str, Any], expected: Mapping[str, Any], *, field_metric: FieldMetric, over_union: bool = True
 ) -> float:
     """Return the mean of a metric over the fields of both mappings, or over those of the reference alone."""
-    predicted, expected = _to_mapping(prediction), _to_mapping(reference)
-    scores = []
-    for key, value in expected.items():
-        if key in predicted:
-            scores.append(field_metric(predicted[key], value))
+    scores = [field_metric(predicted[key], value) for key, value in expected.items() if key in predicted]
     return sum(scores) / max(1, len({*predicted, *expected} if over_union else expected))
 
 
@@ -180,24 +170,16 @@ def _to_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else parse_fields(str(value))
 
 
-def _mapping_precision(prediction: object, reference: object) -> float:
-    """Return the share of predicted fields that are correct."""
-    predicted, expected = _to_mapping(prediction), _to_mapping(reference)
+def _mapping_precision(predicted: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     correct = sum(_exact_match(value, expected[key]) for key, value in predicted.items() if key in expected)
     return correct / max(1, len(predicted))
 
 
-def _mapping_equality(prediction: object, reference: object) -> float:
-    predicted, expected = _to_mapping(prediction), _to_mapping(reference)
-    return float(bool(predicted) and predicted == expected)
+def _mapping_equality(predicted: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    return bool(predicted) and predicted == expected
 
 
-def _chess_moves_jaccard(prediction: object, reference: object) -> float:
-    """Return the Jaccard index of chess moves, ignoring the marks of mate (#) and praise (!)."""
-    moves = []
-    for value in (prediction, reference):
-        moves.append([str(move).removesuffix("!").removesuffix("#") for move in _parse_entries(value)])
-    return _overlap_ratio(*moves, over_union=True)
+# Phrases, code and formulas.
 
 
 def _match_any_phrase(prediction: object, reference: object) -> float:
@@ -206,29 +188,21 @@ def _match_any_phrase(prediction: object, reference: object) -> float:
     return max((_simple_match(prediction, phrase) for phrase in phrases), default=0.0)
 
 
-def _code_output_match(prediction: object, reference: object) -> float:
-    """Compare texts exactly, without the code fence around either."""
-    texts = []
-    for value in (prediction, reference):
-        text = str(value)[:MAX_FIELD_CHARS]
-        _, fence, rest = text.partition("```")
-        inner, closing_fence, _ = rest.partition("```")
-        texts.append(inner.lstrip(_FENCE_LANGUAGE_CHARS).strip("\n") if fence and closing_fence else text)
-    return _exact_match(*texts)
+def _strip_fence(value: object) -> str:
+    """Return a text without the code fence around it."""
+    text = str(value)[:MAX_FIELD_CHARS]
+    _, fence, rest = text.partition("```")
+    inner, closing_fence, _ = rest.partition("```")
+    return inner.lstrip(_FENCE_LANGUAGE_CHARS).strip("\n") if fence and closing_fence else text
 
 
-def _latex_equality(prediction: object, reference: object) -> float:
-    return float(formulas_equal(str(prediction), str(reference)))
-
-
-def _text_with_formulas_match(prediction: object, reference: object) -> float:
+def _text_with_formulas_match(predicted: tuple[str, str], expected: tuple[str, str]) -> bool:
     """Compare the words by `_simple_match`, and the formulas between dollar signs as formulas; commas are ignored."""
-    predicted_words, predicted_formulas = _split_formulas(prediction)
-    expected_words, expected_formulas = _split_formulas(reference)
+    predicted_formulas, expected_formulas = predicted[1], expected[1]
     same_formulas = _simple_match(predicted_formulas, expected_formulas) or formulas_equal(
         predicted_formulas, expected_formulas
     )
-    return float(bool(_simple_match(predicted_words, expected_words) and same_formulas))
+    return bool(_simple_match(predicted[0], expected[0]) and same_formulas)
 
 
 def _split_formulas(value: object) -> tuple[str, str]:
@@ -260,15 +234,12 @@ def _bleu_score(prediction: object, reference: object) -> float:
 # Metrics of boxes, points, keypoints, numbers and angles, where a near miss scores something.
 
 
-def _first_box_iou(prediction: object, reference: object) -> float:
-    """Return the IoU of the first box of each."""
-    predicted, expected = _parse_boxes(prediction), _parse_boxes(reference)
+def _first_box_iou(predicted: Boxes, expected: Boxes) -> float:
     return _ordered_iou(predicted[0], expected[0]) if predicted and expected else 0.0
 
 
-def _mean_best_iou(prediction: object, reference: object) -> float:
+def _mean_best_iou(predicted: Boxes, expected: Boxes) -> float:
     """Return the mean over predicted boxes of the best IoU with any reference box."""
-    predicted, expected = _parse_boxes(prediction), _parse_boxes(reference)
     if not (predicted and expected):
         return 0.0
     best_ious = []
@@ -277,9 +248,8 @@ def _mean_best_iou(prediction: object, reference: object) -> float:
     return fmean(best_ious)
 
 
-def _mean_pairwise_iou(prediction: object, reference: object) -> float:
+def _mean_pairwise_iou(predicted: Boxes, expected: Boxes) -> float:
     """Return the mean IoU of boxes paired by their order; 0 when there are not equally many."""
-    predicted, expected = _parse_boxes(prediction), _parse_boxes(reference)
     if len(predicted) != len(expected) or not predicted:
         return 0.0
     return fmean(map(_ordered_iou, predicted, expected))
@@ -294,17 +264,15 @@ def _is_point_in_any_box(prediction: object, reference: object) -> float:
     return float(bool(point) and any(x1 <= point[0] <= x2 and y1 <= point[1] <= y2 for x1, y1, x2, y2 in boxes))
 
 
-def _point_closeness(prediction: object, reference: object) -> float:
+def _point_closeness(predicted: Sequence[float], expected: Sequence[float]) -> float:
     """Return 1 minus the distance of two points in tags, at least 0. Both are fractions of the image's sides."""
-    predicted, expected = _parse_point(prediction), _parse_point(reference)
     if not (predicted and expected) or not all(0.0 <= side <= 1.0 for side in (*predicted, *expected)):
         return 0.0
     return max(0.0, 1.0 - math.dist(predicted, expected))
 
 
-def _keypoint_similarity(prediction: object, reference: object) -> float:
+def _keypoint_similarity(predicted: Boxes, expected: Boxes) -> float:
     """Return the mean of exp(-10 d / sqrt 2) over points paired by order, d their distance; 0 for unequal counts."""
-    predicted, expected = _parse_pairs(prediction), _parse_pairs(reference)
     if len(predicted) != len(expected) or not predicted:
         return 0.0
     return fmean(
@@ -312,20 +280,10 @@ def _keypoint_similarity(prediction: object, reference: object) -> float:
     )
 
 
-def _number_closeness(prediction: object, reference: object) -> float:
-    """Return 1 - |a - b| / 0.1, at least 0."""
-    # MEGA-Bench calls it an RMSE; it is that of one number.
-    predicted, expected = _parse_numbers(prediction), _parse_numbers(reference)
-    if not (predicted and expected):
-        return 0.0
-    return max(0.0, 1.0 - abs(predicted[0] - expected[0]) / _MAX_NUMBER_ERROR)
-
-
-def _angle_closeness(prediction: object, reference: object) -> float:
+def _angle_closeness(predicted_entries: Sequence[Any], expected_entries: Sequence[Any]) -> float:
     """Return 1 - the mean of |a - b| / 10 over angles in degrees paired by order, at least 0; 0 for unequal counts."""
-    predicted_entries = _parse_entries(prediction)
     predicted = list(filter(_is_bounded_number, predicted_entries))
-    expected = list(filter(_is_bounded_number, _parse_entries(reference)))
+    expected = list(filter(_is_bounded_number, expected_entries))
     if len(predicted) != len(predicted_entries) or len(predicted) != len(expected) or not predicted:
         return 0.0
     mean_error = fmean(abs(angle - target) for angle, target in zip(predicted, expected, strict=True))
@@ -351,7 +309,6 @@ def _parse_point(value: object) -> tuple[float, ...]:
 
 
 def _parse_pairs(value: object) -> list[tuple[float, float]]:
-    """Return the entries of a list that are pairs of numbers."""
     pairs = []
     for entry in _parse_entries(value):
         if isinstance(entry, tuple) and len(entry) == 2 and all(map(_is_bounded_number, entry)):
@@ -389,7 +346,6 @@ def _parse_entries(value: object, *, lowercase: bool = False) -> list[Any]:
 
 
 def _parse_numbers(value: object) -> list[float]:
-    """Return the numbers in a text in reading order."""
     return [number.value for number in find_numbers(str(value))]
 
 
@@ -435,49 +391,60 @@ STRICT_METRICS: Final = frozenset(
 )
 """Metrics whose full marks mean that a careful reader accepts the answer, even if, for example, its order differs."""
 
+_lower_entries: Final = partial(_parse_entries, lowercase=True)
+_same_entries: Final = _compare(_parse_entries, _same_set)
+_same_lower_entries: Final = _compare(_lower_entries, _same_set)
+_entries_jaccard: Final = _compare(_parse_entries, _jaccard_index)
+_best_boxes: Final = _compare(_parse_boxes, _mean_best_iou)
+
 FIELD_METRICS: Final[Mapping[str, FieldMetric]] = MappingProxyType(
     {
         "exact_str_match": _exact_match,
-        "exact_str_match_case_insensitive": partial(_exact_match, lowercase=True),
+        "exact_str_match_case_insensitive": _compare(_lower_text, _exact_match),
         "simple_str_match": _simple_match,
-        "near_str_match": _near_match,
+        "near_str_match": _compare(
+            _strip_accents, partial(DamerauLevenshtein.normalized_similarity, score_cutoff=_MIN_SIMILARITY)
+        ),
         "normalized_similarity_damerau_levenshtein": _edit_similarity,
-        "number_rel_diff_ratio": _relative_difference,
+        "number_rel_diff_ratio": _compare(_parse_numbers, partial(_number_closeness, max_error=None)),
         "general_single_numerical_match": _same_number,
         "boxed_single_numerical_match": _same_number,
-        "positive_int_match": _same_positive_integer,
-        "set_equality": _set_equality,
-        "set_equality_case_insensitive": partial(_set_equality, lowercase=True),
-        "str_set_equality_comma": partial(_set_equality, lowercase=True),
-        "str_set_equality_line_break": _line_set_equality,
-        "set_precision": _set_precision,
-        "jaccard_index": _jaccard_index,
-        "jaccard_index_case_insensitive": partial(_jaccard_index, lowercase=True),
-        "sequence_equality": _sequence_equality,
-        "sequence_equality_case_insensitive": partial(_sequence_equality, lowercase=True),
-        "sequence_accuracy_case_insensitive": _sequence_accuracy,
-        "chess_move_list_jaccard_index": _chess_moves_jaccard,
+        "positive_int_match": _compare(_parse_numbers, _same_positive_integer),
+        "set_equality": _same_entries,
+        "set_equality_case_insensitive": _same_lower_entries,
+        "str_set_equality_comma": _same_lower_entries,
+        "str_set_equality_line_break": _compare(_split_lines, _same_set),
+        "set_precision": _compare(_parse_entries, _set_precision),
+        "jaccard_index": _entries_jaccard,
+        "jaccard_index_case_insensitive": _compare(_lower_entries, _jaccard_index),
+        "sequence_equality": _compare(_parse_entries, operator.eq),
+        "sequence_equality_case_insensitive": _compare(_lower_entries, operator.eq),
+        "sequence_accuracy_case_insensitive": _compare(_lower_entries, _sequence_accuracy),
+        "chess_move_list_jaccard_index": _compare(_parse_chess_moves, _jaccard_index),
         "multi_ref_phrase": _match_any_phrase,
-        "code_result_exact_str_match": _code_output_match,
+        "code_result_exact_str_match": _compare(_strip_fence, _exact_match),
         "bleu": _bleu_score,
-        "longest_common_list_prefix_ratio": _common_prefix_ratio,
-        "dict_equality": _mapping_equality,
-        "dict_precision": _mapping_precision,
-        "dict_exact_str_match_agg_recall": partial(_mapping_mean, field_metric=_exact_match, over_union=False),
-        "dict_set_equality_agg_jaccard": partial(_mapping_mean, field_metric=_set_equality),
-        "dict_jaccard_agg_jaccard": partial(_mapping_mean, field_metric=_jaccard_index),
-        "dict_nbbox_iou_tuple_agg_jaccard": partial(_mapping_mean, field_metric=_mean_best_iou),
-        "latex_expr_equality": _latex_equality,
-        "text_with_latex_expr_equality": _text_with_formulas_match,
-        "nbbox_iou_single": _first_box_iou,
-        "nbbox_iou_tuple": _mean_best_iou,
-        "nbbox_iou_sequence": _mean_pairwise_iou,
-        "xml_nbbox_iou_single": _mean_best_iou,
+        "longest_common_list_prefix_ratio": _compare(_parse_entries, _common_prefix_ratio),
+        "dict_equality": _compare(_to_mapping, _mapping_equality),
+        "dict_precision": _compare(_to_mapping, _mapping_precision),
+        "dict_exact_str_match_agg_recall": _compare(
+            _to_mapping, partial(_mapping_mean, field_metric=_exact_match, over_union=False)
+        ),
+        "dict_set_equality_agg_jaccard": _compare(_to_mapping, partial(_mapping_mean, field_metric=_same_entries)),
+        "dict_jaccard_agg_jaccard": _compare(_to_mapping, partial(_mapping_mean, field_metric=_entries_jaccard)),
+        "dict_nbbox_iou_tuple_agg_jaccard": _compare(_to_mapping, partial(_mapping_mean, field_metric=_best_boxes)),
+        "latex_expr_equality": _compare(str, formulas_equal),
+        "text_with_latex_expr_equality": _compare(_split_formulas, _text_with_formulas_match),
+        "nbbox_iou_single": _compare(_parse_boxes, _first_box_iou),
+        "nbbox_iou_tuple": _best_boxes,
+        "nbbox_iou_sequence": _compare(_parse_boxes, _mean_pairwise_iou),
+        "xml_nbbox_iou_single": _best_boxes,
         "xml_norm_point_in_bbox": _is_point_in_any_box,
-        "xml_norm_point_distance": _point_closeness,
-        "sequence_coords_similarity": _keypoint_similarity,
-        "normalized_rmse": _number_closeness,
-        "angle_seq_float_rmse": _angle_closeness,
+        "xml_norm_point_distance": _compare(_parse_point, _point_closeness),
+        "sequence_coords_similarity": _compare(_parse_pairs, _keypoint_similarity),
+        # Of one number, though MEGA-Bench calls it an RMSE.
+        "normalized_rmse": _compare(_parse_numbers, partial(_number_closeness, max_error=0.1)),
+        "angle_seq_float_rmse": _compare(_parse_entries, _angle_closeness),
         "symbolic_planning_test": score_plan,
     }
 )

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from statistics import fmean
-from typing import Any
 
 from mmrl.benchmarks.benchmark import GradedResponse
 from mmrl.benchmarks.extraction import match
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.fields import MAX_FIELD_CHARS, select_fields
-from mmrl.benchmarks.extraction.text import answer_span
+from mmrl.benchmarks.extraction.text import Extraction, answer_span
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.megabench.metrics import (
     CONTEXT_METRICS,
@@ -42,10 +40,7 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
                 f"item {item.id!r}: the metric {name!r} cannot be scored by rule; those that can: "
                 f"{', '.join(FIELD_METRICS)}"
             )
-    predicted = _predicted_fields(item, response, extraction)
-    scores = {}
-    for field, name in metrics.items():
-        scores[field] = FIELD_METRICS[name](predicted[field], _reference_value(item, field, name))
+    scores = {field: _score_field(item, response, extraction, field) for field in metrics}
     aggregation = item.meta.get("aggregation") or {}
     if aggregation.get("function") == "min":
         return min(scores.values())
@@ -81,18 +76,20 @@ def macro_mean(results: Sequence[GradedResponse]) -> float:
 
 
 def _has_full_marks(item: Item, response: ItemResponse, extraction: Extraction, field: str) -> bool:
-    name = _field_metrics(item).get(field, "")
     # The full marks of other metrics do not show that a careful reader would call the answer correct.
-    if name not in STRICT_METRICS:
-        return False
-    predicted = _predicted_fields(item, response, extraction)[field]
-    return FIELD_METRICS[name](predicted, _reference_value(item, field, name)) == 1.0
+    is_strict = _field_metrics(item).get(field) in STRICT_METRICS
+    return is_strict and _score_field(item, response, extraction, field) == 1.0
 
 
-def _predicted_fields(item: Item, response: ItemResponse, extraction: Extraction) -> Mapping[str, Any]:
-    metrics = _field_metrics(item)
+def _score_field(item: Item, response: ItemResponse, extraction: Extraction, field: str) -> float:
+    metrics, context = _field_metrics(item), item.meta.get("context")
     text = _answer_text(item, response, extraction, {*metrics.values()})
-    return select_fields(text[-MAX_FIELD_CHARS:], [*metrics])
+    predicted = select_fields(text[-MAX_FIELD_CHARS:], [*metrics])[field]
+    if metrics[field] in CONTEXT_METRICS and context:
+        reference = context
+    else:
+        reference = item.answer[field] if isinstance(item.answer, Mapping) else item.answer
+    return FIELD_METRICS[metrics[field]](predicted, reference)
 
 
 def _answer_text(item: Item, response: ItemResponse, extraction: Extraction, metrics: Set[str]) -> str:
@@ -119,10 +116,3 @@ def _field_metrics(item: Item) -> Mapping[str, str]:
     metric = item.meta.get("metric")
     by_field = metric if isinstance(metric, Mapping) else {"": metric}
     return {field: str(name) for field, name in by_field.items()}
-
-
-def _reference_value(item: Item, field: str, metric: str) -> Any:  # noqa: ANN401 - whatever a table holds
-    context = item.meta.get("context")
-    if metric in CONTEXT_METRICS and context:
-        return context
-    return item.answer[field] if isinstance(item.answer, Mapping) else item.answer

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.numbers import find_number_words
-from mmrl.benchmarks.extraction.text import last_boxed_span
+from mmrl.benchmarks.extraction.text import Extraction, last_boxed_span
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.official_metrics.latex_value import evaluate_latex
 from mmrl.benchmarks.reward_scores import formulas_equal

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.benchmarks.benchmark import GradedResponse
-from mmrl.benchmarks.extraction.extract import Extraction
-from mmrl.benchmarks.extraction.match import image_resize_map, is_point_in_box
-from mmrl.benchmarks.extraction.text import first_answer_tag
+from mmrl.benchmarks.extraction.match import boxes_in_pixels, image_resize_map, is_point_in_box
+from mmrl.benchmarks.extraction.text import Extraction, first_answer_tag
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.types import CoordinateSystem, Region, ResizeMap
 from mmrl_rewards import matching
@@ -38,10 +37,7 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
     boxes = _INTEGER_BOX.findall(inner)
     if not boxes:
         return 0.0
-    corners = list(map(float, boxes[-1]))
-    resize = image_resize_map(item, response)
-    predicted = resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-    target = resize.convert(item.answer, item.coordinate_system, CoordinateSystem.PX_ORIGINAL)
+    predicted, target = boxes_in_pixels(item, response, list(map(float, boxes[-1])))
     return float(pixel_iou(predicted, target) > _IOU_THRESHOLD)
 
 

@@ -8,36 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from pydantic import BaseModel, StrictStr
 from rapidfuzz.distance import Levenshtein
 
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import (
     Item,
     ItemAnswerType,
     ItemResponse,
+    OptionalPrecision,
+    OptionalText,
+    OptionTexts,
+    RowId,
+    check_columns,
     find_option,
-    object_cell,
     parse_answer,
-    parse_id,
-    parse_options,
-    parse_precision,
     subset_values,
-    text_cell,
 )
 
-MATHVISTA_COLUMNS: Final = ("pid", "answer", "answer_type", "choices", "precision")
-"""Columns that every item has."""
 SUBSET_COLUMNS: Final = ("language", "source", "category", "task", "context", "grade", "skills")
 """Keys of `metadata` by which results are broken down."""
 _BRACKETED_LETTER: Final = re.compile(r"\(([a-zA-Z])\)")
-_ANSWER_TYPES: Final[Mapping[str, ItemAnswerType]] = {
-    "text": "choice",
-    "integer": "integer",
-    "float": "float",
-    "list": "list",
-}
 
 
 def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -49,37 +42,40 @@ def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) 
         extracted = str(int(extraction.number)) if extraction.number.is_integer() else repr(extraction.number)
     else:
         extracted = extraction.value or ""
-    prediction = normalize_extraction(
-        extracted, choices=item.options, answer_type=item.answer_type, precision=item.precision
-    )
-    return float(prediction == item.answer_text)
+    return float(normalize_extraction(extracted, item) == item.answer_text)
 
 
-def normalize_extraction(
-    extraction: str,
-    *,
-    choices: Sequence[str] | None,
-    answer_type: str,
-    precision: float | None,
-    digits_only: bool = False,
-) -> str | None:
+def normalize_extraction(extraction: str, item: Item, *, digits_only: bool = False) -> str | None:
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
     A letter in brackets means its choice, and any other text for the nearest one. Integers are cut off, floats
-    rounded to `precision` decimals. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
+    rounded to the item's precision. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
     """
-    if choices:
-        return _match_choice(extraction.strip(), choices)
+    if item.options:
+        return _match_choice(extraction.strip(), item.options)
     try:
-        match answer_type:
+        match item.answer_type:
             case "integer":
                 return str(int(extraction) if digits_only else int(float(extraction)))
             case "float":
-                return str(round(float(extraction), int(precision or 0)))
+                return str(round(float(extraction), item.precision or 0))
             case _:
                 return str(extraction)
     except (ValueError, OverflowError):
         return None
+
+
+class _MathVistaRow(BaseModel):
+    pid: RowId
+    answer: StrictStr
+    answer_type: Literal["text", "integer", "float", "list"]
+    choices: OptionTexts | None
+    precision: OptionalPrecision
+    question: OptionalText = None
+    unit: OptionalText = None
+    metadata: dict[str, Any] | None = None
+    question_type: Any = None
+    image: Any = None
 
 
 def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
@@ -88,32 +84,24 @@ def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = [column for column in MATHVISTA_COLUMNS if column not in row]
-    if absent:
-        raise ValueError(
-            f"has no column {', '.join(map(repr, absent))}; MathVista's items have {', '.join(MATHVISTA_COLUMNS)}, and "
-            "may have question, unit and metadata"
-        )
-    answer_type = _ANSWER_TYPES.get(row["answer_type"])
-    choices = parse_options(row["choices"])
-    if answer_type is None or (answer_type == "choice") != bool(choices):
-        raise ValueError(f"answer_type {row['answer_type']!r} and {len(choices)} choices do not go together")
-    if not isinstance(row["answer"], str):
-        raise ValueError(f"the answer is {row['answer']!r:.40}, not text")
-    metadata = object_cell(row, "metadata")
-    subsets = {name: subset_values(row[name]) for name in ("question_type", "answer_type") if row.get(name)}
-    subsets |= {name: subset_values(metadata[name]) for name in SUBSET_COLUMNS if metadata.get(name)}
+    cells = check_columns(_MathVistaRow, row)
+    choices, metadata = tuple(cells.choices or ()), cells.metadata or {}
+    answer_type: ItemAnswerType = "choice" if cells.answer_type == "text" else cells.answer_type
+    if (answer_type == "choice") != bool(choices):
+        raise ValueError(f"answer_type {cells.answer_type!r} and {len(choices)} choices do not go together")
+    columns = {"question_type": cells.question_type, "answer_type": cells.answer_type}
+    columns |= {name: metadata.get(name) for name in SUBSET_COLUMNS}
     return Item(
-        id=parse_id(row["pid"]),
+        id=str(cells.pid),
         answer_type=answer_type,
         # A choice is given by its text, even where that is a letter.
-        answer=find_option(row["answer"], choices) if choices else parse_answer(answer_type, row["answer"], ()),
-        question=text_cell(row, "question") or "",
+        answer=find_option(cells.answer, choices) if choices else parse_answer(answer_type, cells.answer, ()),
+        question=cells.question or "",
         options=choices,
-        precision=parse_precision(row["precision"]),
-        unit=text_cell(row, "unit"),
-        cluster=str(row.get("image") or row["pid"]),
-        subsets=subsets,
+        precision=cells.precision,
+        unit=cells.unit,
+        cluster=str(cells.image or cells.pid),
+        subsets={name: subset_values(value) for name, value in columns.items() if value},
     )
 
 

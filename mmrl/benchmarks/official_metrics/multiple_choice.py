@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mmrl.benchmarks.benchmark import GradedResponse
-from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.match import is_correct
-from mmrl.benchmarks.extraction.text import first_answer_tag
+from mmrl.benchmarks.extraction.text import Extraction, first_answer_tag
 from mmrl.benchmarks.items import LETTERS, Item, ItemResponse
 
 _PUNCTUATION: Final = ",.!?;:'"

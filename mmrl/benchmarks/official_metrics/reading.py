@@ -11,21 +11,19 @@ import re
 from math import nextafter
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.reward_scores import reward_score
 from mmrl.types import AnswerType
 from mmrl_rewards import ocr
+from mmrl_rewards.number_words import ONES
 
 _MAX_CHARS: Final = 20_000  # characters at the start of a response that are compared
 _TAGGED_COUNT: Final = re.compile(r"<answer>\s*(\d{1,9})\s*</answer>")
 _FORMULA_DATASET: Final = "HME100k"
 _FORMULA_CATEGORY: Final = "Handwritten Mathematical Expression Recognition"
 _ARTICLES: Final = frozenset({"a", "an", "the"})
-_WORD_DIGITS: Final = {
-    **{"none": "0", "zero": "0", "one": "1", "two": "2", "three": "3", "four": "4"},
-    **{"five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"},
-}
+_WORD_DIGITS: Final = {"none": "0", **{word: str(value) for value, word in enumerate(ONES[:11])}}
 _PUNCTUATION: Final = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`?!]")
 _PERIOD: Final = re.compile(r"(?<!\d)\.(?!\d)")
 _COMMA: Final = re.compile(r"(\d)(,)(\d)")

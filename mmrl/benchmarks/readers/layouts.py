@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from mmrl.benchmarks.items import LETTERS, find_option
 from mmrl.types import CoordinateSystem, ImageRef
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
-from mmrl_datasets.readers.answers import ChoiceAnswer
+from mmrl_datasets.readers.answers import MAX_COORDINATE, ChoiceAnswer
 from mmrl_datasets.readers.media_resolver import MediaResolver, TimeRange
 from mmrl_datasets.readers.row_to_sample import parse_choices, parse_literal
 
@@ -26,7 +26,6 @@ explanations. parts: they name regions of the row's only image, such as figures 
 
 _WRITTEN_LIST: Final = re.compile(r"\[\s*['\"]")
 _LETTERED_OPTION: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)
-_COORDINATE_LIMITS: Final = {CoordinateSystem.NORM_1: 1.0, CoordinateSystem.NORM_1000: 1000.0}
 _LIMIT_TOLERANCE: Final = 1.01  # slack above the limit before a box counts as being in another coordinate system
 
 
@@ -58,10 +57,6 @@ class RowLayout(Protocol):
     @property
     def required_columns(self) -> frozenset[str]:
         """Columns that every row of this layout has; they distinguish it from other layouts."""
-
-    @property
-    def needs_coordinate_system(self) -> bool:
-        """True when the file does not say in which coordinate system its boxes are, so that the user must."""
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
         """Return the questions of a row.
@@ -122,7 +117,7 @@ def check_box_range(answer: object, coordinate_system: object) -> object:
         raise BadRowError(
             f"the box {short_repr(answer)} is smaller than one unit of {coordinate_system}; is it in norm_1?"
         )
-    limit = _COORDINATE_LIMITS.get(CoordinateSystem(str(coordinate_system)))
+    limit = MAX_COORDINATE.get(CoordinateSystem(str(coordinate_system)))
     if limit is not None and largest > _LIMIT_TOLERANCE * limit:
         raise BadRowError(f"the box {short_repr(answer)} is outside of {coordinate_system}, which ends at {limit:g}")
     return answer

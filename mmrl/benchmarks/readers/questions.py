@@ -14,6 +14,7 @@ from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.items import COORDINATE_TYPES, Item, ItemAnswerType, parse_canonical_item
 from mmrl.benchmarks.readers.layouts import ImageNumbering, QuestionRow, RowLayout, UnscorableRowError
 from mmrl.benchmarks.readers.published import get_layouts
+from mmrl.benchmarks.readers.vlmevalkit import VlmEvalKitLayout
 from mmrl.types import (
     AnswerType,
     ContentPart,
@@ -244,7 +245,8 @@ def _select_layout(
             f"{location}: the columns are {', '.join(cells)}; the nearest known layout is {layout.name}, which needs "
             f"{', '.join(map(repr, missing))} too"
         )
-    if coordinate_system is not None and not layout.needs_coordinate_system:
+    takes_coordinate_system = isinstance(layout, VlmEvalKitLayout) and layout.needs_coordinate_system
+    if coordinate_system is not None and not takes_coordinate_system:
         raise UserError(
             f"{location}: {layout.name} states its own coordinate system; leave out --coordinates {coordinate_system}"
         )

@@ -54,7 +54,6 @@ class TableLayout:
     fps: float | None = None  # frames per second of videos that are stored as folders of frames
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
     signature_columns: tuple[str, ...] = ()  # columns without a role that distinguish this layout
-    needs_coordinate_system: bool = False  # True when the user must name the coordinate system
 
     @cached_property
     def required_columns(self) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrl.benchmarks.extraction.extract import ExtractionQuery, extract
+from mmrl.benchmarks.extraction.extract import extract
 from mmrl.benchmarks.extraction.numbers import find_number_words, find_numbers
 from mmrl.benchmarks.extraction.options import normalize_option
 
@@ -198,11 +198,11 @@ SEVERAL_NUMBERS = [
 
 
 def choice(options, text, question=COLOURED):
-    return extract(text, ExtractionQuery(expected_type="choice", options=options, question=question))
+    return extract(text, "choice", options=options, question=question)
 
 
 def number(text, question=""):
-    return extract(text, ExtractionQuery(expected_type="number", question=question))
+    return extract(text, "number", question=question)
 
 
 @pytest.mark.parametrize(("options", "text", "letter", "rule"), CHOICES)
@@ -223,7 +223,7 @@ def test_number_is_found(text, value, rule):
 @pytest.mark.parametrize("expected_type", ["choice", "number"])
 def test_missing_answer_has_a_reason(text, rule, reason, expected_type):
     options = NUMBERS if expected_type == "choice" else ()
-    found = extract(text, ExtractionQuery(expected_type=expected_type, options=options))
+    found = extract(text, expected_type, options=options)
     assert (found.value, found.rule, found.no_answer_reason) == (None, rule, reason)
 
 
@@ -383,7 +383,7 @@ def test_normalize_option_equates_notations(a, b):
     ],
 )
 def test_coordinates_are_found(expected_type, text, coordinates):
-    found = extract(text, ExtractionQuery(expected_type=expected_type))
+    found = extract(text, expected_type)
     assert (found.regions[0].coordinates if found.regions else None) == coordinates
     assert found.value is None or text[found.start : found.end] == found.value
 
@@ -397,7 +397,7 @@ def test_coordinates_are_found(expected_type, text, coordinates):
     ],
 )
 def test_labelled_boxes_are_found(text, value, labels):
-    found = extract(text, ExtractionQuery(expected_type="boxes"))
+    found = extract(text, "boxes")
     assert (found.value is not None, [region.label for region in found.regions]) == (value, labels)
 
 
@@ -412,4 +412,4 @@ def test_labelled_boxes_are_found(text, value, labels):
     ],
 )
 def test_text_and_list_are_found(expected_type, text, value):
-    assert extract(text, ExtractionQuery(expected_type=expected_type)).value == value
+    assert extract(text, expected_type).value == value

@@ -1,6 +1,7 @@
 """Missing images, malformed rows and missing responses: named, refused, or counted as incorrect everywhere."""
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from benchmark_rows import read, write_rows
@@ -11,7 +12,7 @@ from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report import build_report, report_markdown
-from mmrl.evaluation.session import check_missing, make_batches
+from mmrl.evaluation.session import EvalBatches, check_missing
 from mmrl.types import Region, UserError
 
 MISSING = (7, 70, 700)
@@ -47,7 +48,9 @@ def test_allowed_missing_images_count_as_incorrect(thousand):
     warnings = []
     check(thousand.problems, thousand, allowed=True, warn=warnings.append)
     assert "3 of 1000 questions cannot be asked and count as incorrect" in warnings[0]
-    asked = make_batches(thousand, thousand.problems, batch_size=8, responses_per_question=1).questions
+    batches = EvalBatches(thousand, thousand.problems, batch_size=8, responses_per_question=1)
+    assert batches.rows_per_batch == [8] * 124 + [5]
+    asked = chain.from_iterable(batches.batches)
     report = report_on(
         "counting", thousand.items.values(), [ItemResponse(id=id, text="<answer>3</answer>") for id, _ in asked]
     )

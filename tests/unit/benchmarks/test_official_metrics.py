@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.grading import grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse, find_option, parse_canonical_item
 from mmrl.benchmarks.official_metrics import formulas, grounding, mathvista, reading
@@ -158,6 +158,10 @@ def test_strict_and_official_verdicts(benchmark, item, text, strict, official):
     assert official is None or verdict.official is official
 
 
+def mathvista_item(**columns):
+    return mathvista.parse_mathvista_item({"pid": "1", "choices": None, "precision": None, **columns})
+
+
 @pytest.mark.parametrize(
     ("extraction", "prediction"),
     [
@@ -166,7 +170,8 @@ def test_strict_and_official_verdicts(benchmark, item, text, strict, official):
     ],
 )
 def test_mathvista_takes_any_text_for_an_option(extraction, prediction):
-    assert mathvista.normalize_extraction(extraction, choices=FRUIT, answer_type="text", precision=None) == prediction
+    item = mathvista_item(answer=FRUIT[0], answer_type="text", choices=FRUIT)
+    assert mathvista.normalize_extraction(extraction, item) == prediction
 
 
 @pytest.mark.parametrize(
@@ -186,9 +191,9 @@ def test_mathvista_takes_any_text_for_an_option(extraction, prediction):
     ],
 )
 def test_mathvista_normalizes_numbers(extraction, answer_type, precision, prediction, prediction_2023):
-    options = {"choices": None, "answer_type": answer_type, "precision": precision}
-    assert mathvista.normalize_extraction(extraction, **options) == prediction
-    assert mathvista.normalize_extraction(extraction, **options, digits_only=True) == prediction_2023
+    item = mathvista_item(answer="1", answer_type=answer_type, precision=precision)
+    assert mathvista.normalize_extraction(extraction, item) == prediction
+    assert mathvista.normalize_extraction(extraction, item, digits_only=True) == prediction_2023
 
 
 def test_mmmu_draws_a_letter_for_a_response_without_one():

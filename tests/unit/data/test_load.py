@@ -23,7 +23,7 @@ from mmrl.data_check.fingerprints import inspect_video
 from mmrl.data_check.sample_view import SampleBrowser
 from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import run_question_set
-from mmrl.log.console import Console, null_console
+from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
@@ -138,7 +138,7 @@ def test_rows_outside_the_row_filter_are_left_out_and_counted(folder, capsys):
 def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
     filtered = filtered_config(folder, "number / 50", PASS_RATE)
     kept = [f"train-{number}" for number in range(5, 26)]
-    browser = SampleBrowser(filtered, folder, folder / "work", "train", null_console())
+    browser = SampleBrowser(filtered, folder, folder / "work", "train", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == kept
     eval_config = load_eval_config(inherit_settings(filtered, by_rule=False), "r", ())
     with closing(run_question_set("run:train", filtered, eval_config, folder, folder / "out")) as question_set:
@@ -156,7 +156,7 @@ def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
     first = {name for name in held_out if int(name.removeprefix("train-")) < 40}
     assert {sample.id for sample in make_loader(again, folder)[0].load().validation} == first
 
-    browser = SampleBrowser(shared, folder, folder / "work", "validation", null_console())
+    browser = SampleBrowser(shared, folder, folder / "work", "validation", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == held_out
     eval_config = load_eval_config(inherit_settings(shared, by_rule=False), "r", ())
     with closing(run_question_set("run:validation", shared, eval_config, folder, folder / "out")) as question_set:

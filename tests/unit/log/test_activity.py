@@ -1,13 +1,12 @@
 """The console shows what a long step is doing: a live line on a terminal, a line a minute in a pipe."""
 
-import os
 import time
 from threading import active_count
 
 from consoles import piped_console, terminal_console, without_escapes
 from waiting import wait_for
 
-from mmrl.log.console import describe_activity, null_console
+from mmrl.log.console import Console, describe_activity
 from mmrl.training.callbacks import StepTimer
 from mmrl.utils.activity import Activity
 
@@ -118,11 +117,15 @@ def test_pipe_gets_no_line_about_activities_of_seconds():
     assert out.getvalue() == ""
 
 
-def test_other_ranks_print_nothing_and_start_no_thread():
+def test_other_ranks_print_nothing_and_start_no_thread(capsys):
     threads = active_count()
-    console = null_console()
-    assert console._screen.file.name == os.devnull
+    console = Console(quiet=True)
+    console.info("a line")
+    console.warn("a line")
     console.start_stage("rl", 20)
+    console.show_step(1, {"reward/mean": 0.5}, {})
     assert list(console.track("opening media", range(3), 3)) == [0, 1, 2]
     assert active_count() == threads
     console.end_stage()
+    console.print_table("a table", ("column",), [("cell",)])
+    assert capsys.readouterr() == ("", "")
