@@ -213,7 +213,7 @@ class PolicyLearner:
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
             self._activity.advance("learn")
-            metrics.add("learner/loss", "mean", loss.detach())
+            metrics.mean("learner/loss", loss.detach())
             own_metrics.merge(metrics)
         norms = self._optimizer.update(lr)
         own_metrics.read()
@@ -225,13 +225,13 @@ class PolicyLearner:
             self._ranks.all_reduce([sums])
             routing = summarize_routing(self._policy.routers, sums)
             scored_tokens = mini_batch.denominators.forward_tokens + mini_batch.denominators.demonstration_tokens
-            all_metrics.add("policy/router_load_entropy", "mean", routing.load_entropy, scored_tokens)
-            all_metrics.add("policy/router_margin", "mean", routing.margin, scored_tokens)
+            all_metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
+            all_metrics.mean("policy/router_margin", routing.margin, scored_tokens)
         total_norm = math.hypot(*norms.values())
-        all_metrics.add("learner/grad_norm", "mean", total_norm)
+        all_metrics.mean("learner/grad_norm", total_norm)
         for component, norm in norms.items():
-            all_metrics.add(f"learner/grad_norm/{component}", "mean", norm)
-        all_metrics.add("learner/nonfinite_updates", "sum", float(not math.isfinite(total_norm)))
+            all_metrics.mean(f"learner/grad_norm/{component}", norm)
+        all_metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
         return all_metrics
 
     def _compute_loss(
@@ -260,8 +260,8 @@ class PolicyLearner:
             # How often the routers would have chosen other experts than the engine.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK)
             choices = counts.differing_choices / len(self._policy.routers)
-            result.metrics.add("rollout/route_diff_tokens_frac", "ratio", float(counts.differing_tokens), counts.tokens)
-            result.metrics.add("rollout/route_diff_choices_frac", "ratio", choices, counts.tokens)
+            result.metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
+            result.metrics.ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:

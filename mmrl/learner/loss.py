@@ -124,7 +124,7 @@ class Objective:
             imitated = tokens.select(tokens.in_sft_loss_N)
             nll = -imitated.current_logprobs_N.sum() / denominators.sft_loss_tokens
             loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
-            metrics.add("learner/sft_loss_nats", "mean", nll.detach(), denominators.sft_loss_tokens)
+            metrics.mean("learner/sft_loss_nats", nll.detach(), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
             rl_loss, rl_metrics, columns = self._rl_loss(sampled, denominators, step)
@@ -149,32 +149,16 @@ class Objective:
         advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
         metrics = Metrics()
         if self.needs_reference:
-            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
-            in_reward = options.kl.apply_to == "reward"
-            logprobs_N = sampled.recomputed_logprobs_N.detach() if in_reward else sampled.current_logprobs_N
-            assert sampled.reference_logprobs_N is not None
-            kl_N = estimate_kl(
-                logprobs_N,
-                sampled.reference_logprobs_N,
-                options.kl.estimator,
-                log_ratio_clip=options.kl.log_ratio_clip,
-            )
-            kl_coefficient = self._coefficient(step, options=options.kl)
-            metrics.add("policy/reference_kl_nats", "mean", kl_N.detach().sum().double() / count, count)
-            if in_reward:
+            kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
+            metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
+            if options.kl.apply_to == "reward":
                 # Reward to go: a token is charged for the KL at itself and at the later tokens that depend on it.
                 advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
             else:
                 penalty_N = penalty_N + kl_coefficient * kl_N
         if self.has_entropy_bonus:
             penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
-        clip_low, clip_high = options.clip_low, options.clip_high
-        if self._policy_loss_fn is not None:
-            policy_loss_N = self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
-        elif options.policy_loss == "cispo":
-            policy_loss_N = cispo(sampled.current_logprobs_N, ratio_N, advantage_N, clip_low, clip_high)
-        else:
-            policy_loss_N = clipped_surrogate(ratio_N, advantage_N, clip_low, clip_high, options.dual_clip)
+        policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
         weight_N = aggregation_weights(
             sampled.response_N,
             options.aggregation,
@@ -194,6 +178,24 @@ class Objective:
         )
         metrics.merge(token_metrics)
         return LossResult(loss, metrics, columns)
+
+    def _reference_kl(self, sampled: TokenTable) -> Tensor:
+        """Return the estimated KL divergence from the reference at each token, [N]."""
+        options, reference_N = self._options.kl, sampled.reference_logprobs_N
+        assert reference_N is not None
+        logprobs_N = sampled.current_logprobs_N
+        if options.apply_to == "reward":
+            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
+            logprobs_N = sampled.recomputed_logprobs_N.detach()
+        return estimate_kl(logprobs_N, reference_N, options.estimator, log_ratio_clip=options.log_ratio_clip)
+
+    def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
+        options = self._options
+        if self._policy_loss_fn is not None:
+            return self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
+        if options.policy_loss == "cispo":
+            return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
+        return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
 
     def _custom_policy_loss(
         self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor

@@ -45,29 +45,26 @@ class Metrics:
     _metrics: dict[str, _Metric] = field(default_factory=dict)
     _unread: list[_UnreadMetric] = field(default_factory=list)
 
-    def add(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
-        """Add a scalar to a metric, which must have the same kind in all parts of a step.
+    def sum(self, name: str, value: float | Tensor) -> None:
+        """Add a scalar to a sum over all parts of a step."""
+        self._add(name, "sum", value)
 
-        `sum`, `max` and `min` are over all parts. `mean` takes a share of an update's mean: a sum over some of its
-        tokens, divided by the number of all; `weight` is that number, or 1 for a value that weighs the same in every
-        update. `ratio` takes both sides of a quotient whose denominator, `weight`, is known once all parts are merged.
+    def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
+        """Add a scalar share of an update's mean: a sum over some of its tokens, divided by the number of all.
+
+        `weight` is the number of all tokens, or 1 for a value that weighs the same in every update.
         """
-        if isinstance(value, Tensor):
-            self._unread.append(_UnreadMetric(name, kind, value, weight))
-            return
-        known = self._metrics.get(name)
-        if known is not None:
-            match kind:
-                case "max":
-                    value = max(known.value, value)
-                case "min":
-                    value = min(known.value, value)
-                case _:
-                    value = known.value + value
-            weight = known.weight + weight if kind == "ratio" else known.weight
-        self._metrics[name] = _Metric(kind, value, weight)
+        self._add(name, "mean", share, weight)
 
-    def add_worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
+    def ratio(self, name: str, numerator: float, denominator: float) -> None:
+        """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
+        self._add(name, "ratio", numerator, denominator)
+
+    def min(self, name: str, value: float | Tensor) -> None:
+        """Keep the smallest value, a scalar."""
+        self._add(name, "min", value)
+
+    def worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
         """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
         index_1 = values_N.argmax().reshape(1)  # [1]: the CPU would have to read a scalar index
         columns = (values_N, tokens.response_N)
@@ -77,7 +74,7 @@ class Metrics:
     def merge(self, other: Metrics) -> None:
         """Take over the metrics of another part of the same update: a micro-batch, or all those of a rank."""
         for name, metric in other._metrics.items():
-            self.add(name, *metric)
+            self._add(name, *metric)
         self._unread += other._unread
 
     def read(self) -> None:
@@ -93,7 +90,7 @@ class Metrics:
                 value = WorstToken(value)
                 sample = rollout.prompt.sample
                 value.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
-            self.add(metric.name, metric.kind, value, metric.weight)
+            self._add(metric.name, metric.kind, value, metric.weight)
 
     def values(self) -> dict[str, float]:
         """Return the value of each metric. A ratio is 0 if nothing was counted."""
@@ -102,6 +99,22 @@ class Metrics:
         for name, metric in self._metrics.items():
             values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
         return values
+
+    def _add(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
+        if isinstance(value, Tensor):
+            self._unread.append(_UnreadMetric(name, kind, value, weight))
+            return
+        known = self._metrics.get(name)
+        if known is not None:
+            match kind:
+                case "max":
+                    value = max(known.value, value)
+                case "min":
+                    value = min(known.value, value)
+                case _:
+                    value = known.value + value
+            weight = known.weight + weight if kind == "ratio" else known.weight
+        self._metrics[name] = _Metric(kind, value, weight)
 
 
 def merge_updates(updates: Iterable[Metrics]) -> Metrics:
@@ -113,9 +126,9 @@ def merge_updates(updates: Iterable[Metrics]) -> Metrics:
     for update in updates:
         for name, metric in update._metrics.items():
             if metric.kind == "mean":
-                merged.add(name, "ratio", metric.value * metric.weight, metric.weight)
+                merged.ratio(name, metric.value * metric.weight, metric.weight)
             else:
-                merged.add(name, *metric)
+                merged._add(name, *metric)
     return merged
 
 
@@ -161,9 +174,9 @@ def measure_tokens(
         sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
     metrics, count = Metrics(), denominators.forward_tokens
     for name, total in sums.items():
-        metrics.add(name, "mean", total.double() / count, count)
-    metrics.add("policy/importance_ratio_min", "min", ratio_N.min())
-    metrics.add_worst_token("policy/importance_ratio_max", ratio_N, sampled)
+        metrics.mean(name, total.double() / count, count)
+    metrics.min("policy/importance_ratio_min", ratio_N.min())
+    metrics.worst_token("policy/importance_ratio_max", ratio_N, sampled)
     columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
     return metrics, LossColumns(sampled.experiences, sampled.response_N, columns)
 
@@ -181,8 +194,8 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
         if count:
             share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
-            metrics.add(names[age], "sum", share)
+            metrics.sum(names[age], share)
     if any(denominators.forward_tokens_by_age):
         recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
-        metrics.add_worst_token("rollout/logprob_diff_max", recent_N, sampled)
+        metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics

@@ -395,12 +395,12 @@ def update_metrics(*parts, weight):
     update = Metrics()
     for part in parts:
         own = Metrics()
-        own.add("mean", "mean", part / weight, weight)
-        own.add("per_update", "mean", part)
-        own.add("sum", "sum", part)
-        own.add("ratio", "ratio", part, 2.0)
-        own.add("max", "max", part)
-        own.add("min", "min", part)
+        own.mean("mean", part / weight, weight)
+        own.mean("per_update", part)
+        own.sum("sum", part)
+        own.ratio("ratio", part, 2.0)
+        own.max("max", part)
+        own.min("min", part)
         update.merge(own)
     return update
 
@@ -418,5 +418,5 @@ def test_updates_weigh_by_their_tokens():
 
 def test_a_ratio_of_nothing_is_0():
     metrics = Metrics()
-    metrics.add("ratio", "ratio", 0.0, 0)
+    metrics.ratio("ratio", 0.0, 0)
     assert metrics.values() == {"ratio": 0.0}
