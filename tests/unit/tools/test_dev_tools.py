@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,12 @@ def test_there_are_ten_mutations_of_each_area() -> None:
     areas = Counter(mutation.id.partition("/")[0] for mutation in mutations)
     assert set(areas.values()) == {10}
     assert all(mutation.old != mutation.new for mutation in mutations)
+
+
+@pytest.mark.parametrize("mutation", mutate.load_mutations(), ids=lambda mutation: mutation.id)
+def test_mutation_applies_to_the_code_as_it_is(mutation: Any) -> None:
+    assert mutate.find_file(mutate.ROOT, mutation), "its old text is gone, or stands in several places"
+    assert (mutate.ROOT / mutation.test.partition("::")[0]).is_file()
 
 
 CODE = "def double(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n"
