@@ -50,9 +50,9 @@ class ExperienceSelector:
     mask_truncated: bool = False  # responses that the length limit cut train nothing: `loss.mask_truncated`
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
-    # Denominator of a stale rollout's importance ratio. "recorded" ignores `loss.old_logprobs`; None, with a rollout
-    # correction, follows it. Groups carried over always use the recorded log-probs. `TokenTable.old_is_recorded_N` in
-    # mmrl/learner/tokens.py lists all settings that decide.
+    # Denominator of a stale rollout's importance ratio. "recorded": always the recorded log-probs. None: those that
+    # `loss.old_logprobs` says, as a rollout correction needs. Groups carried over always use the recorded ones.
+    # `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists all settings that decide.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     rollouts_may_be_stale: bool = False  # True with async or partial rollouts, whose staleness is logged
     tracked_terms: tuple[str, ...] = ()  # reward terms whose mean is recorded for each sample; none records nothing

@@ -12,7 +12,7 @@ A checkpoint is a folder, `checkpoints/00-000100` for example, of these files:
 
 They are written to the partial folder `checkpoints/.00-000100.partial`: `write_part` below writes a rank's files and
 their hashes, and `merge_part_hashes` joins the hashes of all ranks. The checkpoint exists, complete, once
-`atomic_folder.commit_partial` has run its last line, `partial_folder.rename(folder)`.
+`atomic_folder.commit_partial` has run the line `partial_folder.rename(folder)`.
 
 Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
 and so on. Every weight is complete in one of the files, so any number of ranks can continue from them.

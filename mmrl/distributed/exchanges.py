@@ -32,22 +32,22 @@ def gather_items(items: Sequence[ItemT], ranks: Ranks) -> tuple[ItemT, ...]:
     return tuple(chain.from_iterable(ranks.all_gather(tuple(items))))
 
 
-def gather_groups(groups: Iterable[Group], ranks: Ranks, media_owners: MediaOwners, *, step: int) -> list[Group]:
+def gather_groups(groups: Iterable[Group], ranks: Ranks, media_owners: MediaOwners) -> list[Group]:
     """Return the scored groups of all ranks, in the order of the samples.
 
     `media_owners` records which rank has the media of each prompt in memory.
     """
     groups_by_rank = ranks.all_gather(tuple(groups))
-    media_owners.record([list(map(attrgetter("prompt"), own)) for own in groups_by_rank], step)
+    media_owners.record([list(map(attrgetter("prompt"), own)) for own in groups_by_rank])
     return list(chain.from_iterable(groups_by_rank))
 
 
 def gather_demonstrations(
-    demonstrations: Iterable[Experience], ranks: Ranks, media_owners: MediaOwners, *, step: int
+    demonstrations: Iterable[Experience], ranks: Ranks, media_owners: MediaOwners
 ) -> list[Experience]:
     """Return the demonstrations of all ranks, in the order of the samples; `media_owners` as in `gather_groups`."""
     demonstrations_by_rank = ranks.all_gather(tuple(demonstrations))
-    media_owners.record([list(map(attrgetter("rollout.prompt"), own)) for own in demonstrations_by_rank], step)
+    media_owners.record([list(map(attrgetter("rollout.prompt"), own)) for own in demonstrations_by_rank])
     return list(chain.from_iterable(demonstrations_by_rank))
 
 

@@ -94,18 +94,18 @@ class RankShard(Generic[RowT]):
 class MediaOwners:
     """The rank that built each prompt of the current step, and so has its decoded media in memory.
 
-    The learner prefers to train a group on that rank.
+    The learner prefers to train a group on that rank. Each step begins with `clear`.
     """
 
     rank_by_digest: dict[str, int] = field(default_factory=dict)
     """Rank by `Prompt.digest`, the hash of a prompt's tokens and media."""
-    _step: int = -1  # the step that the entries belong to; -1 before the first
 
-    def record(self, prompts_by_rank: Sequence[Sequence[Prompt]], step: int) -> None:
-        """Add the prompts of each rank. The first call for a new step drops those of the step before."""
-        if step != self._step:
-            self.rank_by_digest.clear()
-            self._step = step
+    def clear(self) -> None:
+        """Forget the prompts of the step before."""
+        self.rank_by_digest.clear()
+
+    def record(self, prompts_by_rank: Sequence[Sequence[Prompt]]) -> None:
+        """Add the prompts of each rank."""
         for rank, prompts in enumerate(prompts_by_rank):
             for prompt in prompts:
                 self.rank_by_digest[prompt.digest] = rank

@@ -1,4 +1,4 @@
-"""One training step: epochs over mini-batches, with an update for each. `mmrl.learner.loss` has the loss.
+"""One training step: epochs over mini-batches, with an update for each. `mmrl.learner.objective` has the loss.
 
 Suffixes of tensor names as in `mmrl.policy.batch`: N trained tokens, X layers with experts, T tokens of all rows, K
 experts of a token.
@@ -18,7 +18,6 @@ import torch
 from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess
-from mmrl.learner.loss import LossResult, Objective, PolicyLossFn
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
     MicroBatch,
@@ -28,6 +27,7 @@ from mmrl.learner.micro_batches import (
     rank_micro_batches,
     split_into_mini_batches,
 )
+from mmrl.learner.objective import LossResult, Objective, PolicyLossFn
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.shared_prefix_check import check_shared_prefix, pick_check_groups
 from mmrl.learner.tokens import LossColumns, LossDenominators, make_token_table

@@ -41,7 +41,7 @@ class MicroBatch:
 
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
-    """Deal whole groups to `count` mini-batches in turn. Replayed groups come last, and so are spread over all."""
+    """Deal whole groups to `count` mini-batches in turn. Replayed groups are the last, so each mini-batch gets some."""
     group_numbers: dict[str, int] = {}  # by prompt, in order of first appearance
     mini_batches: list[list[Experience]] = [[] for _ in range(count)]
     for experience in experiences:

@@ -120,7 +120,8 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
     # If the gradient is sharded, ranks hold different pieces. Otherwise each rank adds the whole of it to both sums,
     # which leaves their ratio the same.
     ranks.all_reduce([squares])
-    largest = max(ranks.all_gather(float((scored[0] - scored[1]).abs().max())))
+    worst_of_ranks = ranks.all_gather(float((scored[0] - scored[1]).abs().max()))
+    largest = float(torch.tensor(worst_of_ranks).amax())  # unlike `max`, it keeps a NaN
     return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
 
 

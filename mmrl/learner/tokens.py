@@ -22,7 +22,8 @@ from mmrl.utils.torch_transfer import send, send_numbers
 class TokenTable:
     """Trained tokens, a row each, with those of a response next to each other. Every column is a tensor [N].
 
-    Python branches on the boolean columns, so they stay in CPU memory. All other columns are on the device.
+    Python branches on the columns `is_policy_N`, `is_demonstration_N` and `in_sft_loss_N`, so they stay in CPU memory.
+    All others are on the device.
     """
 
     experiences: Sequence[Experience]  # the responses that `response_N` refers to, with or without tokens in the table
@@ -79,7 +80,7 @@ class LossDenominators(NamedTuple):
     """
 
     policy_tokens: int  # sampled by the policy, in the forward pass or not: the loss is a mean over all of them
-    forward_tokens: int  # `policy_tokens` of responses with a gradient: only they are computed, metrics are their means
+    forward_tokens: int  # those of responses with a gradient: only these are computed, and metrics are means over them
     forward_tokens_by_age: tuple[int, int]  # those that the current policy version and the one before it sampled
     responses: int  # responses with a segment sampled by the policy
     demonstration_tokens: int

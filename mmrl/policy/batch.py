@@ -228,7 +228,7 @@ class TokenSpan:
         return TokenSpan(ids=ids, position_ids_3S=positions_3S, media_items=items, tensors=tensors, routes=routes)
 
 
-class _TrainedToken(NamedTuple):
+class _ScoredToken(NamedTuple):
     """A token to score, and the column of its row that predicts it."""
 
     id: int
@@ -244,7 +244,7 @@ class _PackedRow:
     positions: list[torch.Tensor] = field(default_factory=list)  # position ids of each piece, int64 [3, S]
     prefix_groups: list[PrefixGroup] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
-    trained_tokens: list[_TrainedToken] = field(default_factory=list)
+    scored_tokens: list[_ScoredToken] = field(default_factory=list)
     # Routes that the rollout engine recorded, with columns that count from the row's start.
     routes: list[RoutePiece] = field(default_factory=list)
 
@@ -291,7 +291,7 @@ def collate(
         ids.append(row.ids + [pad_id] * padding)
         positions.append(F.pad(torch.cat(row.positions, dim=1), (0, padding)))
         spans += row.spans
-        for token in row.trained_tokens:
+        for token in row.scored_tokens:
             targets.append(token.id)
             predictor_index.append(row_index * length + token.predictor_column)
             temperatures.append(token.temperature)
@@ -426,7 +426,7 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         lengths = []
         for experience in group:
             completion = TokenSpan.from_response(experience.rollout, processor)
-            row.trained_tokens.extend(_trained_tokens(experience.rollout, last_prompt_column, len(row.ids)))
+            row.scored_tokens.extend(_scored_tokens(experience.rollout, last_prompt_column, len(row.ids)))
             row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in completion.routes)
             row.spans.append(completion)
             row.ids.extend(completion.ids)
@@ -439,9 +439,9 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
     return row
 
 
-def _trained_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_TrainedToken]:
+def _scored_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_ScoredToken]:
     """Return the trained tokens of a completion that begins at `first_column` of its row."""
-    tokens: list[_TrainedToken] = []
+    tokens: list[_ScoredToken] = []
     # The prompt's last token predicts the first of every completion, also where siblings lie in between.
     predictor, column = last_prompt_column, first_column
     for segment in rollout.segments:
@@ -449,7 +449,7 @@ def _trained_tokens(rollout: Rollout, last_prompt_column: int, first_column: int
         temperature = (segment.sampling_params or rollout.sampling_params).effective_temperature
         for token_id in segment.token_ids:
             if segment.author in TRAINED_AUTHORS:
-                tokens.append(_TrainedToken(token_id, predictor, temperature))
+                tokens.append(_ScoredToken(token_id, predictor, temperature))
             predictor = column
             column += 1
     return tokens

@@ -39,8 +39,10 @@ class LogprobCheck:
     warn: Callable[[str], None]
     ranks: Ranks = field(default_factory=SingleProcess)
 
-    def measure(self, step: int) -> dict[str, float]:
-        """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling. Collective.
+    def measure(self, version: int) -> dict[str, float]:
+        """Return the difference over all tokens, and by modality, as metrics. Collective.
+
+        The number of the policy version seeds the sampling.
 
         Raises:
             UserError: the difference of a modality is above `stop_above`, or a route leads to no expert of the policy.
@@ -55,7 +57,7 @@ class LogprobCheck:
         max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
         sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
         diffs_of: dict[str, list[torch.Tensor]] = {}
-        for (rollout,) in self.sampler.generate(prompts, 1, sampling_params, step=step):
+        for (rollout,) in self.sampler.generate(prompts, 1, sampling_params, step=version):
             diffs_of.setdefault(rollout.prompt.sample.modality, []).append(self._logprob_diffs(rollout))
         metrics: dict[str, float] = {}
         all_diffs: list[torch.Tensor] = []

@@ -37,7 +37,7 @@ from mmrl.types import UserError
 from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
-    from mmrl.learner.loss import PolicyLossFn
+    from mmrl.learner.objective import PolicyLossFn
     from mmrl.policy.families import ModelFamily
     from mmrl.rollout.engines.base import EngineContext, RolloutEngine
     from mmrl.rollout.steps.base import StepFactory

@@ -311,7 +311,7 @@ class FailedStepLimit:
             )
         if state.nonfinite_steps >= self.max_nonfinite_steps:
             raise UserError(
-                f"{state.nonfinite_steps} steps in a row had a gradient that is not finite, and changed no weight. The "
-                f"samples of the last one are in {result.rollouts_file}: look for anything unusual in them, or try "
-                "model.dtype=float32 or a lower learning rate"
+                f"{state.nonfinite_steps} steps in a row had an update whose gradient is not finite; those updates "
+                f"changed no weight. The samples of the last step are in {result.rollouts_file}: look for anything "
+                "unusual in them, or try model.dtype=float32 or a lower learning rate"
             )

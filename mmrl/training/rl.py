@@ -3,9 +3,10 @@
 What a step generates depends on the run's seed, the step and the sample, never on a clock or on earlier random draws,
 so a run resumed from a checkpoint equals one that was never interrupted. Imports without torch.
 
-A round is one batch of prompts, rolled out and scored together; a step has one, or several with dynamic sampling. Three
-kinds of rollouts cross from one step to the next, in `TrainingState`: `unfinished` responses that partial rollouts cut
-off, the `next_batch` of asynchronous rollouts, and scored groups that are `carried_over`.
+A round is one batch of prompts, rolled out and scored together. A step has one round, several with dynamic sampling, or
+none if groups of earlier steps fill it. Three kinds of rollouts cross from one step to the next, in `TrainingState`:
+`unfinished` responses that partial rollouts cut off, the `next_batch` of asynchronous rollouts, and scored groups that
+are `carried_over`.
 
 The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, even a
 rank without samples. In a single process they return what they are given.
@@ -48,7 +49,7 @@ class RlComponents:
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, at a step; collective
     selector: Selector  # decides how often to sample in a step, and which rollouts it trains on
-    sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
+    sleep_engine: Callable[[], None]  # frees its memory on the learner's device until the engine is next used
     learner: Learner
     update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
     sync_weights: Callable[[int], None]  # gives the sampler the new weights, with their version number
@@ -96,6 +97,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
 
 def collect_groups(settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch) -> None:
     """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
+    components.media_owners.clear()
     with collected.timer.time("select"):
         # Before they are counted, or the step would be short of the groups that this drops. Collective.
         collected.metrics.update(components.selector.recheck_carried_over(state))
@@ -145,7 +147,7 @@ def score_batch(components: RlComponents, state: TrainingState, batch: RolloutBa
     """Score this rank's rollouts of one round and add the groups of all ranks to `collected`."""
     with collected.timer.time("score"):
         own_groups = components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes)
-        groups = gather_groups(own_groups, components.ranks, components.media_owners, step=state.step)
+        groups = gather_groups(own_groups, components.ranks, components.media_owners)
         for group in groups:
             # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
             collected.groups.append(components.add_group_rewards(group, state.step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from mmrl import checkpoint
@@ -100,7 +101,8 @@ def build_components(
         with run.console.activity.during("sync"):
             sampler.sync(version)
         if logprob_check is not None and (metrics := logprob_check.measure_if_due(version)):
-            services.logger.log_metrics(state, metrics)
+            # These are the weights after the step, which the loop counts once they are synced.
+            services.logger.log_metrics(replace(state, step=state.step + 1), metrics)
 
     return RlComponents(
         source=source,

@@ -58,8 +58,9 @@ def run_sft_stage(stage: SftStage, components: SftComponents, state: TrainingSta
                 metrics |= sum_metrics(tool_metrics, ranks)
         with timer.time("learn"):
             metrics |= count_dropped_samples(stage.batch_size, len(samples), ranks)
+            components.media_owners.clear()
             own_experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations]
-            experiences = gather_demonstrations(own_experiences, ranks, components.media_owners, step=state.step)
+            experiences = gather_demonstrations(own_experiences, ranks, components.media_owners)
             components.sleep_engine()
             metrics |= components.learner.step(experiences, step=state.step)
 

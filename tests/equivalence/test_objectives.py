@@ -14,7 +14,7 @@ from learning import (
 from objectives import LOSSES
 from rounding import GRADIENTS
 
-from mmrl.learner.loss import Objective
+from mmrl.learner.objective import Objective
 from mmrl.types import Author, FinishReason, Segment
 
 

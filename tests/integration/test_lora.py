@@ -175,7 +175,7 @@ def test_nonfinite_gradients_end_the_run_and_name_the_samples(base: Path, tmp_pa
     config["stages"] = [sft_stage(steps=9, max_nonfinite_steps=2)]
     done = here("train", write(config, tmp_path / "lora.yaml"))
     assert done.code == 2
-    said = re.search(r"2 steps in a row had a gradient that is not finite.* are in (\S+):", done.errors)
+    said = re.search(r"2 steps in a row had an update whose gradient is not finite.* are in (\S+):", done.errors)
     assert said, done.errors
     records = [json.loads(line) for line in Path(said[1]).read_text().splitlines()]
     assert len(records) == 6

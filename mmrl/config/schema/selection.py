@@ -101,9 +101,10 @@ class ReplayConfig(StrictModel):
 class HealthConfig(StrictModel):
     """Thresholds of warnings about means over the last `window` steps; null switches one off.
 
-    A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed.
-    Warnings never end a run: `max_steps_without_signal` and `max_nonfinite_steps` do. These thresholds are keys because
-    they depend on the model's dtype and on `replay`; all others are constants of `mmrl/training/health.py`.
+    A warning is printed with advice when its threshold is first crossed. It is printed again only after `window` steps
+    without a crossing. Warnings never end a run: `max_steps_without_signal` and `max_nonfinite_steps` do. These
+    thresholds are keys because they depend on the model's dtype and on `replay`; all others are constants of
+    `mmrl/training/health.py`.
     """
 
     window: PositiveInt = 20

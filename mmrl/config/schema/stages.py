@@ -145,8 +145,8 @@ class TrainingStage(StrictModel):
     gradient is the same with and without; the first ones are computed both ways and compared. `auto` is `on` unless
     `model.attn_implementation` is `eager`."""
     max_nonfinite_steps: PositiveInt = 5
-    """The run ends after this many steps in a row without a finite gradient. Such a step changes no weight, and its
-    samples are kept."""
+    """The run ends after this many steps in a row with an update whose gradient is not finite. Such an update changes
+    no weight; the samples of the step are kept."""
 
     @property
     def order_depends_on_rewards(self) -> bool:
@@ -338,15 +338,19 @@ class RlStage(TrainingStage):
             remedies["loss", "old_logprobs"] = "set `old_logprobs: recomputed`"
         if self.replay is not None and self.replay.old_logprobs == "recorded":
             remedies["replay", "old_logprobs"] = "set `replay.old_logprobs: recomputed`"
-        if self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry":
-            remedies["dynamic_sampling", "extra"] = "groups carried over keep theirs: set `extra: drop`"
+        generate_index = self.rollout_steps.index(self._generate_step)
+        if self.carries_groups:
+            path: tuple[str | int, ...] = ("rollout_steps", generate_index, "oversampling")
+            remedy = "leave `oversampling` out"
+            if self.dynamic_sampling is not None:
+                path, remedy = ("dynamic_sampling", "extra"), "set `extra: drop`"
+            remedies[path] = f"groups carried over keep theirs: {remedy}"
         if loss.rollout_correction.method == "none":
             correct = "rollouts of an older policy keep theirs: set `loss.rollout_correction`"
             if self.async_rollouts:
                 remedies["async_rollouts",] = correct
             if self.has_partial_rollouts:
-                index = self.rollout_steps.index(self._generate_step)
-                remedies["rollout_steps", index, "partial_rollout_tokens"] = correct
+                remedies["rollout_steps", generate_index, "partial_rollout_tokens"] = correct
         clipping = (
             f"the ratio of a whole response is clipped {distance:g} away from 1, and the rounding of a bfloat16 engine "
             "alone moves it by more: with log-probabilities recorded while sampling, responses are clipped before the "

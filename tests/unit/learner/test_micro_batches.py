@@ -51,7 +51,7 @@ def test_a_group_stays_with_its_media_while_loads_are_even(groups):
 def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups):
     image, _, text, video, _ = groups
     media_owners = MediaOwners()
-    media_owners.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
+    media_owners.record([[text[0].rollout.prompt], [image[0].rollout.prompt]])
 
     def pack(experiences):
         return [[group] for group in group_by_prompt(experiences)]

@@ -13,8 +13,8 @@ from objectives import LOSSES, SETTINGS
 from rounding import GRADIENTS
 
 from mmrl.config.schema import LossConfig, RolloutCorrectionConfig, SftLossConfig
-from mmrl.learner.loss import Objective
 from mmrl.learner.metrics import Metrics, merge_updates
+from mmrl.learner.objective import Objective
 from mmrl.learner.tokens import make_token_table
 from mmrl.types import TRAINED_AUTHORS, Author, Experience, Segment
 

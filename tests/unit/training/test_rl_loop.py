@@ -258,7 +258,7 @@ def train_sft(run, state):
 def test_nonfinite_steps_in_a_row_end_the_run_and_name_their_rollouts(run_stage):
     run, state = FakeRun(), TrainingState()
     run.learner.nonfinite_updates = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
-    with pytest.raises(UserError, match=r"2 steps in a row had a gradient that is not finite.* kept-6"):
+    with pytest.raises(UserError, match=r"2 steps in a row had an update whose gradient is not finite.* kept-6"):
         run_stage(run, state)
     assert (state.step, state.nonfinite_steps) == (6, 2)
     assert run.logger.forced == [1, 4, 5, 6]
