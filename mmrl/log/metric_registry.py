@@ -35,7 +35,7 @@ METRICS: Final = (
     Metric("reward/min", "Least total reward of the step's rollouts."),
     Metric("reward/max", "Largest total reward of the step's rollouts."),
     Metric("reward/task/<task>", "Mean total reward of the rollouts of one task."),
-    Metric("reward/term/<term>", "Mean of one reward term over its samples' rollouts; 0 for those that `when` excludes."),
+    Metric("reward/term/<term>", "Mean of a reward term over its samples' rollouts; 0 for those that `when` excludes."),
     Metric("reward/dropped", "Rollouts left out because a reward could not score them."),
     Metric("reward/<term>/<failure>", "Failed calls of one reward term, by kind of failure."),
     Metric("reward/<term>/fallback", "Rollouts about which the fallback of a reward term decided."),
