@@ -268,7 +268,7 @@ class DatasetLoader:
         if index:
             index.add(new_sizes)
             self._report_problems(index)
-        problems = find_media_problems(samples, opened)
+        problems = find_media_errors(samples, opened)
         usable = [sample for sample in samples if sample.id not in problems]
         return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
 
@@ -314,7 +314,7 @@ def measure_prompts(
     """Measure the prompt of each sample, and separate those that cannot be used; errors as in `filter_by_prompt`."""
     measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
     for sample in samples:
-        problems = find_media_problems([sample], opened_videos)
+        problems = find_media_errors([sample], opened_videos)
         if problems:
             measured.bad.append(RejectedRow(sample.id, problems[sample.id]))
             continue
@@ -367,7 +367,7 @@ def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef]
     return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
 
 
-def find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
+def find_media_errors(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
     """Return the first error among a sample's media, by sample id; media that were not opened count as good."""
     problems: dict[str, str] = {}
     for sample in samples:

@@ -24,7 +24,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
     DatasetLoader,
     check_stages_have_samples,
-    find_media_problems,
+    find_media_errors,
     measure_prompts,
     open_media,
     unique_images,
@@ -233,7 +233,7 @@ class DataCheck:
 
     def _drop_samples_with_bad_media(self, errors: Mapping[MediaRef, MediaError]) -> None:
         for split, samples in self._samples.items():
-            self._drop_samples(FindingCode.MEDIA, split, find_media_problems(samples, errors))
+            self._drop_samples(FindingCode.MEDIA, split, find_media_errors(samples, errors))
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score."""
@@ -322,7 +322,7 @@ class DataCheck:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
             errors = self._open_images(questions.samples) | self._open_videos(questions.samples)
-            media_problems = find_media_problems(questions.samples, errors)
+            media_problems = find_media_errors(questions.samples, errors)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
             for sample_id, problem in {**questions.problems, **media_problems}.items():
                 self._add_finding(FindingCode.MEDIA, split, sample_id, problem, severity=severity)

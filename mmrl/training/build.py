@@ -226,9 +226,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     )
 
 
-def build_rewards(
-    setup: RunSetup, resources: ExitStack
-) -> tuple[RewardFunctionScorer, tuple[BoundGroupReward, ...]]:
+def build_rewards(setup: RunSetup, resources: ExitStack) -> tuple[RewardFunctionScorer, tuple[BoundGroupReward, ...]]:
     """Build the rewards and check them against their case tables. `resources` ends the processes that they start.
 
     Raises:

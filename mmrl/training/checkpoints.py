@@ -107,4 +107,3 @@ class RunCheckpoints:
     def weights_of(self, policy: PolicyModel) -> checkpoint.CheckpointWeights:
         """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""
         return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
-

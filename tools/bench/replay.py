@@ -23,7 +23,7 @@ from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_prob
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import ReplayConfig
 from mmrl.protocols import Selector
-from mmrl.types import Answer, AnswerType, Group, Prompt, Sample, Score, Target, TrainingState
+from mmrl.types import Answer, AnswerType, Group, Prompt, Rollout, Sample, Score, Target, TrainingState, UserError
 
 NUM_PROMPTS, GROUP_SIZE, ROUNDS = 32, 8, 60
 MAX_STEP_FRACTION = 0.01
@@ -70,9 +70,12 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.3)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
-    media = partial(
-        find_changed_media, find_problems=partial(find_media_problems, lambda sample: asked[sample.id]), warn=print
-    )
+
+    def check_media(rollout: Rollout) -> None:
+        if asked[rollout.prompt.digest].digest != rollout.prompt.digest:
+            raise UserError("its media changed")
+
+    media = partial(find_changed_media, find_problems=partial(find_media_problems, check_media=check_media), warn=print)
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
     without = ExperienceSelector(compute_advantages=center_rewards, find_changed_media=media)

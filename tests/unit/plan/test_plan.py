@@ -38,8 +38,7 @@ RECIPES = ["qwen2_5_vl_7b_8x80gb", "qwen3_vl_30b_a3b_8x80gb", "clip_reward"]
 SYSTEMS = sorted(
     path
     for path in ROOT.glob("configs/recipes/*.yaml")
-    if "# Hardware:" in path.read_text(encoding="utf-8")
-    and path.stem not in ("ui_r1_e_fast", "vl_cogito_hard")
+    if "# Hardware:" in path.read_text(encoding="utf-8") and path.stem not in ("ui_r1_e_fast", "vl_cogito_hard")
 )
 
 # `safetensors.total` of each model on huggingface.co, or, for Qwen3.5, the presets of keras-team/keras-hub.
