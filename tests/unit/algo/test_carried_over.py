@@ -108,7 +108,7 @@ class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
     def __init__(self, plan, ranks):
-        self.plan, self.ranks, self.state = plan, ranks, TrainingState()
+        self.plan, self.ranks, self.state, self.media_owners = plan, ranks, TrainingState(), MediaOwners()
         self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):
@@ -127,6 +127,8 @@ class Run:
         return make_prompt(sample)
 
     def step(self, experiences, *, step):
+        # A rank is known to have the media of each, also of groups of earlier steps.
+        assert {e.rollout.prompt.digest for e in experiences} <= self.media_owners.rank_by_digest.keys()
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
         return {}
 
@@ -154,7 +156,7 @@ class Run:
         return self.selector.needs_another_round(groups, state, rounds=rounds)
 
     def train(self):
-        plan, ranks, sampler, media_owners = self.plan, self.ranks, RandomSampler(), MediaOwners()
+        plan, ranks, sampler, media_owners = self.plan, self.ranks, RandomSampler(), self.media_owners
         parts = None
         if plan.chunk:
             parts = PartialRollouts(

@@ -84,6 +84,7 @@ def test_gspo_has_a_setting_for_replay_and_switches_none_on(tmp_path):
 NARROW = "loss={importance_ratio_level: sequence, clip_low: 3e-4, clip_high: 4e-4}"
 CARRY = "dynamic_sampling={ranges: [{term: right}], max_rounds: 2, extra: carry}"
 PARTIAL = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]"
+OVERSAMPLED = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8, oversampling: 2}]"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,11 @@ PARTIAL = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]"
         (["algorithm=gspo", CARRY], ["dynamic_sampling.extra"]),
         (["algorithm=gspo", "async_rollouts=true"], ["async_rollouts"]),
         (["algorithm=gspo", PARTIAL], ["rollout_steps.0.partial_rollout_tokens"]),
+        (
+            ["algorithm=gspo", OVERSAMPLED],
+            ["rollout_steps.0.oversampling", "rollout_steps.0.partial_rollout_tokens"],
+        ),
+        (["algorithm=gspo", OVERSAMPLED, "loss.rollout_correction.method=tis"], ["rollout_steps.0.oversampling"]),
         (["algorithm=gspo", "async_rollouts=true", "loss.rollout_correction.method=tis"], []),
         (["algorithm=gspo", CARRY, "loss.rollout_correction.method=tis"], ["dynamic_sampling.extra"]),
         ([NARROW], ["loss.old_logprobs"]),
