@@ -15,7 +15,7 @@ from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as cache_module
 import mmrl.policy.processor as processor_module
-from mmrl.policy.processor import PromptProcessor
+from mmrl.policy.encoder import PromptEncoder
 
 STREAMED = {
     "train": [counting("train", 40, label_miss_prob=0.2) | {"weight": 3.0}, {"fn": "./mine.py:endless", "weight": 1.0}],
@@ -61,10 +61,10 @@ def test_an_image_is_decoded_and_processed_once_a_step(
     """However large the group, however many epochs, with a reference, and with no cache to help."""
     opened: Counter[str] = Counter()
     processed: list[str] = []
-    open_image, process = cache_module.open_image, PromptProcessor.encode
+    open_image, process = cache_module.open_image, PromptEncoder.encode
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     monkeypatch.setattr(cache_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
-    monkeypatch.setattr(PromptProcessor, "encode", lambda self, s: processed.append(s.id) or process(self, s))
+    monkeypatch.setattr(PromptEncoder, "encode", lambda self, s: processed.append(s.id) or process(self, s))
     stage = rl_stage(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
     config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0

@@ -37,7 +37,7 @@ from results import format_spread, make_parser, write_results
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import mmrl
-from mmrl.learner.learner import PolicyLearner
+from mmrl.learner import learner
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.training import callbacks, rl
@@ -116,14 +116,14 @@ def run_mmrl(folder: Path, sizes: Sizes) -> dict[str, Any]:
 
     rl.collect_groups = begin
     callbacks.time = SimpleNamespace(perf_counter=time.process_time)
-    check, check_seconds = PolicyLearner._check_shared_prefix_once, []
+    check, check_seconds = learner.check_shared_prefix, []
 
-    def check_timed(*arguments: Any) -> None:
+    def check_timed(*arguments: Any, **options: Any) -> None:
         start = time.process_time()
-        check(*arguments)
+        check(*arguments, **options)
         check_seconds.append(time.process_time() - start)
 
-    PolicyLearner._check_shared_prefix_once = check_timed
+    learner.check_shared_prefix = check_timed
     recorder = StepRecorder()
     mmrl.train(mmrl_config(folder, sizes), callbacks=[recorder])
     step = recorder.step
