@@ -7,26 +7,26 @@ a suffix also have one entry for each token, in any shape that they share.
 
 from __future__ import annotations
 
-from math import cos, pi
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mmrl.config.schema import LossCoefficientConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema import RolloutCorrectionConfig
 from mmrl.config.schema.base import PositiveFloat
 
 
-def importance_ratios(log_ratio_N: Tensor, response_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
+def importance_ratios(log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
     """Return the importance ratio that multiplies each token's advantage, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
-    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs.
+    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs, and
+    `sequence_N` like `response_N`, or the index of a token's turn where turns have advantages of their own.
     """
     if level == "token":
         return log_ratio_N.exp()
     # A mean of logs is the log of the geometric mean.
-    mean_N = response_sums(log_ratio_N, response_N) / response_sums(torch.ones_like(log_ratio_N), response_N)
+    mean_N = response_sums(log_ratio_N, sequence_N) / response_sums(torch.ones_like(log_ratio_N), sequence_N)
     return mean_N.exp()
 
 
@@ -182,41 +182,3 @@ def _number_responses(response_N: Tensor) -> Tensor:
     changes_N = torch.zeros_like(response_N)
     changes_N[1:] = response_N[1:] != response_N[:-1]
     return changes_N.cumsum(0)
-
-
-def learning_rate(step: int, *, total: int, options: OptimizerConfig) -> float:
-    """Return the learning rate of a training step, counted from 0 to `total` - 1.
-
-    Warm-up is the straight line from 0 before the first step to the peak at step `warmup_steps` - 1. Then the rate
-    falls to `final_lr_frac` of the peak.
-    """
-    warmup = options.warmup_steps
-    if step < warmup:
-        # `step + 1`, or the rate of the first step would be 0.
-        return options.lr * (step + 1) / warmup
-    last = (options.decay_steps or total) - 1
-    return options.lr * _decay(step, max(warmup - 1, 0), last, options.lr_schedule, options.final_lr_frac)
-
-
-def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
-    """Return the coefficient of a loss term at one step. It follows the learning rate's curve, without warm-up."""
-    last = (options.decay_steps or total) - 1
-    return options.coef * _decay(step, 0, last, options.schedule, options.final_frac)
-
-
-def _decay(
-    step: int, first: int, last: int, curve: Literal["constant", "linear", "cosine"], final_frac: float
-) -> float:
-    """Return the factor of a schedule: 1 at step `first`, `final_frac` from step `last` on.
-
-    Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
-    """
-    progress = min((step - first) / max(last - first, 1), 1.0)
-    match curve:
-        case "constant":
-            left = 1.0
-        case "linear":
-            left = 1.0 - progress
-        case "cosine":
-            left = (1.0 + cos(pi * progress)) / 2.0
-    return final_frac + (1.0 - final_frac) * left

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from mmrl.algo.losses import learning_rate
+from mmrl.algo.schedules import learning_rate
 from mmrl.config.schema import LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess
 from mmrl.learner.metrics import Metrics, merge_updates
@@ -179,8 +179,8 @@ class PolicyLearner:
                 # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))
-        # `rollout/logprob_diff_*` compares sampler and learner in the first update, where weights are still the same.
-        # So mini-batches with tokens of the current policy version go first, then those of the version before.
+        # Sampler and learner are compared in the first update alone, before any weight has changed. So a mini-batch
+        # with tokens of the current version goes first, or else one with tokens of the version before.
         mini_batches.sort(key=lambda mini_batch: [not count for count in mini_batch.denominators.forward_tokens_by_age])
         return mini_batches
 

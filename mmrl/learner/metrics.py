@@ -50,7 +50,7 @@ class Metrics:
         self._add(name, "sum", value)
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a scalar share of an update's mean: a sum over some of its tokens, divided by the number of all.
+        """Add a scalar part of a mean over tokens: the sum over some tokens of an update, divided by the number of all.
 
         `weight` is the number of all tokens, or 1 for a value that weighs the same in every update.
         """
@@ -151,7 +151,8 @@ def measure_tokens(
     Means are over tokens, whatever `loss.aggregation` is. All arguments [N] are without gradient.
 
     A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
-    verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`).
+    verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`); with a user's policy loss, where the bound
+    would change that of `clip`.
 
     Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
     KL(old || current) at tokens drawn from old: (r - 1) - log r with r = exp(current - old log-prob).

@@ -98,7 +98,7 @@ def assign_to_ranks(
 def pack_micro_batches(
     experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
 ) -> list[list[list[Experience]]]:
-    """Cut the experiences of a rank into micro-batches of whole groups, those with short completions first.
+    """Cut the experiences of a rank into micro-batches, group by group, those with short completions first.
 
     A group with more than `max_tokens` tokens, padding included, is split and its prompt repeated. A single sequence
     that is longer becomes a micro-batch by itself. With `shared_prefix` a prompt counts once for its group.

@@ -21,12 +21,12 @@ from mmrl.algo.losses import (
     aggregation_weights,
     cispo,
     clipped_surrogate,
-    coefficient,
     correction_weights,
     estimate_kl,
     importance_ratios,
     suffix_sums,
 )
+from mmrl.algo.schedules import coefficient
 from mmrl.config.schema import LossConfig
 from mmrl.learner.metrics import Metrics, measure_sampler, measure_tokens
 from mmrl.learner.tokens import LossColumns, LossDenominators, TokenTable, iter_trained_tokens
@@ -87,8 +87,8 @@ class Objective:
         policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
         forward_tokens: Counter[int] = Counter()  # by age
         for experience in experiences:
-            authors = {segment.author for segment in experience.rollout.segments}
-            responses += Author.POLICY in authors
+            # An empty response counts as one, though nothing in it has a gradient.
+            responses += any(segment.author is Author.POLICY for segment in experience.rollout.segments)
             in_forward = self.has_gradient(experience)
             for token in iter_trained_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
@@ -190,12 +190,16 @@ class Objective:
         return estimate_kl(logprobs_N, reference_N, options.estimator, log_ratio_clip=options.log_ratio_clip)
 
     def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
+        """Return the policy loss of each token, [N]."""
         options = self._options
         if self._policy_loss_fn is not None:
             return self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
-        if options.policy_loss == "cispo":
-            return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
-        return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
+        match options.policy_loss:
+            case "clip":
+                return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
+            case "cispo":
+                return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
+        raise ValueError(f"no function was loaded for the policy loss {options.policy_loss.fn!r}")
 
     def _custom_policy_loss(
         self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor
@@ -209,21 +213,26 @@ class Objective:
         lengths = list(filter(None, torch.bincount(sampled.response_N).tolist()))
         columns_N = (sampled.current_logprobs_N, old_N, advantage_N.detach())
         split_columns = [torch.split(values_N, lengths) for values_N in columns_N]
-        name, losses = getattr(self._options.policy_loss, "fn", ""), []
+        losses = []
         for logprobs_S, old_S, advantages_S in zip(*split_columns, strict=True):
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
             loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
-            if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
-                returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
-                raise UserError(
-                    f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
-                    f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
-                )
-            if logprobs_S.requires_grad and not loss_S.requires_grad:
-                raise UserError(
-                    f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, "
-                    "without `detach` or `torch.no_grad`"
-                )
+            _check_custom_loss(loss_S, logprobs_S, getattr(self._options.policy_loss, "fn", ""))
             losses.append(loss_S)
         return torch.cat(losses)
+
+
+def _check_custom_loss(loss_S: object, logprobs_S: Tensor, name: str) -> None:
+    """Raise a UserError unless the function `name` returned a loss for each token, with a gradient."""
+    if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
+        returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
+        raise UserError(
+            f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
+            f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
+        )
+    if logprobs_S.requires_grad and not loss_S.requires_grad:
+        raise UserError(
+            f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, "
+            "without `detach` or `torch.no_grad`"
+        )
