@@ -59,7 +59,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     A file may be given by the name of a recipe. Relative paths in settings start from the working directory.
 
     Raises:
-        UserError: the config is invalid; all problems at once, a line each: `file:line: dotted.path: problem`.
+        UserError: the config is invalid. Problems of keys and values come all at once, a line each:
+            `file:line: dotted.path: problem`.
     """
     files = _ConfigFiles()
     if isinstance(source, Mapping):
@@ -79,13 +80,13 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     config = _validate(root, Config, files.problems)
     origins = {}
     for setting, _ in iter_leaves(config.model_dump(mode="json")):
-        node, depth = root.find_nearest(setting)
-        origins[format_path(setting)] = node.origin if depth == len(setting) else DEFAULT_ORIGIN
+        node = root.find(setting)
+        origins[format_path(setting)] = DEFAULT_ORIGIN if node is None else node.origin
     warnings = []
     for index, stage in enumerate(config.stages):
         for key_path, text in stage.list_warnings() if isinstance(stage, RlStage) else ():
-            node, _ = root.find_nearest(("stages", index, *key_path))
-            warnings.append(str(ConfigProblem(node.origin, ("stages", index, *key_path), text)))
+            nearest, _ = root.find_nearest(("stages", index, *key_path))
+            warnings.append(str(ConfigProblem(nearest.origin, ("stages", index, *key_path), text)))
     return LoadedConfig(
         config=config,
         origins=MappingProxyType(origins),
@@ -101,21 +102,17 @@ def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, 
     A relative `data.dir` starts from the working directory on the command line, and from the file's folder in a file.
     It becomes the media root unless the config names others. Without a `data.dir` the texts are unchanged.
     """
-    names: list[str] = []
-
-    def note(text: str) -> str:
-        if text.startswith(f"{DATA}/"):
-            names.append(text.removeprefix(f"{DATA}/"))
-        return text
-
-    map_texts(root, note)
-    node, depth = root.find_nearest(("data", "dir"))
-    if depth == 2 and isinstance(node.value, str):
+    names = []
+    for _, value in iter_leaves(root.plain_value):
+        if isinstance(value, str) and value.startswith(f"{DATA}/"):
+            names.append(value.removeprefix(f"{DATA}/"))
+    node = root.find(("data", "dir"))
+    if node is not None and isinstance(node.value, str):
         base = Path() if node.origin == COMMAND_LINE_ORIGIN else base_dir
         folder = str((base / Path(node.value).expanduser()).resolve())
         root = map_texts(root, lambda text: text.replace(DATA, folder))
         root = _set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
-        if root.find_nearest(("data", "media_roots"))[1] < 2:
+        if root.find(("data", "media_roots")) is None:
             roots = ConfigNode([ConfigNode(folder, node.origin)], node.origin)
             root = _set_value(root, ("data", "media_roots"), roots)
     return root, tuple(dict.fromkeys(names))
@@ -280,8 +277,8 @@ class _ConfigFiles:
                         f"{origin}: overlays: {of} sets {key} to {other!r} and {name} to {value!r}; use one"
                     )
             merged = merge_configs(merged, overlay)
-            run_name, depth = merged.find_nearest(("run", "name"))
-            if depth == 2:
+            run_name = merged.find(("run", "name"))
+            if run_name is not None:
                 merged = _set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
         return merged
 
@@ -347,8 +344,8 @@ def _resolve_path(root: ConfigNode, keys: Sequence[str]) -> KeyPath:
     """Return the path that keys of an override name: list entries by index or by their `name`."""
     path: KeyPath = ()
     for key in keys:
-        node, depth = root.find_nearest(path)
-        if depth < len(path) or node.value is None or isinstance(node.value, dict):
+        node = root.find(path)
+        if node is None or node.value is None or isinstance(node.value, dict):
             path = (*path, key)
         elif isinstance(node.value, list):
             path = (*path, _find_list_index(node.value, key, path))

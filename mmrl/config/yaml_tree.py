@@ -65,6 +65,11 @@ class ConfigNode:
                     return node, depth
         return node, len(path)
 
+    def find(self, path: KeyPath) -> ConfigNode | None:
+        """Return the node at `path`, or None if there is none."""
+        node, depth = self.find_nearest(path)
+        return node if depth == len(path) else None
+
 
 class ConfigProblem(NamedTuple):
     """A problem of a config."""
@@ -105,10 +110,10 @@ def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     """
     merged = merge_nodes(base, over)
     for path, new_key in NAMED_LISTS.items():
-        changes, depth = over.find_nearest(path)
-        if depth == len(path) and isinstance(changes.value, dict):
-            entries, depth = base.find_nearest(path)
-            known = entries.value if depth == len(path) and isinstance(entries.value, list) else []
+        changes = over.find(path)
+        if changes is not None and isinstance(changes.value, dict):
+            entries = base.find(path)
+            known = entries.value if entries is not None and isinstance(entries.value, list) else []
             combined = ConfigNode(_merge_named(path, known, changes.value, new_key), changes.origin)
             merged = merge_nodes(merged, _nest(path, combined))
     return merged
