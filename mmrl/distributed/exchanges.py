@@ -13,7 +13,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
-from mmrl.distributed.ranks import MediaOwners, Ranks
+from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.types import EvalRewards, Experience, Group, Rollout, RolloutBatch, Sample, TokenValues, UserError
 
 ItemT = TypeVar("ItemT")
@@ -68,6 +68,12 @@ def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
         groups += rank_groups
         probes += rank_probes
     return replace(batch, groups=tuple(groups), probes=tuple(probes))
+
+
+def own_share(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
+    """Return this rank's groups and probes of a gathered batch, without its metrics. Exchanges nothing."""
+    own_places = rank_slice(len(batch.groups), ranks)
+    return RolloutBatch(groups=batch.groups[own_places], probes=batch.probes[own_places])
 
 
 def count_dropped_samples(

@@ -20,7 +20,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from mmrl.algo.group_metrics import compute_step_metrics
-from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gather_groups, gather_items, sum_metrics
+from mmrl.distributed.exchanges import (
+    count_dropped_samples,
+    gather_batch,
+    gather_groups,
+    gather_items,
+    own_share,
+    sum_metrics,
+)
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
@@ -65,7 +72,7 @@ class StepBatch:
 
     groups: list[Group] = field(default_factory=list)  # those of all ranks
     metrics: Counter[str] = field(default_factory=Counter)  # sums over the sampling rounds, by full name
-    rounds: int = 0  # sampling rounds so far; in each, a batch of prompts was rolled out and scored
+    rounds: int = 0  # batches of prompts that were rolled out and scored so far
     timer: StepTimer = field(default_factory=StepTimer)
 
 
@@ -102,15 +109,11 @@ def collect_groups(settings: RlSettings, components: RlComponents, state: Traini
         # Before they are counted, or the step would be short of the groups that this drops. Collective.
         collected.metrics.update(components.selector.recheck_carried_over(state))
     if state.next_batch is not None:
-        batch, state.next_batch = state.next_batch, None
-        own_places = rank_slice(len(batch.groups), components.ranks)
-        own_batch = replace(batch, groups=batch.groups[own_places], probes=batch.probes[own_places])
-        score_batch(components, state, own_batch, collected)
-        collected.metrics.update(batch.metrics)
+        score_batch(components, state, own_share(state.next_batch, components.ranks), collected)
+        collected.metrics.update(state.next_batch.metrics)
+        state.next_batch = None
     while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
         generate_and_score(settings, components, state, collected)
-    if not collected.rounds:  # groups carried over fill the step; ranks exchange an empty round, as in any other
-        score_batch(components, state, RolloutBatch(groups=()), collected)
 
 
 def generate_and_score(
@@ -118,8 +121,8 @@ def generate_and_score(
 ) -> None:
     """Roll out one round of prompts and score it. With partial rollouts, unfinished groups go to `state.unfinished`."""
     ranks = components.ranks
-    # Responses that an earlier step cut off midway are finished before new ones begin: they take the first places of
-    # the round, and new prompts the rest. Each rank works on its own slice of the places.
+    # Responses that an earlier round cut off midway are finished before new ones begin: they take the first places of
+    # this round, and new prompts the rest. Each rank works on its own slice of the places.
     num_unfinished = len(state.unfinished)
     num_prompts = settings.prompts_per_round - num_unfinished
     own_unfinished = state.unfinished[rank_slice(settings.prompts_per_round, ranks)]
