@@ -21,7 +21,7 @@ def simple_policy_loss(
     Args:
         logprobs: log-probs of the tokens under the policy in training, nats, [tokens]; they carry the gradient.
         old_logprobs: denominator of the ratio, [tokens].
-        advantages: advantage of each token, [tokens]; equal for all of them unless the KL is in the reward.
+        advantages: advantage of each token, [tokens].
         mask: True for tokens that count, [tokens].
         epsilon: distance of the best ratio from 1.
     """

@@ -46,7 +46,7 @@ class Processor(Protocol):
     """
 
     def build(self, sample: Sample) -> Prompt:
-        """Return the prompt of a sample. Its media are opened once and kept for the sampler and the learner.
+        """Return the prompt of a sample. Its encoded media stay in a cache for the sampler and the learner.
 
         Raises:
             UserError: a medium cannot be opened or the prompt is too long; the message names the sample.
@@ -69,7 +69,7 @@ class Processor(Protocol):
 class Sampler(Protocol):
     """Generates tokens from the policy.
 
-    Called by the steps of a rollout pipeline, and by the loops after each update. Implemented by
+    Called by the steps of a rollout pipeline, and by the loops at the end of a step. Implemented by
     `mmrl.rollout.engine_sampler.EngineSampler`, on top of any engine of `mmrl.rollout.engines`.
     """
 

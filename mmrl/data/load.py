@@ -1,4 +1,8 @@
-"""Loading of samples: dataset functions are called, every image and video is opened, and unusable rows are reported."""
+"""Loading of samples: dataset functions are called, images and videos are opened, and unusable rows are reported.
+
+A medium is not opened again where an earlier run has done so or a generator has just drawn it. Of a streamed dataset
+only the first rows are checked.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ranks: the processes that form one run. How many there are, which one this is, and which part of the work is its own.
 
 Every rank holds the same `TrainingState`. Each builds, generates and scores its share of a round's prompts and then
-receives the groups of the others, so that every later decision is taken identically everywhere. Standard library only.
+receives the groups of the others, so that every later decision is taken identically everywhere. Imports without torch.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _MIN_ACTIVITY_S = 1.0
 # The part of an activity after which a remaining time is shown. Responses that are generated together end late and
 # together, so the first ones would predict many times too much.
 _MIN_FRACTION_FOR_ETA = 0.2
-# The activities of `StepTimer.time` in the words of the live line. Others are shown by their own name.
+# Activities in the words of the live line. Others are shown by their own name.
 _ACTIVITY_WORDS = {
     "prompt": "building prompts",
     "rollout": "generating responses",

@@ -1,4 +1,4 @@
-"""Experiences to tensors: the only place that packs or pads.
+"""Packs and pads: experiences become the tensors of a forward pass.
 
 The learner's batch is one row that holds each prompt once, before all of its completions, and no padding:
 

@@ -1,7 +1,7 @@
 """Log-probabilities: the distribution that tokens are sampled from, and scores of given tokens in chunks.
 
-Sampling and learning both call `compute_logprobs`, so they cannot disagree. Suffixes of tensor names as in
-`mmrl.policy.batch`: R rows to sample from, V vocabulary, N trained tokens, W hidden channels, C tokens of a chunk.
+The engine `hf` and the learner both call `compute_logprobs`. Suffixes of tensor names as in `mmrl.policy.batch`: R rows
+to sample from, V vocabulary, N trained tokens, W hidden channels, C tokens of a chunk.
 """
 
 from __future__ import annotations

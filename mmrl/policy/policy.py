@@ -213,7 +213,7 @@ class PolicyModel:
                 yield "lm_head.weight", parameter
 
     def frozen_copy(self) -> PolicyModel:
-        """Return a copy that never changes: a reference for the KL penalty. It shares the frozen weights.
+        """Return a copy that the learner does not train, such as a reference. It shares the frozen weights.
 
         Of a sharded policy, each rank gets a whole copy that shares nothing.
         """
@@ -252,7 +252,7 @@ class PolicyModel:
         )
 
     def compute_logprobs(self, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
-        """Score every trained token of a batch under the distribution that it was sampled from.
+        """Return the log-prob of every trained token of a batch, at the temperature that it was sampled at.
 
         `routes_XTK` has the experts that each router sends each token to, numbers of any integer type. With None, or
         `UNKNOWN_EXPERT` for all experts of a token, the routers choose.

@@ -1,4 +1,4 @@
-"""The rollout pipeline: generate first responses, then apply the steps of `rollout_steps` in their order.
+"""The rollout pipeline: generate first responses, then apply the steps of `rollout_steps` in order, and probes last.
 
 A prompt's rollouts form a group. A rollout consists of segments: runs of tokens that one author wrote (`Author`: the
 policy, a demonstration, forced text, or the environment). The author decides whether and how they are trained.

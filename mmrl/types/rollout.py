@@ -57,8 +57,9 @@ class Prompt:
 class SamplingParams:
     """Distribution that tokens are sampled from, and conditions that end sampling.
 
-    The learner evaluates log-probs under the same distribution. Sampling ends after EOS, after the token that completes
-    a stop string, or after `max_new_tokens`.
+    Recorded log-probs, and those that the learner computes, are at this temperature and without the banned tokens, but
+    as if `top_p` and `top_k` were not set (docs/decisions/0004-top-p-is-not-renormalised.md). Sampling ends after EOS,
+    after the token that completes a stop string, or after `max_new_tokens`.
     """
 
     temperature: float = 1.0  # divisor of the logits, at least 0; 0 is greedy
@@ -247,7 +248,7 @@ class Score:
     """Rewards of one rollout, by term and in total."""
 
     terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
-    total: float  # weighted sum of the terms; advantages are computed from it
+    total: float  # of the terms, by their weights and `rewards.combine`; what advantages compare, unless per term
     failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
     contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for people who look
     decided_by: Mapping[str, str] = field(default_factory=dict)  # terms that gave no value, and the fallback that did

@@ -21,7 +21,7 @@ class Experience:
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
     advantage: float  # factor of the policy loss on the rollout's POLICY tokens; 0 in supervised training
-    turn_advantages: tuple[float, ...] | None = None  # one for each turn, with `advantage` as their mean; None for one
+    turn_advantages: tuple[float, ...] | None = None  # of each turn, if turns differ; `advantage` is then their mean
     staleness: int = 0  # policy versions since its oldest token was sampled; 0 for a rollout of the current policy
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
 
@@ -64,14 +64,14 @@ class GroupSelection(NamedTuple):
 class SelectedExperiences:
     """Result of selection: this step's groups, and what the step trains on."""
 
-    # For metrics and rollout files: the groups that an earlier step carried over to this one, and those that this step
-    # scored and does not carry over to the next.
+    # For metrics and rollout files: first the groups carried over from earlier steps, then those of this step. A group
+    # that is carried over to the next step is missing.
     groups: tuple[Group, ...]
     scored: tuple[tuple[Experience, ...], ...]  # the scored rollouts of each of `groups`; advantage 0 if not trained
     experiences: tuple[Experience, ...]  # for the learner: replayed and carried-over ones too, no filtered ones
     selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
     replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
-    has_signal: bool  # True if a rollout that was not replayed has a nonzero advantage
+    has_signal: bool  # True if a rollout that may train and was not replayed has a nonzero advantage
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
 
     @property

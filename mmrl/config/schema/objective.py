@@ -203,7 +203,7 @@ class LossConfig(StrictModel):
 
     importance_ratio_level: Literal["token", "sequence"] = "token"
     """Ratio of new to old probability: of each token, or of the response, as the geometric mean over its tokens
-    (GSPO)."""
+    (GSPO); with `advantage.credit` for turns, over those of the turn."""
     policy_loss: PolicyLossChoice = "clip"
     """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, without a gradient through r, so that clipped
     tokens keep theirs (CISPO). `{fn, args}`: a function that returns the loss of each token."""
@@ -216,8 +216,8 @@ class LossConfig(StrictModel):
     log_ratio_clip: Nats | None = None
     """Bound on a token's |log ratio|, in nats, applied before anything else; ln 1000 = 6.9 in StableReinforce."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
-    """`token`: mean over the tokens of the whole step (DAPO). `sequence`: mean of the responses' means (GRPO as
-    published). `fixed`: sum over tokens / `fixed_length`, mean over responses (Dr.GRPO)."""
+    """`token`: mean over the tokens of the step, or of a mini-batch (DAPO). `sequence`: mean of the responses' means
+    (GRPO as published). `fixed`: sum over tokens / `fixed_length`, mean over responses (Dr.GRPO)."""
     fixed_length: PositiveInt | None = None
     """Divisor of `fixed`, in tokens; `sampling.max_new_tokens` when left out. 1 sums over tokens."""
     mask_truncated: bool = False

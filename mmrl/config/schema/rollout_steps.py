@@ -72,8 +72,8 @@ class RethinkTriggerConfig(StrictModel):
 class RethinkConfig(StrictModel):
     """Forced rethinking: finished responses are continued after a trigger, and the last answer counts.
 
-    A response is continued whether it is correct or not, unless a key below says otherwise; `mmrl explain` warns of
-    every such key.
+    A response is continued whether it is correct or not. Keys that make a difference between correct and incorrect
+    responses bias the group; `mmrl explain` warns of them.
     """
 
     kind: Literal["rethink"]
@@ -124,7 +124,7 @@ class RethinkConfig(StrictModel):
 
     @property
     def correctness_dependent_key(self) -> str:
-        """The first key that makes this step depend on whether a first response is correct; empty if none does."""
+        """The first key that treats correct and incorrect responses differently; empty if none does."""
         if self._has_verdict_triggers:
             return "triggers"
         return "keep" if self.keep != "all" else ""

@@ -222,7 +222,7 @@ class RlStage(TrainingStage):
     """Generate the next step's rollouts while this step trains: one step off-policy. Saves time where the engine has
     devices of its own (`vllm_server`); with `hf` it takes a second copy of the model, and `vllm` cannot."""
     algorithm: AlgorithmName = "grpo"
-    """A published objective: it changes the defaults of `advantage` and `loss`, whose keys may still be set."""
+    """A published objective: it changes defaults of `advantage`, `loss` and `replay`, whose keys may still be set."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Computation of advantages from rewards."""
     loss: LossConfig = LossConfig()

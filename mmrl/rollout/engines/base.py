@@ -26,7 +26,7 @@ class GenerationRequest:
     """A request for one or several continuations of a prompt, or of a response to it."""
 
     rollout: Rollout
-    """Prompt and response so far; the response may be empty. The prompt is encoded once for all continuations."""
+    """Prompt and response so far; the response may be empty. All continuations have this prompt."""
     seed: int
     """Random seed of the request, at least 0, for an engine that derives a seed for each continuation from it."""
     sample_seeds: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Generation with transformers: each prompt is encoded once, and the rollouts of its group share its KV cache.
+"""Generation with transformers: the rollouts of a group in one batch share the KV cache of their prompt.
 
 Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), T new tokens, V
 vocabulary; 3 is the axes of a position (time, height, width). Of experts: X router layers, S columns of a pass, K
@@ -51,7 +51,7 @@ class _DecodeState:
 
 
 class HfEngine(RolloutEngine):
-    """Generates with the learner's own model, or with a copy of it. Each prompt is encoded once for its group."""
+    """Generates with the learner's own model, or with a copy of it. In a batch, each prompt is encoded once."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class HfEngine(RolloutEngine):
     def _generate_batch(
         self, rows: Sequence[_Row], sampling_params: SamplingParams, matcher: StopStringMatcher, *, record_routes: bool
     ) -> list[GeneratedTokens]:
-        """Return the new tokens of each row. Each prompt is encoded once for all of its rollouts."""
+        """Return the new tokens of each row. Each prompt of the batch is encoded once."""
         from mmrl.policy.prefix_cache import RowCache
 
         device, rollouts = self._policy.device, [row.rollout for row in rows]
@@ -207,7 +207,7 @@ class HfEngine(RolloutEngine):
             alive_before.append(alive)
             sampled_logps.append(logps_RV.gather(-1, token_R[:, None]).squeeze(-1))
             going = []
-            # `tolist` is the only place where the host waits for the GPU, once for each token.
+            # Here the host waits for the GPU, once for each token; it waits again where routes are recorded.
             for row, token in enumerate(token_R.tolist()):
                 ids = decoded[alive[row]][0]
                 ids.append(token)

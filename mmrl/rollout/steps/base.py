@@ -15,7 +15,7 @@ from mmrl.types import RolloutBatch, Sample, SamplingParams
 
 
 class RolloutStep(Protocol):
-    """Changes the rollouts of one sampling round. Steps are called in the order of the config.
+    """Changes the rollouts of one sampling round. Steps are called in the order of the config, probes last.
 
     A step may
       - extend a rollout. `sampler.extend` appends a segment by POLICY. Tokens that the policy did not sample belong in

@@ -7,8 +7,9 @@ joined as token ids and never re-tokenized, so each token keeps the log-probabil
 of the whole response counts.
 
 Source: VL-Rethinker, arXiv:2504.08837, section 3.2 "Forced Rethinking". The paper forces a share of all rollouts after
-they end and keeps continuations whose answer is correct. Departures are options, listed at `RethinkConfig`; by default
-every continuation stays in its group, so that group means are not biased by the selection.
+they end and keeps continuations whose answer is correct. Departures are options, listed at `RethinkConfig`, and a few
+that `mmrl/config/schema/presets.yaml` names; by default every continuation stays in its group, so that group means are
+not biased by the selection.
 """
 
 from __future__ import annotations
