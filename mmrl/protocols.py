@@ -164,7 +164,10 @@ class Selector(Protocol):
         """
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """Return the experiences of a step, from its groups and the replay buffer; update the buffer in `state`."""
+        """Return the experiences of a step, from its groups and the replay buffer; update the buffer in `state`.
+
+        Collective with replay.
+        """
 
 
 class Learner(Protocol):
@@ -174,7 +177,7 @@ class Learner(Protocol):
     """
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """Train on the experiences of a step, if there are any, and return metrics.
+        """Train on the experiences of a step, if there are any, and return metrics. Collective.
 
         Every rank passes the same experiences and trains on its own share of them.
         """

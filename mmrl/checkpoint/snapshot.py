@@ -14,6 +14,9 @@ They are written to the partial folder `checkpoints/.00-000100.partial`: `write_
 their hashes, and `merge_part_hashes` joins the hashes of all ranks. The checkpoint exists, complete, once
 `atomic_folder.commit_partial` has run the line `partial_folder.rename(folder)`.
 
+A run continues in its own folder, which has what checkpoints leave out: `metrics.jsonl`, of which `state.json` has the
+length; the weights of a reference that does not move, written once; and pictures that environments have drawn.
+
 Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
 and so on. Every weight is complete in one of the files, so any number of ranks can continue from them.
 """
@@ -67,7 +70,7 @@ class Snapshot:
     rng: Mapping[str, torch.Tensor]  # result of `read_rng_states`
     state: TrainingState
     config_yaml: str = ""  # the run's settings
-    best_metric: float | None = None
+    score: float | None = None
     """Last value of the metric that the best checkpoint is chosen by; None if there is none yet."""
 
 
@@ -123,7 +126,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
         names += COMMON_FILES
         _torch_save(dict(snapshot.rng), folder / RNG_FILE)
         (folder / STATE_FILE).write_text(json_codec.dumps(snapshot.state))
-        (folder / SCORE_FILE).write_text(json.dumps(snapshot.best_metric))
+        (folder / SCORE_FILE).write_text(json.dumps(snapshot.score))
         (folder / CONFIG_FILE).write_text(snapshot.config_yaml)
     # Last, since this file shows the other ranks that the part is complete.
     write_part_hashes(folder, names, part_file_names(ranks.size)[ranks.rank])
@@ -162,7 +165,7 @@ def load_state(folder: Path) -> TrainingState:
     return json_codec.loads((folder / STATE_FILE).read_text(), TrainingState)
 
 
-def read_best_metric(folder: Path) -> float | None:
+def read_score(folder: Path) -> float | None:
     """Return the metric that a checkpoint is ranked by; None if it had no value yet, or the file is damaged."""
     try:
         metric = json.loads((folder / SCORE_FILE).read_text())

@@ -87,7 +87,7 @@ class RunCheckpoints:
             rng=checkpoint.read_rng_states(),
             state=state,
             config_yaml=self._config_yaml,
-            best_metric=self._logger.last_value(best.metric) if best else None,
+            score=self._logger.last_value(best.metric) if best else None,
         )
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
 

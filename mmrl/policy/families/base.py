@@ -71,7 +71,7 @@ class VideoTimeEncoding(StrEnum):
     """The way in which a model learns when the frames of a video were taken."""
 
     NO_VIDEO = "none"  # it takes no videos
-    FRAME_INDEX = "steps"  # it does not: each pair of frames is one position after the last
+    FRAME_INDEX = "steps"  # not at all: each pair of frames is one position after the pair before
     SECONDS = "seconds"  # by position ids, in proportion to seconds
     TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, each of which is a separate run of placeholders
 
