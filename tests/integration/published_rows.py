@@ -34,7 +34,7 @@ SMALLER = {
     "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
     "tools": {"max_total_tokens": 2048},  # those of demonstrations, too
     "probe": {"rollouts_per_prompt": 1},
-    "environment": {"turns": 2, "max_tokens": 1024},
+    "environment": {"max_tokens": 1024},
 }
 """Of the steps of a program."""
 

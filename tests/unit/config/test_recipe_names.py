@@ -96,7 +96,10 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     loaded = load_config("counter", [f"data.dir={tmp_path}"])
     with pytest.raises(UserError, match="hf download counts/rows") as error:
         check_data_files(loaded)
-    assert len(str(error.value).splitlines()) == 2
+    rows, pictures, text = str(error.value).splitlines()
+    assert rows == f"{tmp_path}: has no rows/a.jsonl; run there: hf download counts/rows --local-dir rows"
+    assert pictures == f"{tmp_path}: has no pictures; run there: wget pictures.zip && unzip pictures.zip"
+    assert text == "Data: two files of which one has pictures."
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").touch()
     assert find_missing_data(loaded) == ["pictures"]
@@ -113,10 +116,17 @@ def test_a_missing_file_that_no_command_fetches_is_told_with_the_text_about_the_
     with pytest.raises(UserError) as error:
         check_data_files(loaded)
     first, text = str(error.value).splitlines()
-    assert first == f"{tmp_path}: has no own.jsonl; no command of the header fetches it; see `# Data:`"
+    assert first == f"{tmp_path}: has no own.jsonl; no command of the header fetches it"
     assert text == "Data: two files of which one has pictures."
     with pytest.raises(UserError, match=r"has no own.jsonl$"):
         check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
+
+
+def test_a_command_is_told_for_the_folder_that_it_names_and_not_for_one_whose_name_begins_alike(shipped, tmp_path):
+    loaded = load_config("counter", [f"data.dir={tmp_path}", 'data.train.0.args.path="${data}/row/a.jsonl"'])
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(UserError, match=r"has no row/a.jsonl; no command of the header fetches it"):
+        check_data_files(loaded)
 
 
 def test_stages_of_a_mapping_are_merged_by_name_and_by_kind(shipped, tmp_path):
