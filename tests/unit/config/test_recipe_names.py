@@ -96,6 +96,9 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     loaded = load_config("counter", [f"data.dir={tmp_path}"])
     with pytest.raises(UserError, match="hf download counts/rows") as error:
         check_data_files(loaded)
+    elsewhere = load_config("counter", [f"data.dir={tmp_path}/nowhere"])
+    with pytest.raises(UserError, match=f"^{tmp_path}/nowhere: there is no such folder\n"):
+        check_data_files(elsewhere)
     rows, pictures, text = str(error.value).splitlines()
     assert rows == f"{tmp_path}: has no rows/a.jsonl; run there: hf download counts/rows --local-dir rows"
     assert pictures == f"{tmp_path}: has no pictures; run there: wget pictures.zip && unzip pictures.zip"
@@ -214,6 +217,12 @@ def test_options_stand_for_overrides_and_a_file_may_lay_overlays(shipped, tmp_pa
     for setting in ("run.name demo-seeded", "model.path /m", "data.dir /d", "run.seed 4"):
         key, value = setting.split()
         assert any(line.split()[:2] == [key, value] for line in page.splitlines()), setting
+
+
+def test_a_recipe_without_commands_shows_those_of_the_one_it_extends(shipped, tmp_path, capsys):
+    (shipped / "recipes" / "second.yaml").write_text("# Second: counts again.\nextends: counter.yaml\n")
+    assert main(["recipe", "show", "second", "--data", str(tmp_path)]) == 0
+    assert "  hf download counts/rows --local-dir rows\n" in capsys.readouterr().out
 
 
 def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp_path, capsys):
