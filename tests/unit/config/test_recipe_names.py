@@ -152,6 +152,12 @@ def test_a_stage_that_is_not_there_is_refused(shipped, tmp_path, key):
     assert f"mine.yaml:3: stages: there is no '{key}' to change; there are cold (sft), rl (rl)" in message
 
 
+def test_a_change_of_a_stage_into_another_kind_is_refused_where_it_is_written(shipped, tmp_path):
+    lay(shipped, "imitate", "# Imitate (arXiv:2501.00002): demonstrations.\nstages:\n  rl: {kind: sft, steps: 3}\n")
+    message = refused("counter", "overlays=[imitate]")
+    assert message.endswith("imitate.yaml:3: stages: 'rl' is of kind rl, not sft")
+
+
 def test_reward_terms_are_changed_added_and_removed_by_name(shipped, tmp_path):
     named = 'extends: counter\nrewards: {terms: [{fn: "mmrl_rewards.number:exact", name: count}]}\n'
     text = f"""extends: {write(tmp_path, named, "named.yaml")}
