@@ -79,9 +79,11 @@ def _show(arguments: argparse.Namespace) -> int:
     for name in loaded.data_files:
         state = "" if not arguments.data else "missing  " if name in missing else "ok       "
         echo(f"  {state}{name}")
-    if header.downloads and (missing or not arguments.data):
+    # A recipe without commands of its own has the data of the one that it extends.
+    downloads = next(filter(None, (read_header(file).downloads for file in loaded.files)), ())
+    if downloads and (missing or not arguments.data):
         echo("\nTo fetch them, in that folder:")
-        for command in header.downloads:
+        for command in downloads:
             echo(f"  {command}")
     echo(f"\nTo train: mmrl train {arguments.name} --model DIR" + (" --data DIR" if loaded.data_files else ""))
     return 0

@@ -153,6 +153,10 @@ def _merge_named(
         at = merged.index(chosen[0])
         for index, entry in enumerate(merged):
             if entry in chosen:
+                old_kind, kind = _child(entry, "kind"), _child(change, "kind")
+                if kind not in (None, old_kind):
+                    # The settings that stay are of the old kind, and would be refused one by one.
+                    raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
                 merged[index] = merge_nodes(entry, change)
         merged[at:at] = new
         merged, new = [entry for entry in merged if entry.value is not None], []

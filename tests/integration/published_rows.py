@@ -25,7 +25,10 @@ from videos import SMALL, write_video
 from mmrl.checkpoint import export_hf_folder
 from mmrl.config import Config
 from mmrl.config.schema import FromScratchConfig, RlStage, SampleStage, SftStage
+from mmrl.data.context import make_dataset_context
+from mmrl.data.rows import read_filtered_source
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
+from mmrl.types import RejectedRow, Sample
 
 FOLDER = Path(__file__).parents[1] / "data" / "recipe_rows"
 NUM_ROWS = 8
@@ -34,7 +37,7 @@ SMALLER = {
     "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
     "tools": {"max_total_tokens": 2048},  # those of demonstrations, too
     "probe": {"rollouts_per_prompt": 1},
-    "environment": {"turns": 2, "max_tokens": 1024},
+    "environment": {"max_tokens": 1024},
 }
 """Of the steps of a program."""
 
@@ -60,6 +63,17 @@ def write_data(name: str, folder: Path) -> Path:
         repeated = isinstance(table, list) and path not in rows.get("once", ())
         write_table(folder / path, list(repeat(table, rows.get("id"))) if repeated else table)
     return folder
+
+
+def read_samples(config: Config, work_dir: Path) -> list[Sample]:
+    """Return the training samples of a recipe whose data is written."""
+    context = make_dataset_context(config, work_dir, work_dir / "work")
+    samples = []
+    for source in config.data.train:
+        for row in read_filtered_source(source, work_dir, context, "train"):
+            assert not isinstance(row, RejectedRow), row
+            samples.append(row)
+    return samples
 
 
 def repeat(rows: list[dict[str, Any]], column: str | None) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""The recipes of published systems: each loads, explains itself, is in the table of docs/recipes.md, and does a step of
-every stage with a tiny model, on rows with the columns that it reads.
+"""The recipes of published systems: each loads, explains itself, is in the table of docs/recipes.md, and does steps of
+every stage with a tiny model, on rows with the columns that it reads, where right answers earn more than wrong ones.
 """
 
 from __future__ import annotations
@@ -8,18 +8,26 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import published_rows
 import pytest
+import recipe_answers
 from harness import Command
 from PIL import Image
 from published_rows import make_small
+from recipe_answers import NOTHING, make_wrong
 from serving import judging, reply, served
 
 from mmrl.config import Config, explain, load_config
 from mmrl.config.recipes import LABELS, read_header
-from mmrl.config.schema import RlStage
+from mmrl.config.schema import RlStage, matches_conditions
+from mmrl.data.context import make_dataset_context
+from mmrl.policy.build import build_response_format
+from mmrl.scoring.build import build_scorer
+from mmrl.scoring.lint import make_trial_response
 
 pytestmark = pytest.mark.slow
 
@@ -29,17 +37,10 @@ HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")
 PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
 MOST_LINES = 65
 NUM_STEPS = 2  # of each stage
-RANDOM_TERM = """\
-from zlib import crc32
-
-from mmrl import reward
-
-
-@reward(name="random")
-def random(response, sample):
-    return crc32(response.text.encode()) % 97 / 97
-"""
-"""A reward by which the responses of an untrained model differ, so that every RL stage has a gradient."""
+NOT_BY_TARGET = {"clip_reward", "dress", "fgaif", "frame_thinker", "mobile_r1", "sgp", "stvg_o1"}
+NOT_BY_TARGET |= {"time_master", "vrag_rl"}
+"""Recipes whose rewards read more of a response than an answer of the target's type, or no target."""
+ANSWERS = Path(recipe_answers.__file__)
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +52,13 @@ def judge() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[str]:
-    """The address of a reward model whose scores differ from text to text."""
-    with served(lambda handler, body: reply(handler, {"score": len(body["response"]) % 5 - 2.0})) as (url, _):
+    """The address of a reward model that likes every text but the wrong one."""
+
+    def answer(handler: Any, body: dict[str, Any]) -> None:
+        reply(handler, {"score": -2.0 if NOTHING in body["response"] else 2.0})
+
+    with served(answer) as (url, _):
         yield url
-
-
-def let_random_term_decide(config: Config) -> dict[str, object]:
-    """Return overrides where a term that a tiny model always fails would leave no gradient."""
-    overrides: dict[str, object] = {"rewards.combine": "sum"}
-    for stage in config.stages:
-        if isinstance(stage, RlStage) and stage.dynamic_sampling:
-            band = [{"term": "random", "low": 0.01, "high": 0.99}]
-            overrides[f"stages.{stage.name}.dynamic_sampling.ranges"] = band
-        if isinstance(stage, RlStage) and stage.advantage.difficulty_weight:
-            overrides[f"stages.{stage.name}.advantage.difficulty_weight.term"] = "random"
-    return overrides
 
 
 def test_every_recipe_has_rows():
@@ -120,32 +113,85 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_runs_with_a_tiny_model(
+def test_a_published_recipe_learns_from_its_own_rewards(
     name: str, tmp_path: Path, tiny_model: Path, judge: str, scorer: str, here: Command
 ) -> None:
     config = load_config(name).config
-    overrides = make_small(config)
+    data = published_rows.write_data(name, tmp_path / "data")
+    overrides = make_small(config) | services_here(config, judge, scorer)
+    # A random tiny model is never right, so a test-only engine answers in its place, and nothing else is changed.
+    overrides["rollout.engine"] = {"fn": f"{ANSWERS}:make_engine", "args": {"recipe": name, "data": str(data)}}
+    overrides["logging.rollouts.every"] = 1
+    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
+    done = here("train", name, *folders, *words, "--steps", NUM_STEPS)
+    assert done.code == 0, done.errors
+
+    told = read_lines(tmp_path / "run" / "metrics.jsonl")
+    trained = [stage.name for stage in config.training_stages]
+    stages = Counter(record["stage"] for record in told if "learner/lr" in record)
+    assert stages == dict.fromkeys(trained, NUM_STEPS)
+    norms = [(record["stage"], record["learner/grad_norm"]) for record in told if "learner/grad_norm" in record]
+    assert len(norms) == NUM_STEPS * len(trained)
+    assert all(norm > 0 and isfinite(norm) for _, norm in norms), norms
+    validated = {record["stage"] for record in told if "validation/mean" in record}
+    assert validated == {stage.name for stage in config.training_stages if stage.validation}
+    for stage in config.stages:
+        for step in range(1, NUM_STEPS + 1):
+            if isinstance(stage, RlStage):
+                check_that_right_answers_earn_more(tmp_path / "run" / "rollouts" / f"{stage.name}-{step:06d}.jsonl")
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def services_here(config: Config, judge: str, scorer: str) -> dict[str, Any]:
+    """Return overrides by which the terms of a recipe ask the services of this test."""
+    overrides = {}
     for index, term in enumerate(config.rewards.terms):
         if "judge" in term.args:
             overrides[f"rewards.terms.{index}.args.judge.url"] = judge
         if "scorer" in term.args:
             overrides[f"rewards.terms.{index}.args.scorer.url"] = scorer
-    overrides |= let_random_term_decide(config)
-    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    return overrides
+
+
+def check_that_right_answers_earn_more(records: Path) -> None:
+    """Check that the first of two siblings, which is right, has the higher reward and the higher advantage."""
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for line in read_lines(records):
+        groups.setdefault(line["group"], []).append(line)
+    siblings = list(groups.values())
+    if all(len(group) == 1 for group in siblings):
+        siblings = [[line for group in siblings for line in group]]  # the first prompt is answered right
+    assert siblings
+    for right, wrong, *_ in siblings:
+        assert right["total"] > wrong["total"], (right["response"], wrong["response"], right["terms"], wrong["terms"])
+        assert right["advantage"] > wrong["advantage"]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in NOT_BY_TARGET])
+def test_the_rewards_of_a_recipe_tell_the_target_of_each_row_from_another(
+    name: str, tmp_path: Path, judge: str, scorer: str
+) -> None:
     data = published_rows.write_data(name, tmp_path / "data")
-    (tmp_path / "random_term.py").write_text(RANDOM_TERM)
-    term = {"fn": "./random_term.py:random", "weight": 0.25}
-    extended = {"extends": name, "rewards": {"terms": {"random": term}}}
-    (tmp_path / "random.yaml").write_text(json.dumps(extended))
-    folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
-    done = here("train", tmp_path / "random.yaml", *folders, *words, "--steps", NUM_STEPS)
-    assert done.code == 0, done.errors
-    told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    trained = [stage.name for stage in config.training_stages]
-    stages = Counter(record["stage"] for record in told if "learner/lr" in record)
-    assert stages == dict.fromkeys(trained, NUM_STEPS)
-    norms = [(record["stage"], record["learner/grad_norm"]) for record in told if "learner/grad_norm" in record]
-    assert len(norms) == NUM_STEPS * len(trained) and all(norm > 0 for _, norm in norms), norms
-    validated = {record["stage"] for record in told if "validation/mean" in record}
-    assert validated == {stage.name for stage in config.training_stages if stage.validation}
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    plain = load_config(name).config
+    overrides = make_small(plain) | services_here(plain, judge, scorer) | {"data.dir": str(data)}
+    config = load_config(name, [f"{key}={json.dumps(value)}" for key, value in overrides.items()]).config
+    media_opener = make_dataset_context(config, tmp_path, tmp_path).media_opener
+    rewards, response_format = build_scorer(config, tmp_path, media_opener), build_response_format(config)
+    compared = set()
+    for sample in published_rows.read_samples(config, tmp_path):
+        if not any(isinstance(stage, RlStage) and matches_conditions(stage.when, sample) for stage in config.stages):
+            continue
+        pairs = []
+        for target in (sample.target, make_wrong(sample.target)):
+            text = response_format.build_example(target)
+            pairs.append((make_trial_response(sample, text, response_format), sample))
+        right, wrong = rewards.score(pairs)
+        assert right.total > wrong.total, (sample.task, pairs[0][0].text, pairs[1][0].text)
+        compared.add(sample.task)
+    rewards.close()
+    assert compared
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

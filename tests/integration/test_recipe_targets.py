@@ -3,12 +3,10 @@
 import json
 
 import pytest
-from published_rows import write_data
+from published_rows import read_samples, write_data
 
 from mmrl.config.load import load_config
-from mmrl.data.context import make_dataset_context
-from mmrl.data.rows import read_filtered_source
-from mmrl.types import Action, CoordinateSystem, RejectedRow
+from mmrl.types import Action, CoordinateSystem
 
 
 @pytest.fixture
@@ -18,12 +16,9 @@ def read(tmp_path):
     def samples(name):
         data = write_data(name, tmp_path / "data")
         config = load_config(name, [f"data.dir={json.dumps(str(data))}"]).config
-        context = make_dataset_context(config, tmp_path, tmp_path / "work")
         found = {}
-        for source in config.data.train:
-            for row in read_filtered_source(source, tmp_path, context, "train"):
-                assert not isinstance(row, RejectedRow), row
-                found.setdefault(row.task, []).append(row)
+        for sample in read_samples(config, tmp_path):
+            found.setdefault(sample.task, []).append(sample)
         return found
 
     return samples

@@ -96,7 +96,13 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     loaded = load_config("counter", [f"data.dir={tmp_path}"])
     with pytest.raises(UserError, match="hf download counts/rows") as error:
         check_data_files(loaded)
-    assert len(str(error.value).splitlines()) == 2
+    elsewhere = load_config("counter", [f"data.dir={tmp_path}/nowhere"])
+    with pytest.raises(UserError, match=f"^{tmp_path}/nowhere: there is no such folder\n"):
+        check_data_files(elsewhere)
+    rows, pictures, text = str(error.value).splitlines()
+    assert rows == f"{tmp_path}: has no rows/a.jsonl; run there: hf download counts/rows --local-dir rows"
+    assert pictures == f"{tmp_path}: has no pictures; run there: wget pictures.zip && unzip pictures.zip"
+    assert text == "Data: two files of which one has pictures."
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").touch()
     assert find_missing_data(loaded) == ["pictures"]
@@ -113,10 +119,17 @@ def test_a_missing_file_that_no_command_fetches_is_told_with_the_text_about_the_
     with pytest.raises(UserError) as error:
         check_data_files(loaded)
     first, text = str(error.value).splitlines()
-    assert first == f"{tmp_path}: has no own.jsonl; no command of the header fetches it; see `# Data:`"
+    assert first == f"{tmp_path}: has no own.jsonl; no command of the header fetches it"
     assert text == "Data: two files of which one has pictures."
     with pytest.raises(UserError, match=r"has no own.jsonl$"):
         check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
+
+
+def test_a_command_is_told_for_the_folder_that_it_names_and_not_for_one_whose_name_begins_alike(shipped, tmp_path):
+    loaded = load_config("counter", [f"data.dir={tmp_path}", 'data.train.0.args.path="${data}/row/a.jsonl"'])
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(UserError, match=r"has no row/a.jsonl; no command of the header fetches it"):
+        check_data_files(loaded)
 
 
 def test_stages_of_a_mapping_are_merged_by_name_and_by_kind(shipped, tmp_path):
@@ -137,6 +150,12 @@ stages:
 def test_a_stage_that_is_not_there_is_refused(shipped, tmp_path, key):
     message = refused(write(tmp_path, f"extends: counter\nstages:\n  {key}: {{steps: 3}}\n", "mine.yaml"))
     assert f"mine.yaml:3: stages: there is no '{key}' to change; there are cold (sft), rl (rl)" in message
+
+
+def test_a_change_of_a_stage_into_another_kind_is_refused_where_it_is_written(shipped, tmp_path):
+    lay(shipped, "imitate", "# Imitate (arXiv:2501.00002): demonstrations.\nstages:\n  rl: {kind: sft, steps: 3}\n")
+    message = refused("counter", "overlays=[imitate]")
+    assert message.endswith("imitate.yaml:3: stages: 'rl' is of kind rl, not sft")
 
 
 def test_reward_terms_are_changed_added_and_removed_by_name(shipped, tmp_path):
@@ -204,6 +223,12 @@ def test_options_stand_for_overrides_and_a_file_may_lay_overlays(shipped, tmp_pa
     for setting in ("run.name demo-seeded", "model.path /m", "data.dir /d", "run.seed 4"):
         key, value = setting.split()
         assert any(line.split()[:2] == [key, value] for line in page.splitlines()), setting
+
+
+def test_a_recipe_without_commands_shows_those_of_the_one_it_extends(shipped, tmp_path, capsys):
+    (shipped / "recipes" / "second.yaml").write_text("# Second: counts again.\nextends: counter.yaml\n")
+    assert main(["recipe", "show", "second", "--data", str(tmp_path)]) == 0
+    assert "  hf download counts/rows --local-dir rows\n" in capsys.readouterr().out
 
 
 def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp_path, capsys):
