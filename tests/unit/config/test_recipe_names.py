@@ -217,3 +217,9 @@ def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp
     assert "  missing  rows/a.jsonl\n  ok       pictures\n" in page
     assert "Departures    none is large; the second." in page
     assert page.endswith("To train: mmrl train counter --model DIR --data DIR\n")
+
+
+def test_a_folder_is_not_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert refused(Path("mine")) == "mine is a directory; name the .yaml file in it"
