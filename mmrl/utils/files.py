@@ -45,7 +45,11 @@ def resolve_inside(path: Path | str, roots: Sequence[Path], folders: dict[str, s
         raise UserError(f"{path}: leads nowhere ({reason}); correct the path") from error
     if not f"{resolved}/".startswith(tuple(f"{str(root).rstrip('/')}/" for root in roots)):
         listed = ", ".join(map(str, roots)) or "none"
-        raise UserError(f"{path}: {resolved} lies outside data.media_roots ({listed}); add its folder there or move it")
+        name = f"{path}: {resolved}" if os.fspath(path) != resolved else resolved
+        raise UserError(
+            f"{name} lies outside data.media_roots ({listed}); add its folder there "
+            "(`mmrl eval` and `mmrl view`: --media-root) or move it"
+        )
     return Path(resolved)
 
 
