@@ -77,7 +77,8 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
         raise UserError(f"{name} is a directory; name the .yaml file in it")
     names = [file.stem for file in iter_recipes(kind)]
     near = difflib.get_close_matches(path.name.lower().replace("-", "_"), names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    there_are = "`mmrl recipe list` shows all" if kind == "recipes" else f"there are {', '.join(names)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else there_are
     raise UserError(f"{name}: there is no such file and none of the {kind} has this name; {hint}")
 
 
