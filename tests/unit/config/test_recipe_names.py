@@ -51,7 +51,7 @@ def test_a_recipe_is_found_by_name_and_extended_by_name(shipped, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("countre", "did you mean counter?"), ("xyz", "none of the recipes has this name; `mmrl recipe list` shows all"), ("countre.yaml", "no such file")],
+    [("countre", "did you mean counter?"), ("xyz", "; `mmrl recipe list` shows all"), ("countre.yaml", "no such file")],
 )
 def test_a_mistyped_name_is_told_the_nearest(shipped, name, message):
     assert message in refused(name)
