@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from mmrl.api.functions import name_function
+from mmrl.api.train import check_is_list
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction, parse_prediction
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
 from mmrl.log.console import Console
-from mmrl.types import CoordinateSystem
+from mmrl.types import CoordinateSystem, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def evaluate(
     Raises:
         UserError: the model, files or settings cannot be used. Predictions so far are kept.
     """
+    check_is_list("overrides", overrides)
     benchmark_name = _name_benchmark(benchmark)
     files = [data] if isinstance(data, str | Path) else data
     request = EvalRequest(
@@ -95,5 +97,9 @@ def _name_benchmark(benchmark: str | Benchmark | Callable[[], Benchmark]) -> str
         return benchmark
     if callable(benchmark):
         return name_function(benchmark)
+    if not isinstance(benchmark, Benchmark):
+        raise UserError(
+            f"benchmark must be a name, an mmrl.Benchmark or a function that returns one, not {benchmark!r:.80}"
+        )
     # The name of a benchmark is part of its results, so the function that returns it needs none of its own.
     return name_function(lambda: benchmark, stands_for=Benchmark)

@@ -9,7 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mmrl.types import AnswerType, CoordinateSystem, MediaRef, Region, Response, Sample, Target
+from mmrl.api.train import check_is_list
+from mmrl.types import AnswerType, CoordinateSystem, MediaRef, Region, Response, Sample, Target, UserError
+from mmrl.utils.messages import did_you_mean
 from mmrl_datasets import image_ref, save_png, video_ref
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class Policy:
         """Use `Policy.from_run`."""
         self._answer, self._media_dir, self._stack = answer, media_dir, stack
         self._num_questions = 0
+        self._is_closed = False
 
     @classmethod
     def from_run(cls, run: str | Path, *, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Policy:
@@ -67,6 +70,7 @@ class Policy:
         Raises:
             UserError: there is no such model, or a setting is invalid.
         """
+        check_is_list("overrides", overrides)
         from mmrl.evaluation.answering import open_model
 
         with ExitStack() as stack:
@@ -83,9 +87,16 @@ class Policy:
         and what the format instruction asks for if training added one.
 
         Raises:
-            UserError: a medium cannot be used, or the prompt is too long.
+            UserError: a medium or `answer_type` cannot be used, the prompt is too long, or the policy is closed.
         """
-        given = [images] if isinstance(images, str | Path) or not isinstance(images, Sequence) else images
+        if self._is_closed:
+            raise UserError("this policy is closed; load it again with Policy.from_run")
+        if answer_type not in list(AnswerType):
+            hint = did_you_mean(answer_type, list(AnswerType)) or f"use {', '.join(AnswerType)}"
+            raise UserError(f"answer_type {answer_type!r} is unknown; {hint}")
+        if not isinstance(question, str):
+            raise UserError(f"a question is text, not {question!r:.80}")
+        given = [images] if isinstance(images, str | Path | bytes) or not isinstance(images, Sequence) else images
         media = [self._reference(medium) for medium in given]
         kind = AnswerType(answer_type)
         # Random numbers derive from the id. Each call has a new id, so a repeated question is sampled anew.
@@ -100,6 +111,7 @@ class Policy:
 
     def close(self) -> None:
         """Free the engine, and delete the copies of PIL images."""
+        self._is_closed = True
         self._stack.close()
 
     def __enter__(self) -> Policy:
@@ -111,7 +123,15 @@ class Policy:
         self.close()
 
     def _reference(self, medium: MediaInput) -> MediaRef:
-        if not isinstance(medium, str | Path):
-            return save_png(medium, self._media_dir, "image")
-        path = Path(medium).absolute()
-        return video_ref(path) if path.suffix.lower() in _VIDEO_SUFFIXES else image_ref(path)
+        if isinstance(medium, str | Path):
+            path = Path(medium).absolute()
+            return video_ref(path) if path.suffix.lower() in _VIDEO_SUFFIXES else image_ref(path)
+        from PIL import Image, ImageOps
+
+        if not isinstance(medium, Image.Image):
+            raise UserError(f"images are paths or PIL images, not {type(medium).__name__}; see PIL.Image.open")
+        try:
+            # Upright, as the same picture is when it is given as a file.
+            return save_png(ImageOps.exif_transpose(medium), self._media_dir, "image")
+        except OSError as error:
+            raise UserError(f"the PIL image cannot be used: {error}; try image.convert('RGB')") from error

@@ -72,6 +72,8 @@ def train(
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
         KeyboardInterrupt: the run was interrupted. The step was saved; the same call continues it.
     """
+    for name, given in (("overrides", overrides), ("rewards", rewards), ("callbacks", callbacks)):
+        check_is_list(name, given)
     loaded = load(config, [*overrides, *_replaced_sections(rewards, dataset, callbacks)])
     check_data_files(loaded)
     run_dir = run_dir_of(loaded.config)
@@ -92,8 +94,16 @@ def load(config: ConfigSource, overrides: Sequence[str] = ()) -> LoadedConfig:
             return load_config(config.model_dump(mode="json"), overrides)
         case Mapping():
             return load_config(replace_functions(config), overrides)
-        case _:
+        case str() | Path():
             return load_config(config, overrides)
+        case _:
+            raise UserError(f"a config is a file, a mapping or what load_config returned, not {type(config).__name__}")
+
+
+def check_is_list(name: str, given: object) -> None:
+    """Raise a UserError for one function or text in place of a list: a text would be read letter by letter."""
+    if given is not None and (isinstance(given, str) or not isinstance(given, Sequence)):
+        raise UserError(f"{name} must be a list, got {given!r:.80}; put it in brackets")
 
 
 def _run(loaded: LoadedConfig, run_dir: RunDir) -> None:
@@ -151,11 +161,16 @@ def _is_group_reward(given: FunctionSource) -> bool:
 
 
 def _data_sources(given: object, split: str) -> list[dict[str, Any]]:
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        if given and not all(isinstance(row, Sample) for row in given):
-            return [_entry(source) for source in given]
-        return [{"fn": name_rows(given, split)}]
-    return [_entry(given)]
+    sources = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if sources is given and all(isinstance(row, Sample) for row in sources):
+        return [{"fn": name_rows(sources, split)}]
+    for source in sources:
+        if not (isinstance(source, str) or callable(source) or (isinstance(source, Mapping) and "fn" in source)):
+            raise UserError(
+                f"dataset, split {split!r}: {source!r:.60} is neither a function nor its name; "
+                "give a list that holds only mmrl.Sample, or functions that yield them"
+            )
+    return [_entry(source) for source in sources]
 
 
 def _callback_entry(given: FunctionSource | Callback) -> dict[str, Any]:

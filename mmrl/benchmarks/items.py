@@ -241,7 +241,7 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
     ignored: published files have some.
 
     Raises:
-        UserError: a row has no id or response, no item has its id, or it repeats id and `sample` of another.
+        UserError: there is no row, or one has no id or response, has no item of its id, or repeats id and `sample`.
     """
     responses: dict[tuple[str, int], ItemResponse] = {}
     for number, row in read_rows(path):
@@ -257,6 +257,8 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
                 f"{path}:{number}: a second response to {response.id!r}; several to one question need a column 'sample'"
             )
         responses[key] = response
+    if not responses:
+        raise UserError(f"{path}: holds no responses")
     return list(responses.values())
 
 

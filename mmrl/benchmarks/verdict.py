@@ -155,19 +155,22 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         UserError: the file cannot be read, or a line is not a JSON object.
     """
-    # `utf-8-sig` below skips the mark that some editors put before the first line.
-    open_text = gzip.open if path.suffix == ".gz" else open
+    open_binary = gzip.open if path.suffix == ".gz" else open
     try:
-        with open_text(path, "rt", encoding="utf-8-sig") as file:
+        with open_binary(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    # `utf-8-sig` skips the mark that some editors put before the first line.
+                    row = json.loads(line.decode("utf-8-sig"))
+                except json.JSONDecodeError as error:
+                    raise UserError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
                 except (ValueError, RecursionError) as error:
                     raise UserError(f"{path}:{number}: not JSON: {error}") from None
                 if not isinstance(row, dict):
-                    raise UserError(f"{path}:{number}: one JSON object per line is expected, got {line.strip()[:60]!r}")
+                    raise UserError(f"{path}:{number}: one JSON object per line is expected, got {json.dumps(row):.60}")
                 yield number, row
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; give a JSONL file, gzipped if it ends in .gz") from error
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read: {reason}; give a JSONL file, gzipped if it ends in .gz") from error

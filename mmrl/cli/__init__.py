@@ -1,5 +1,10 @@
 """The `mmrl` command. Nothing heavy is imported before a command needs it."""
 
-from mmrl.cli.main import main
+import sys
+
+try:
+    from mmrl.cli.main import main
+except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second
+    sys.exit(130)
 
 __all__ = ["main"]

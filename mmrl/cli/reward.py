@@ -48,7 +48,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     new.add_argument(
         "--answer",
-        choices=list(AnswerType),
+        choices=[str(answer_type) for answer_type in AnswerType],
         default=AnswerType.NUMBER,
         metavar="TYPE",
         help=f"type of its targets, number by default: {', '.join(AnswerType)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from mmrl.cli.common import echo
 from mmrl.cli.draw_case import draw_case
-from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
+from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples, run_in_forks
 from mmrl.scoring.registry import (
     builtin_case_tables,
     builtin_rewards,
@@ -27,9 +28,11 @@ from mmrl.scoring.registry import (
     load_reward,
     qualified_name,
 )
-from mmrl.types import AnswerType, Sample, Unscorable, UserError, use_media_opener
-from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
+from mmrl.types import AnswerType, RewardFailure, Sample, Unscorable, UserError, use_media_opener
+from mmrl_rewards.cases import Case, CaseResult, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
+
+_MIN_TIMEOUT_S = 60.0  # of a call, which may be the first and import libraries
 
 
 def print_rewards() -> int:
@@ -84,8 +87,8 @@ def run_case_tables(names: Sequence[str], *, verbose: bool) -> int:
     failures = 0
     for title, base_dir, cases in _select_cases(names):
         passed = 0
-        for index, case in enumerate(cases):
-            passed += _run_case(f"{title} row {index}", base_dir, case, verbose=verbose)
+        for index, (case, outcome) in enumerate(zip(cases, _score_cases(cases, base_dir), strict=True)):
+            passed += _print_outcome(f"{title} row {index}", case, outcome, verbose=verbose)
         echo(f"{title}: {passed} of {len(cases)} rows pass")
         failures += len(cases) - passed
     return int(failures > 0)
@@ -114,22 +117,33 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
         try:
             response = Path(response[1:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--response {response}: cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UserError(f"--response {response}: cannot be read: {reason}") from error
     fields = {"expected": 0, "source": "", "sample": load_sample(sample_file), "response": response}
     try:
         case = Case.model_validate({**fields, **row})
     except ValidationError as error:
         raise UserError(f"--case: {first_error_message(error)}") from error
-    with use_media_opener(case_media(sample_file.parent)):
-        outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
+    [outcome] = _score_cases([case], sample_file.parent, reward_dir=Path())
     echo(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
     return int(outcome.value is None)
 
 
-def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:
-    """Run one row, print it if it fails or with `verbose`, and return True if it passes."""
+def _score_cases(cases: Sequence[Case], base_dir: Path, reward_dir: Path | None = None) -> list[CaseResult]:
+    """Score rows in another process: a reward that hangs, or ends its process, fails its row alone.
+
+    Pictures lie in `base_dir`, as do files of rewards without `reward_dir`.
+    """
+    rewards = [load_bound_reward(case.fn, reward_dir or base_dir, case.args) for case in cases]
+    timeout_s = max([_MIN_TIMEOUT_S, *[reward.reward.timeout_s or 0.0 for reward in rewards]])
     with use_media_opener(case_media(base_dir)):
-        outcome = case.score(load_bound_reward(case.fn, base_dir, case.args))
+        tasks = [partial(case.score, reward) for case, reward in zip(cases, rewards, strict=True)]
+        outcomes = run_in_forks(tasks, timeout_s)
+    return [CaseResult(None, end.reason, False) if isinstance(end, RewardFailure) else end for end in outcomes]
+
+
+def _print_outcome(title: str, case: Case, outcome: CaseResult, *, verbose: bool) -> bool:
+    """Print a row if it fails or with `verbose`, and return True if it passes."""
     if verbose or not outcome.passed:
         verdict = "pass" if outcome.passed else "FAIL"
         echo(f"{verdict} {title} {case.fn}: expected {case.expected}, got {outcome.value}")

@@ -43,6 +43,9 @@ def _run(arguments: argparse.Namespace) -> int:
     out, single = arguments.out, arguments.single
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"--out {out}: it exists and is not an empty folder; delete it or name another one")
+    for root in arguments.media_root:
+        if not root.is_dir():
+            raise UserError(f"--media-root {root}: no such folder")
     is_live = out is None and single is None
     pictures = PictureStore(with_media=not arguments.no_media, is_live=is_live)
     runs = []

@@ -17,6 +17,7 @@ from mmrl.config.yaml_tree import ConfigNode, ConfigProblem, KeyPath
 from mmrl.utils.messages import did_you_mean
 
 _MAX_SHOWN_CHARS = 60
+_MAX_SHOWN_INTEGER = 1e15  # of a float beyond it, not every digit is true
 _EXPECTED_TYPES = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -260,7 +261,7 @@ def _suggest_fix(kind: str, given: object) -> str:
     match kind, given:
         case "int_type" | "float_type", str() if _is_number(given):
             remedy = "remove the quotes"
-        case "int_type", float() if given.is_integer():
+        case "int_type", float() if given.is_integer() and abs(given) < _MAX_SHOWN_INTEGER:
             remedy = f"write {int(given)}"
         case "bool_type", "on" | "yes" | "true" | "On" | "Yes":
             remedy = "write true"

@@ -64,7 +64,7 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
     """Return a path unchanged; for a bare name, the file of that recipe or other config that comes with mmrl.
 
     Raises:
-        UserError: there is neither a file nor a recipe of this name.
+        UserError: there is neither a file nor a recipe of this name, or it is a directory.
     """
     path = Path(name)
     if not re.fullmatch(r"[\w-]+", str(name)) or path.is_file():
@@ -73,9 +73,12 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
         file = configs_folder() / folder / f"{name}.yaml"
         if file.is_file():
             return file
+    if path.is_dir():
+        raise UserError(f"{name} is a directory; name the .yaml file in it")
     names = [file.stem for file in iter_recipes(kind)]
     near = difflib.get_close_matches(path.name.lower().replace("-", "_"), names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    there_are = "`mmrl recipe list` shows all" if kind == "recipes" else f"there are {', '.join(names)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else there_are
     raise UserError(f"{name}: there is no such file and none of the {kind} has this name; {hint}")
 
 

@@ -121,7 +121,9 @@ class DataCheck:
             self._read_split(split)
         self._check_ids()
         all_samples = list(chain.from_iterable(self._samples.values()))
-        for warning in find_coverage_gaps(self._config, self._scorer, all_samples):
+        # Without a sample no condition can be met, and an error says so already.
+        gaps = find_coverage_gaps(self._config, self._scorer, all_samples) if all_samples else []
+        for warning in gaps:
             self._add_finding(FindingCode.CONDITION, "train", "", warning)
         self._drop_samples_with_bad_media(self._open_images(all_samples))
         with closing(self._scorer):

@@ -85,6 +85,19 @@ class EvalDir:
         if before is None:
             self.write_settings(settings, missing)
 
+    def read_report(self) -> Mapping[str, Any]:
+        """Return report.json of a finished evaluation.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        file = self.path / "report.json"
+        try:
+            report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file}: cannot be read ({error}); --rescore writes it again") from error
+        return report
+
     def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
         """Write the settings that identify the evaluation, and the items that cannot be asked with the reasons."""
         text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ class _EvalCommand:
         # the last file that is written, so its presence shows that grading was finished.
         elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             self.console.info("This evaluation is finished. --rescore grades its responses again.")
-            return EvalResult(report=json.loads((request.out_dir / "report.json").read_text(encoding="utf-8")))
+            return EvalResult(report=self.eval_dir.read_report())
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
         run = self._grade(identity, predictions)
         changed = changed_verdicts(old_verdicts, run.verdicts)

@@ -119,7 +119,8 @@ def _read_image(
     except UnidentifiedImageError as error:
         raise MediaError(f"{ref.path}: {_describe_unidentified(content)}") from error
     except Image.DecompressionBombError as error:
-        raise MediaError(f"{ref.path}: {error}; shrink it") from error
+        # Pillow's own message names a limit that is not ours.
+        raise MediaError(f"{ref.path}: so many pixels that it may be a decompression bomb; shrink it") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
         # Pillow's decoders raise all of these on damaged files.
         raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error

@@ -167,7 +167,7 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
 
 def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the samples for which the reward does not raise `Unscorable`."""
-    outcomes = _run_all_in_processes([partial(_score_text, reward, sample, "<answer></answer>") for sample in samples])
+    outcomes = run_in_forks([partial(_score_text, reward, sample, "<answer></answer>") for sample in samples])
     return tuple(sample for sample, outcome in zip(samples, outcomes, strict=True) if not is_unscorable(outcome))
 
 
@@ -183,7 +183,7 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         correct = _ATTACK_GRAMMAR.render(sample.target)
         correct_pairs.append((make_trial_response(sample, correct, looks=looks), sample))
     # A first call may import scipy or the like, which takes longer than all calls; each fork would import it again.
-    [modules] = _run_all_in_processes([partial(_list_new_modules, reward, correct_pairs)])
+    [modules] = run_in_forks([partial(_list_new_modules, reward, correct_pairs)])
     for name in modules if isinstance(modules, list) else []:
         # Some libraries list modules that cannot be imported by their names.
         with suppress(Exception, SystemExit):
@@ -193,7 +193,7 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target), looks=looks)
         tries += [(name, sample, text) for name, text in attacks.items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
-    outcomes = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
+    outcomes = run_in_forks([partial(_score_text, reward, sample, text) for _, sample, text in tries])
     attempts = [(name, sample, outcome) for (name, sample, _), outcome in zip(tries, outcomes, strict=True)]
     return LintReport(
         findings=(
@@ -334,8 +334,8 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     for sample in samples:
         for text in (_ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
             pairs.append((make_trial_response(sample, text, looks=reward.reward.looks), sample))
-    [back_and_forth] = _run_all_in_processes([partial(_score_all, reward, pairs + pairs[::-1])])
-    [elsewhere] = _run_all_in_processes([partial(_score_all, reward, pairs)])
+    [back_and_forth] = run_in_forks([partial(_score_all, reward, pairs + pairs[::-1])])
+    [elsewhere] = run_in_forks([partial(_score_all, reward, pairs)])
     for outcomes in (back_and_forth, elsewhere):
         if isinstance(outcomes, RewardFailure):
             return LintFinding("repeatable", False, outcomes.reason)
@@ -347,7 +347,7 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    [found] = _run_all_in_processes([partial(_record_impure_calls, reward, pairs)])
+    [found] = run_in_forks([partial(_record_impure_calls, reward, pairs)])
     if isinstance(found, RewardFailure):
         return LintFinding("pure", False, found.reason)
     clean = "no files, network, clock or dice"
@@ -405,7 +405,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
-    [seconds] = _run_all_in_processes([partial(_slowest_seconds, reward, pairs)])
+    [seconds] = run_in_forks([partial(_slowest_seconds, reward, pairs)])
     if isinstance(seconds, RewardFailure):
         return LintFinding("speed", False, seconds.reason)
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
@@ -426,7 +426,7 @@ def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     # The words reveal a regular expression that backtracks; the ten million digits, a parser of numbers that does.
     texts = ("<answer>" + "ab " * (_HUGE_CHARS // 3) + "</answer>", "9" * _HUGE_CHARS)
     tries = [(sample, text) for sample in samples for text in texts]
-    outcomes = _run_all_in_processes([partial(_score_text, reward, sample, text) for sample, text in tries])
+    outcomes = run_in_forks([partial(_score_text, reward, sample, text) for sample, text in tries])
     for (sample, _), outcome in zip(tries, outcomes, strict=True):
         if isinstance(outcome, RewardFailure):
             return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {outcome.reason}")
@@ -460,8 +460,14 @@ def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterato
             yield AttackResult(name, answer_type, value.value, max_allowed, value.reason)
 
 
-def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | RewardFailure]:
-    """Run tasks in a fork and return their results. A task that hangs or dies fails; a new fork runs the others."""
+def run_in_forks(
+    tasks: Sequence[Callable[[], _ResultT]], timeout_s: float | None = None
+) -> list[_ResultT | RewardFailure]:
+    """Run tasks in a fork and return their results. A task that hangs or dies fails; a new fork runs the others.
+
+    A task hangs that takes longer than `timeout_s`, 10 s by default.
+    """
+    timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
     # Killing its process is the only way to stop a regular expression, and a fork has everything loaded already.
     context = multiprocessing.get_context("fork")
     results: list[_ResultT | RewardFailure] = []
@@ -473,8 +479,8 @@ def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_Resu
         # Only the fork may hold this end, or its death would not end the pipe.
         there.close()
         for _ in remaining:
-            if not here.poll(_TIMEOUT_S):
-                results.append(RewardFailure(RewardErrorKind.TIMEOUT, f"hung for {_TIMEOUT_S:g} s"))
+            if not here.poll(timeout_s):
+                results.append(RewardFailure(RewardErrorKind.TIMEOUT, f"hung for {timeout_s:g} s"))
                 break
             try:
                 results.append(here.recv())
@@ -488,4 +494,6 @@ def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_Resu
 
 def _send_results(tasks: Sequence[Callable[[], object]], pipe: Connection) -> None:
     for task in tasks:
-        pipe.send(task())
+        result = task()
+        sys.stdout.flush()  # what the reward has printed would be lost with this process
+        pipe.send(result)

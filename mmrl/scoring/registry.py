@@ -52,6 +52,8 @@ def qualified_name(name: str) -> str:
     module = name.rpartition(":")[0]
     if module.endswith(".py") or "." in module:
         return name
+    if name.endswith(".py"):
+        raise UserError(f"{name!r} names no function; write {name}:FUNCTION")
     known_names = builtin_rewards()
     if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"

@@ -21,7 +21,7 @@ RETIRED_SUFFIX: Final = ".retired"
 """Ends the name of a folder that is being replaced."""
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written."""
-_RESUME: Final = "put that right and run the same command again, it continues from the last checkpoint"
+_RESUME: Final = "put that right and run the same command again; a run continues from its last checkpoint"
 _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -41,10 +41,15 @@ def resolve_inside(path: Path | str, roots: Sequence[Path], folders: dict[str, s
     try:
         resolved = _resolve_links(os.fspath(path), {} if folders is None else folders)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: leads nowhere ({reason}); correct the path") from error
     if not f"{resolved}/".startswith(tuple(f"{str(root).rstrip('/')}/" for root in roots)):
         listed = ", ".join(map(str, roots)) or "none"
-        raise UserError(f"{path}: {resolved} lies outside data.media_roots ({listed}); add its folder there or move it")
+        name = f"{path}: {resolved}" if os.fspath(path) != resolved else resolved
+        raise UserError(
+            f"{name} lies outside data.media_roots ({listed}); add its folder there "
+            "(`mmrl eval` and `mmrl view`: --media-root) or move it"
+        )
     return Path(resolved)
 
 

@@ -170,7 +170,8 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().__init__((_ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise UserError(f"cannot listen at port {port}: {error}; choose another --port") from error
+            reason = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
+            raise UserError(f"cannot listen at port {port}: {reason}; choose another --port") from error
         self.url = f"http://{_ADDRESS}:{self.server_port}/?token={self.token}"
 
 

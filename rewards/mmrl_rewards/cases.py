@@ -234,7 +234,8 @@ class Case(_CaseModel):
         if not isinstance(value, int | float):
             return CaseResult(None, f"returned {value!r:.80}, which is not a number", False)
         if not reward.reward.low <= value <= reward.reward.high:
-            return CaseResult(value, f"outside its range; {reason}", False)
+            low, high = reward.reward.low, reward.reward.high
+            return CaseResult(None, f"returned {value:g}, outside its range, {low:g} to {high:g}", False)
         passed = self.expected != "unscorable" and abs(value - self.expected) <= self.tolerance
         return CaseResult(value, reason, passed)
 

@@ -308,6 +308,13 @@ def test_conditions_that_no_sample_meets_are_found(tmp_path: Path, here: Command
     assert "`when` names task 'cuont', which no sample has; did you mean 'count'?" in report["findings"][0]["message"]
 
 
+def test_a_source_without_rows_is_not_blamed_on_conditions(tmp_path: Path, here: Command) -> None:
+    empty = table(tmp_path, "count", [])
+    code, report = run_check(here, write_config(tmp_path, {"train": [empty]}))
+    assert code == 1
+    assert {finding["code"] for finding in report["findings"]} == {"source", "empty", "too_few"}
+
+
 def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, here: Command) -> None:
     model = {"path": str(tmp_path / "no-such-model")}
     code, report = run_check(here, write_config(tmp_path, model=model))

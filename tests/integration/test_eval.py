@@ -138,6 +138,10 @@ def test_other_settings_are_refused_and_rescoring_needs_no_model(
     assert finished.code == 0
     assert "This evaluation is finished" in finished.output
     assert (tmp_path / "out" / "verdicts.jsonl").read_text() == edited  # nothing was graded again
+    (tmp_path / "out" / "report.json").write_text("{")
+    damaged = here(*asked)
+    assert damaged.code == 2
+    assert "report.json: cannot be read (" in damaged.errors and "--rescore writes it again" in damaged.errors
     changed = here(*asked, "judge.url=http://127.0.0.1:9/v1", "judge.model=m")
     assert changed.code == 2
     assert "1 verdicts of an earlier version differ, that of q0" in changed.errors

@@ -13,7 +13,7 @@ from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.items import COORDINATE_TYPES, Item, ItemAnswerType, parse_canonical_item
 from mmrl.benchmarks.readers.layouts import ImageNumbering, QuestionRow, RowLayout, UnscorableRowError
-from mmrl.benchmarks.readers.published import get_layouts
+from mmrl.benchmarks.readers.published import CANONICAL_JSONL, get_layouts
 from mmrl.benchmarks.readers.vlmevalkit import VlmEvalKitLayout
 from mmrl.types import (
     AnswerType,
@@ -28,7 +28,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
-from mmrl.utils.messages import first_lines, first_names
+from mmrl.utils.messages import did_you_mean, first_lines, first_names
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.row import BadRowError, Cells, has_column
 from mmrl_datasets.formats.tables import open_rows
@@ -245,6 +245,13 @@ def _select_layout(
             f"{location}: the columns are {', '.join(cells)}; the nearest known layout is {layout.name}, which needs "
             f"{', '.join(map(repr, missing))} too"
         )
+    if layout is CANONICAL_JSONL:
+        roles = {"answer_type", *CANONICAL_JSONL.columns, *CANONICAL_JSONL.optional_columns}
+        for name in cells.keys() - roles:
+            # Other columns are ignored, but `image` for `images` would ask about no picture.
+            hint = did_you_mean(name, sorted(roles - cells.keys()), cutoff=0.8)
+            if hint:
+                raise UserError(f"{location}: the column {name!r} is unknown; {hint}")
     takes_coordinate_system = isinstance(layout, VlmEvalKitLayout) and layout.needs_coordinate_system
     if coordinate_system is not None and not takes_coordinate_system:
         raise UserError(

@@ -262,6 +262,10 @@ MATHVISTA = {name: value for name, value in ROWS["MathVista, choice"]["row"].ite
             None,
             "none of the options",
         ),
+        (
+            *("canonical", "c.jsonl", [{"image" if key == "images" else key: TEXT[key] for key in TEXT}], None),
+            "c.jsonl:1: the column 'image' is unknown; did you mean 'images'?",
+        ),
         ("canonical", "c.jsonl", [TEXT | {"question": ""}], None, "neither a question nor a prompt"),
         (
             *("canonical", "c.jsonl", [TEXT | {"id": id, "answer_type": "mood"} for id in "12"], None),

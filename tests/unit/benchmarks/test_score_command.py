@@ -147,6 +147,7 @@ ANSWERED = {"pid": "1", "response": "x"}
         (ITEMS, [{"pid": "1"}], "responses.jsonl:1: has no column 'response'"),
         (ITEMS, [{"id": "1", "response": "x"}], "has no column 'pid'"),
         (ITEMS, [ANSWERED | {"pid": "9"}], "no item has the id '9'"),
+        (ITEMS, [], "responses.jsonl: holds no responses"),
         (ITEMS, [ANSWERED, ANSWERED], "responses.jsonl:2: a second response to '1'"),
         (ITEMS, [ANSWERED | {"response": 3}], "response is 3"),
         (ITEMS, [ANSWERED | {"sample": -1}], "sample is -1"),
@@ -162,12 +163,18 @@ def test_bad_row_is_refused_with_its_value(score, items, responses, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", ":1: not JSON"), ("[1]", ":1: one JSON object per line"), (None, "cannot be read")]
+    ("content", "message"),
+    [
+        (b"{", ":1: not JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b'\n{"pid": "\xe9"}', ":2: not JSON: 'utf-8' codec"),
+        (b"[1]", ":1: one JSON object per line is expected, got [1]"),
+        (None, "cannot be read: No such file or directory; give"),
+    ],
 )
-def test_file_that_is_not_jsonl_is_refused(tmp_path, capsys, text, message):
+def test_file_that_is_not_jsonl_is_refused(tmp_path, capsys, content, message):
     path = tmp_path / "items.jsonl"
-    if text is not None:
-        path.write_text(text)
+    if content is not None:
+        path.write_bytes(content)
     files = [f"--items={path}", f"--responses={path}", f"--out={tmp_path / 'out'}"]
     assert main(["eval", "score", "--benchmark=mathvista", *files]) == 2
     errors = capsys.readouterr().err

@@ -207,6 +207,22 @@ def test_config_schema_is_json(capsys):
     assert json.loads(capsys.readouterr().out)["properties"]["run"]
 
 
+INTERRUPTED_IMPORT = """
+import sys
+class Finder:
+    def find_spec(name, *rest):
+        if name == "mmrl.cli.train":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder)
+import mmrl.cli
+"""
+
+
+def test_ctrl_c_during_the_first_imports_prints_nothing():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_closed_pipe_exits_141_without_a_traceback(config):
     read, write = os.pipe()
     os.close(read)

@@ -66,6 +66,8 @@ def test_a_single_file_holds_everything(run, tmp_path):
         (["runs/small", "--single", "runs"], "runs cannot be written: Is a directory"),
         (["runs/small", "--out", "runs/small/config.yaml/page"], "page cannot be written: Not a directory"),
         (["runs/small", "--single", "runs/small/config.yaml/run.html"], "run.html cannot be written: "),
+        (["runs/small", "--single", "run.html", "--media-root", "gone"], "--media-root gone: no such folder"),
+        (["runs/small", "--port", "99999"], "at port 99999: ports are numbers from 0 to 65535; choose another --port"),
     ],
 )
 def test_what_cannot_be_shown_or_written_is_refused(run, capsys, words, message):

@@ -51,7 +51,7 @@ def test_a_recipe_is_found_by_name_and_extended_by_name(shipped, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("countre", "did you mean counter?"), ("xyz", "there are counter"), ("countre.yaml", "no such file")],
+    [("countre", "did you mean counter?"), ("xyz", "; `mmrl recipe list` shows all"), ("countre.yaml", "no such file")],
 )
 def test_a_mistyped_name_is_told_the_nearest(shipped, name, message):
     assert message in refused(name)
@@ -242,3 +242,9 @@ def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp
     assert "  missing  rows/a.jsonl\n  ok       pictures\n" in page
     assert "Departures    none is large; the second." in page
     assert page.endswith("To train: mmrl train counter --model DIR --data DIR\n")
+
+
+def test_a_folder_is_not_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert refused(Path("mine")) == "mine is a directory; name the .yaml file in it"

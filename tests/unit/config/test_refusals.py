@@ -87,6 +87,11 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         assert re.search(rf"c\.yaml:\d+: {re.escape(place)}\.zzz: unknown key; the keys here are ", said), place
 
 
+def test_a_float_beyond_all_integers_is_not_written_out(tmp_path):
+    said = refused(write(tmp_path, SMALL), "stages.0.steps=1e300")
+    assert said == "command line: stages.0.steps: must be a whole number, got 1e+300"
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

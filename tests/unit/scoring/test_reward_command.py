@@ -184,6 +184,43 @@ def test_try_prints_value_and_reason(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["value"] == "unscorable"
 
 
+NUMBER_SAMPLE = {"answer_type": "number", "value": 3}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import os; os._exit(0)", "its process died"),
+        ("while True: pass", "hung for 0.5 s"),
+        ("return float('nan')", "returned nan, outside its range, 0 to 1"),
+    ],
+)
+def test_a_reward_that_hangs_or_ends_its_process_is_reported(write_reward, tmp_path, capfd, monkeypatch, body, reason):
+    monkeypatch.setattr("mmrl.cli.reward_commands._MIN_TIMEOUT_S", 0.5)
+    write_reward(f"print('called')\n    {body}")
+    monkeypatch.chdir(tmp_path)
+    assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 1
+    assert json.loads(capfd.readouterr().out.splitlines()[-1]) == {"value": None, "reason": reason}
+    (tmp_path / "t.json").write_text(json.dumps([NUMBER_ROW | {"response": "x"}]))
+    assert main(["reward", "test", str(tmp_path / "t.json")]) == 1
+    assert f"reason: {reason}" in capfd.readouterr().out
+
+
+def test_what_a_reward_prints_is_shown(write_reward, tmp_path, capfd, monkeypatch):
+    write_reward("print('called')\n    return 1.0")
+    monkeypatch.chdir(tmp_path)
+    assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 0
+    assert "called" in capfd.readouterr().out
+
+
+def test_mistakes_in_names_say_what_to_write(capsys):
+    assert main(["reward", "show", "./reward.py"]) == 2
+    assert "'./reward.py' names no function; write ./reward.py:FUNCTION" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["reward", "new", "mine", "--answer", "word"])
+    assert "invalid choice: 'word' (choose from 'text', 'choice', 'number'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("sample", "options", "words"),
     [
@@ -192,7 +229,8 @@ def test_try_prints_value_and_reason(tmp_path, capsys):
         (b'{"answer_type": "box"}', ["--response", "x"], "s.json: value: Field required"),
         (BOX_SAMPLE, ["--response", "x", "--sample", "gone.json"], "cannot read the sample gone.json"),
         (BOX_SAMPLE, ["--response", "x", "--case", '{"frmae": 1}'], "--case: unknown key 'frmae'; known keys: fn, "),
-        (BOX_SAMPLE, ["--response", "@latin.txt"], "latin.txt: cannot be read"),
+        (BOX_SAMPLE, ["--response", "@latin.txt"], "latin.txt: cannot be read: it is not UTF-8 text"),
+        (BOX_SAMPLE, ["--response", "@gone.txt"], "@gone.txt: cannot be read: No such file or directory"),
     ],
 )
 def test_try_refuses_what_it_cannot_read(tmp_path, sample, options, words, monkeypatch, capsys):

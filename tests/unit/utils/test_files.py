@@ -19,6 +19,11 @@ def test_a_known_folder_hides_no_link_out_of_the_roots(tmp_path):
     for name in ("a", "b", "missing"):
         assert resolve_inside(tmp_path / "alias" / name, [root], folders) == root / name
     assert folders == {str(tmp_path / "alias"): str(root)}
-    for name, words in {"link": "lies outside", "loop": "leads nowhere", "..": "lies outside"}.items():
+    remedy = r"^/etc lies outside data\.media_roots .*`mmrl eval` and `mmrl view`: --media-root"
+    with pytest.raises(UserError, match=remedy) as caught:
+        resolve_inside("/etc", [root])
+    assert str(caught.value).count("/etc") == 1
+    too_many = r"leads nowhere \(Too many levels of symbolic links\); correct"
+    for name, words in {"link": "lies outside", "loop": too_many, "..": "lies outside"}.items():
         with pytest.raises(UserError, match=words):
             resolve_inside(f"{tmp_path}/alias/{name}", [root], folders)
