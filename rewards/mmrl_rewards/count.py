@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.chinese import to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, reward, target_value
 from mmrl_rewards.number_words import ONES, TENS, split_number
@@ -24,7 +25,10 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #
 # So these are no count: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
 # "several", "dozens", "3 cats and a dog", "3rd".
-_THING: Final = re.compile(r"[a-z][a-z'-]*", re.ASCII)
+# In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
+_THING: Final = re.compile(
+    r"[a-z][a-z'-]*|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*", re.ASCII
+)
 _LEAD: Final = re.compile(
     r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|all"
     r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?"
@@ -110,7 +114,7 @@ def _read_count(response: Response, *, words: bool, of: Of) -> float:
 @lru_cache(maxsize=4096)  # siblings often give the same answer
 def _parse_count_phrase(text: str) -> int | None:
     """Return the count in "three" or "3 apples", or None if the text is not in the grammar above."""
-    phrase = strip_markup(text).lower().strip("\"' ").rstrip(".!")
+    phrase = to_english(strip_markup(text)).lower().strip("\"' ").rstrip(".!")
     phrase = _NOT_ANY.sub("no", phrase, count=1)
     lead = _LEAD.match(phrase)
     phrase = phrase[lead.end() :].strip() if lead else phrase
