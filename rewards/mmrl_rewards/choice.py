@@ -53,7 +53,7 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     If the question lists "B. red" on a line of its own, these name B: B, (b), **B**, B. red, red, "The answer is B.",
     "B seems right", "I choose B", "not A but B" and "A. Wait, no, B". These name no option: two letters, a letter with
     another option's text, "It cannot be B", and an option that is only thought probable. `choice_grammar` has the whole
-    grammar.
+    grammar, which reads 选B and 答案是B, too.
 
     Source: the answer matching of MathVista (arXiv:2310.02255).
     Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have
@@ -84,7 +84,7 @@ def _score_option(text: str, question: str, target: str) -> RewardValue:
 def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer begins with the target's "yes" or "no" and contains nothing against it, else 0.
 
-    "Yeah" is yes, and "nope" no. The other word, a word of doubt and "Yes, it isn't" are against it.
+    "Yeah" and 是的 are yes, "nope" and 不是 no. The other word, a word of doubt and "Yes, it isn't" are against it.
 
     Source: the yes/no questions of POPE (arXiv:2305.10355).
     Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more

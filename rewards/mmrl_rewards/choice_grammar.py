@@ -19,6 +19,8 @@ after "because" and the like or, without a word of doubt, beside a statement of 
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
 "no" or "actually" at the start of a clause, only what follows counts. An option's text beside words of the question,
 as in "The animal is a dog" and "3 cars", is a name. Spaces do not count in a text, and a number in words is its digits.
+A few words after a letter that are no option's text contradict it, as in "The answer is B. purple dog". `chinese.py`
+puts an answer in Chinese into the words of this grammar first.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
 is an article. The rewards read no answer of more than 1000 characters.

@@ -59,8 +59,8 @@ _MAX_CHARS, _MAX_THINGS = 120, 8  # characters of a phrase; words after its numb
 def exact(response: Response, sample: Sample, *, words: bool = False, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer is the target's count, else 0. With `words`, "three" and "3 apples" count as 3.
 
-    "A dozen" is 12, "1.2 thousand" 1,200, and "no apples" 0. A range, an approximation, a negation and a percentage are
-    not counts.
+    "A dozen" is 12, 三个 3, "1.2 thousand" 1,200, and "no apples" 0. A range, an approximation, a negation, a fraction
+    and a percentage are not counts.
 
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
     Departures: only the answer is read, never the thinking unless `of` says so, and it must hold exactly one number.

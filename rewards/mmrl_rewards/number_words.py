@@ -20,7 +20,7 @@ _PARTS: Final = {
     **{"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6},
     **{"seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10},
 }
-SCALES: Final = {"billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
+SCALES: Final = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
 _SCALED: Final = {size: re.compile(rf"(.+?)[ -]{word}s?(?: (?:and )?(.+))?") for word, size in SCALES.items()}
 BELOW_100: Final = {word: number for number, word in enumerate(ONES)} | {
     f"{tens} {one}" if ones else tens: 10 * number + ones
