@@ -19,29 +19,12 @@ _NUMERALS: Final = re.compile(
     rf"(?<![A-Za-z0-9.])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
 )
 _WORDS: Final = {
-    "answer": "正确答案 最终答案 答案 正确选项 选项",
-    "is not": "不是 不为",
-    "is correct": "是正确的 是正确 正确 是对的",
-    "is wrong": "是错误的 是错的 不正确 不对 错误",
-    "is": "是 为",
-    "i think": "我认为 我觉得",
-    "i": "我",
-    "choose": "应该选择 应该选 应选 选择 选",
-    "rule out": "排除",
-    "not sure": "不确定 不知道",
-    "not": "不",
-    "no": "没有 没",
-    "or": "或者 或 还是",
-    "and": "以及 和 与",
-    "but": "但是 但 而是",
-    "so": "所以 因此 故",
-    "because": "因为 由于",
-    "maybe": "可能 也许 大概",
-    "about": "大约 约 左右 几 多 半",
-    "at least": "至少 以上 超过 最多 以下",
-    "to": "到 至",
-    "there are": "一共有 总共有 共有 有",
-    "": "图片中 图中 一共 总共",
+    **{"answer": "正确答案 最终答案 答案 正确选项 选项", "choose": "应该选择 应该选 应选 选择 选", "rule out": "排除"},
+    **{"is": "是 为", "is not": "不是 不为", "not": "不", "no": "没有 没", "i": "我", "i think": "我认为 我觉得"},
+    **{"is correct": "是正确的 是正确 正确 是对的", "is wrong": "是错误的 是错的 不正确 不对 错误"},
+    **{"or": "或者 或 还是", "and": "以及 和 与", "but": "但是 但 而是", "so": "所以 因此 故", "because": "因为 由于"},
+    **{"maybe": "可能 也许 大概", "not sure": "不确定 不知道", "about": "大约 约 左右 几 多 半", "to": "到 至"},
+    **{"at least": "至少 以上 超过 最多 以下", "there are": "一共有 总共有 共有 有", "": "图片中 图中 一共 总共"},
 }
 _ENGLISH: Final = {word: english for english, words in _WORDS.items() for word in words.split()}
 # Of two words that begin alike the longer one comes first.
