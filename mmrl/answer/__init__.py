@@ -8,6 +8,8 @@ depends on its type:
     CHOICE       B, (B), B., B)                                     one letter, read as upper case
     BOX          [x1, y1, x2, y2], (..) or {"bbox_2d": [..]}        x1 < x2, y1 < y2, ASCII digits; or a list of one
     POINT        [x, y], (x, y) or {"point_2d": [x, y]}             or a list of one
+                 <|box_start|>(x1,y1),(x2,y2)<|box_end|>            BOX and POINT as Qwen2-VL writes them, a box without
+                                                                    its tokens, too
     SPAN         [start, end] or (start, end)                       seconds, 0 <= start < end
     TEXT         anything but the tags themselves                   stripped; not empty
     LATEX        one formula, with or without $..$, \boxed{..}       braces balanced

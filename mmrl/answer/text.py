@@ -41,7 +41,11 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|(?=\.[0-9]))
 _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
 _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
 _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}
-_TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
+_CORNERS = rf"|\({_ROWS[2]}\)\s*,\s*\({_ROWS[2]}\)"  # (x1,y1),(x2,y2)
+_TUPLES = MappingProxyType(
+    {count: re.compile(rf"\[{row}\]|\({row}\){_CORNERS if count == 4 else ''}") for count, row in _ROWS.items()}
+)
+_BOX_TOKENS = re.compile(r"(?:<\|object_ref_start\|>[^<]*<\|object_ref_end\|>)?<\|box_start\|>([^<]*)<\|box_end\|>")
 _JSON_REGION = re.compile(r"```|\{|\[\s*[\[{]")
 _JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
@@ -165,6 +169,9 @@ def _parse_xml_call(name: str, body: str) -> object:
 
 def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tuple[float, ...]:
     """Return the numbers of "[x, y, ..]" or "(x, y, ..)", `count` of them."""
+    # As Qwen2-VL is trained to write: <|box_start|>(1,2),(3,4)<|box_end|>.
+    tokens = _BOX_TOKENS.fullmatch(text) if key and text.startswith("<|") else None
+    text = tokens[1] if tokens else text
     # The JSON that Qwen-VL models are trained to write: {"bbox_2d": [1, 2, 3, 4]}, or a list of one such object or box.
     if key and _JSON_REGION.match(text):
         region = parse_json(text)

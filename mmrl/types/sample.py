@@ -326,11 +326,12 @@ class Sample:
         size = Size(pixels.shape[1], pixels.shape[0])
         if coordinate_system is CoordinateSystem.PX_RESIZED and resized is None:
             raise ValueError("a box in px_resized needs `resized`, the size that the model saw")
-        corner = (0, 0) if ref.crop is None else ref.crop[:2]
-        in_crop = ResizeMap(size, resized or size, corner).convert(box, coordinate_system, CoordinateSystem.NORM_1)
+        x, y = (0, 0) if ref.crop is None else ref.crop[:2]
+        resize_map = ResizeMap(size, resized or size, (x, y))
+        x1, y1, x2, y2 = resize_map.convert(box, coordinate_system, CoordinateSystem.PX_ORIGINAL)
         # A conversion may leave a corner some 1e-10 of a pixel outside.
-        left, top = floor(in_crop[0] * size.width + _ROUNDING_PX), floor(in_crop[1] * size.height + _ROUNDING_PX)
-        right, bottom = ceil(in_crop[2] * size.width - _ROUNDING_PX), ceil(in_crop[3] * size.height - _ROUNDING_PX)
+        left, top = floor(x1 - x + _ROUNDING_PX), floor(y1 - y + _ROUNDING_PX)
+        right, bottom = ceil(x2 - x - _ROUNDING_PX), ceil(y2 - y - _ROUNDING_PX)
         if not (0 <= left < right <= size.width and 0 <= top < bottom <= size.height):
             raise MediaRangeError(
                 f"{ref.path}: the box {list(box)} ({coordinate_system}) is not within its "

@@ -13,7 +13,10 @@ from mmrl_rewards.contract import Of, part_text, part_value, reward, target_valu
 
 _MAX_CHARS: Final = 1000  # a longer answer names no option, and says neither yes nor no
 _WORDS: Final = MappingProxyType(
-    {**dict.fromkeys(("yes", "yeah", "yep", "yup"), "yes"), **dict.fromkeys(("no", "nope", "nah"), "no")}
+    {
+        **dict.fromkeys(("yes", "yeah", "yep", "yup", "是", "是的", "对", "有"), "yes"),
+        **dict.fromkeys(("no", "nope", "nah", "否", "不是", "不是的", "不对", "没有"), "no"),
+    }
 )
 _NEITHER: Final = "neither yes nor no: {!r}"
 # The grammar of `yes_no`, without markup and quotes: a word of `_WORDS`, alone or before any text that has no word of
@@ -21,7 +24,8 @@ _NEITHER: Final = "neither yes nor no: {!r}"
 _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
 _IDIOM: Final = re.compile(r"no (?:doubt|wonder|idea|clue|one|comment|problem|longer|matter)\b")
 _DOUBT: Final = re.compile(
-    r"\?|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or|don't know|cannot tell|can't tell)\b"
+    r"\?|可能|也许|或|不确定|不知道"
+    r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or|don't know|cannot tell|can't tell)\b"
 )
 _SHORT_ANSWER: Final = re.compile(
     r"\w+[,.;:]? (?:it|there|he|she|they|that|this|i|we) "
@@ -49,7 +53,7 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     If the question lists "B. red" on a line of its own, these name B: B, (b), **B**, B. red, red, "The answer is B.",
     "B seems right", "I choose B", "not A but B" and "A. Wait, no, B". These name no option: two letters, a letter with
     another option's text, "It cannot be B", and an option that is only thought probable. `choice_grammar` has the whole
-    grammar.
+    grammar, which reads 选B and 答案是B, too.
 
     Source: the answer matching of MathVista (arXiv:2310.02255).
     Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have
@@ -80,7 +84,7 @@ def _score_option(text: str, question: str, target: str) -> RewardValue:
 def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer begins with the target's "yes" or "no" and contains nothing against it, else 0.
 
-    "Yeah" is yes, and "nope" no. The other word, a word of doubt and "Yes, it isn't" are against it.
+    "Yeah" and 是的 are yes, "nope" and 不是 no. The other word, a word of doubt and "Yes, it isn't" are against it.
 
     Source: the yes/no questions of POPE (arXiv:2305.10355).
     Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more
@@ -104,6 +108,8 @@ def _read_yes_or_no(text: str) -> str:
     if len(words) != 1 or not _SAID.match(answer) or _IDIOM.match(answer) or _DOUBT.search(answer):
         return neither
     said = words.pop()
+    if said == "yes" and re.search("[不没否]", answer):
+        return neither
     short_answer = _SHORT_ANSWER.fullmatch(answer)
     if short_answer and bool(short_answer["negated"]) != (said == "no"):
         return neither

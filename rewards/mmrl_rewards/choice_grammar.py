@@ -19,6 +19,8 @@ after "because" and the like or, without a word of doubt, beside a statement of 
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
 "no" or "actually" at the start of a clause, only what follows counts. An option's text beside words of the question,
 as in "The animal is a dog" and "3 cars", is a name. Spaces do not count in a text, and a number in words is its digits.
+A few words after a letter that are no option's text contradict it, as in "The answer is B. purple dog". `chinese.py`
+puts an answer in Chinese into the words of this grammar first.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
 is an article. The rewards read no answer of more than 1000 characters.
@@ -32,10 +34,13 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
+from mmrl_rewards.chinese import to_english
 from mmrl_rewards.number_words import split_number
 
 # Anything else, after a letter, is taken for the text of an option.
-_SENTENCE: Final = re.compile(r"(?:i|we|it|they|he|she|this|that|there)(?!\w)|(?:\S+ ){3}\S", re.IGNORECASE)
+_SENTENCE: Final = re.compile(
+    r"(?:i|we|it|they|he|she|this|that|there)(?!\w)|(?:\S+ ){3}\S|(?:ok|done|thanks|thank you)$", re.IGNORECASE
+)
 _LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
 _MARKUP: Final = re.compile(
     r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
@@ -74,7 +79,6 @@ _OTHER_NAME: Final = re.compile(
     rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)", re.IGNORECASE
 )
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
-_LABEL_AT_START: Final = re.compile(r"\([A-Z]\)[.:]? ")
 _COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "is", "answer", "option", "choice"
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are those of the question.
 _DESCRIPTION: Final = re.compile(
@@ -236,10 +240,11 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     if letters:
         # The longest text first, since it may contain another.
         alternatives = "|".join(re.escape(text) for text in sorted(letters, key=len, reverse=True))
-        pattern = re.compile(rf"(?<!\w)(?:{alternatives})(?!\w)", re.IGNORECASE)
+        # Chinese has no spaces between words.
+        pattern = re.compile(rf"(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE)
         answer = pattern.sub(lambda match: f"{{{letters.get(match[0].casefold(), '?')}}}", answer)
         answer = _ARTICLE_AT_START.sub("", answer)
-    answer = _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", answer)
+    answer = _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
     return _COLON.sub("", answer)
 
 
@@ -254,8 +259,9 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     denied: set[str] = set()
     others: list[str] = []  # clauses that name options and are neither statement nor denial
     is_firm = False
-    begins_with_label = _LABEL_AT_START.match(marked)
-    for index, (clause, is_reason) in enumerate(_split_clauses(marked)):
+    before = ""  # the clause before, if it is a statement
+    for clause, is_reason in _split_clauses(marked):
+        follows_label, before = before.endswith(")"), ""
         denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
@@ -263,6 +269,7 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
         statement = next(filter(None, (pattern.fullmatch(clause) for pattern in _STATEMENTS)), None)
         # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
         if statement and not (statement["thinks"] and "{" in statement["name"]):
+            before = clause
             stated.update(_MARKED.findall(statement["name"]))
             is_firm = is_firm or bool(statement.groupdict().get("firm"))
         elif is_reason:
@@ -271,7 +278,7 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
             others.append(clause)
         elif _RETRACTION.match(clause):
             return None
-        elif index == 1 and begins_with_label and has_options and not _SENTENCE.match(clause):
+        elif follows_label and has_options and not _SENTENCE.match(clause):
             return None  # "B. purple", where purple is not the text of B
     rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):

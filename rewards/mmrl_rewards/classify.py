@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal
@@ -15,7 +14,7 @@ from rapidfuzz import fuzz, process
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import Of, part_value, reward, target_value
 from mmrl_rewards.geometry import Threshold
-from mmrl_rewards.strings import excerpt
+from mmrl_rewards.strings import excerpt, normalize
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 _SEPARATORS_TO_SPACES: Final = str.maketrans("_-", "  ")
@@ -119,4 +118,4 @@ def _split_names(value: str | Sequence[str]) -> set[str]:
 
 def _normalize(name: str) -> str:
     """Return the name after NFKC, case folding, replacing _ and - by spaces, and collapsing white space."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().translate(_SEPARATORS_TO_SPACES).split())
+    return " ".join(normalize(name).casefold().translate(_SEPARATORS_TO_SPACES).split())

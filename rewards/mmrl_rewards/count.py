@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.chinese import to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, reward, target_value
 from mmrl_rewards.number_words import ONES, TENS, split_number
@@ -24,7 +25,10 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #
 # So these are no count: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
 # "several", "dozens", "3 cats and a dog", "3rd".
-_THING: Final = re.compile(r"[a-z][a-z'-]*", re.ASCII)
+# In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
+_THING: Final = re.compile(
+    r"[a-z][a-z'-]*|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*", re.ASCII
+)
 _LEAD: Final = re.compile(
     r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|all"
     r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?"
@@ -55,8 +59,8 @@ _MAX_CHARS, _MAX_THINGS = 120, 8  # characters of a phrase; words after its numb
 def exact(response: Response, sample: Sample, *, words: bool = False, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer is the target's count, else 0. With `words`, "three" and "3 apples" count as 3.
 
-    "A dozen" is 12, "1.2 thousand" 1,200, and "no apples" 0. A range, an approximation, a negation and a percentage are
-    not counts.
+    "A dozen" is 12, 三个 3, "1.2 thousand" 1,200, and "no apples" 0. A range, an approximation, a negation, a fraction
+    and a percentage are not counts.
 
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
     Departures: only the answer is read, never the thinking unless `of` says so, and it must hold one number alone,
@@ -111,7 +115,7 @@ def _read_count(response: Response, *, words: bool, of: Of) -> float:
 @lru_cache(maxsize=4096)  # siblings often give the same answer
 def _parse_count_phrase(text: str) -> int | None:
     """Return the count in "three" or "3 apples", or None if the text is not in the grammar above."""
-    phrase = strip_markup(text).lower().strip("\"' ").rstrip(".!")
+    phrase = to_english(strip_markup(text)).lower().strip("\"' ").rstrip(".!")
     phrase = _NOT_ANY.sub("no", phrase, count=1)
     lead = _LEAD.match(phrase)
     phrase = phrase[lead.end() :].strip() if lead else phrase

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType
-from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
+from mmrl_rewards.number_words import GROUPED_DIGITS, SCALES, join_digits, split_number, write_exponents
 
 _SYMBOLS: Final = str.maketrans(
     {
@@ -38,7 +38,6 @@ _DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
 _CHOICES: Final = r"(?<![A-Za-z\\])(?P<kind>[CP])\((?P<n>[0-9]+), ?(?P<k>[0-9]+)\)"
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _MOST_CHOSEN_FROM: Final = 100
-_POWERS_OF_TEN: Final = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
@@ -170,7 +169,7 @@ _REWRITES: Final = tuple(
         (r"(?<=[a-z0-9}%!)])\s*\^\s*\{?\s*\\circ\s*\}?\s*$", r"\\text{degrees}"),
         (
             r"(?<=[0-9])\s*(?:\\text\{)?\s*(thousand|million|billion|trillion)\b\s*\}?",
-            lambda match: rf"\times 10^{{{_POWERS_OF_TEN[match[1]]}}} ",
+            lambda match: rf"\times {SCALES[match[1]]} ",
         ),
         (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
         # x \in (1, 2), {x | 1 < x < 2} and ]1, 2[

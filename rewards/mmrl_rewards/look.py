@@ -95,8 +95,6 @@ def _crop_likeness(answer: Pixels, target: Pixels) -> float:
 def _shrink_target(crop: Pixels) -> tuple[Pixels, float]:
     """Return the target's crop at the size of comparison, and the similarity of a plain one to it."""
     target = _shrink(crop)
-    if (target == target[0, 0]).all():
-        raise Unscorable("the target's crop has one colour, which any plain place resembles")
     return target, blank_similarity(target, ssim)
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.chinese import to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
 from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
@@ -30,7 +31,10 @@ _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
 _FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
 _INCH: Final = re.compile(r"(?<=[0-9])[\"\u201d\u2033]$")
-_SIZES: Final = frozenset({"thousand", "million", "billion", "trillion"})
+_SIZES: Final = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
+_SIZE: Final = re.compile(rf"k|[mbt]n?|{'|'.join(_SIZES.values())}", re.IGNORECASE)  # of an amount of money
+_CURRENCIES: Final = frozenset({"dollars", "euros", "yen", "USD", "EUR", "GBP"})
+_HOUR_OR_SECOND: Final = frozenset({"h", "hr", "hrs", "s", "sec"})
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
 
@@ -111,8 +115,9 @@ def quantity(
 
     Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, €, £ and
     "The length is" may come first. Bold, boxes and LaTeX's text, spaces, fractions and exponents are read, and so are
-    "half an hour", 12 500 m, $1.5 million, 5'10" and sums in ever smaller units (1 h 30 min). Temperatures are
-    converted, currencies are not. Unless `unit_required`, a number without a unit is taken to be in the other's unit.
+    "half an hour", "two thirds", 百分之五, 12 500 m, $1.5 million, $2bn, 5'10" and sums in ever smaller units, such as
+    1h30m. Temperatures are converted, currencies are not. Unless `unit_required`, a number without a unit is taken to
+    be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
     Departures: the unit is checked.
@@ -155,16 +160,19 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     if text[:1].isdigit():
         text = _INCH.sub(" in", _FOOT.sub(" ft ", text))
-    plain = GROUPED_DIGITS.sub(join_digits, _LEAD.sub("", strip_markup(write_exponents(text)), count=1))
+    plain = GROUPED_DIGITS.sub(join_digits, _LEAD.sub("", to_english(strip_markup(write_exponents(text))), count=1))
     plain = _write_number(_POWER_OF_TEN.sub(r"e\1", plain))
     total = _add_up(plain)
     if total is not None:
         return total
     match = _QUANTITY.fullmatch(plain)
-    if not match or (match[1] and match[3] and match[3] not in _SIZES):
+    size, _, currency = (match[3] or "").partition(" ") if match else ("", "", "")
+    is_money = bool(_SIZE.fullmatch(size)) and (currency in _CURRENCIES or bool(match and match[1] and not currency))
+    if not match or (match[1] and match[3] and not is_money):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
     number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
-    name = f"{match[3] or ''} {match[1]}".strip(" .")
+    unit_name = f"{_SIZES[size[0].lower()]} {currency}" if is_money and size else match[3] or ""
+    name = f"{unit_name} {match[1]}".strip(" .")
     if not name:
         return number, None
     unit = find_unit(name)
@@ -191,9 +199,11 @@ def _add_up(text: str) -> tuple[float, Unit] | None:
     if not _SUM.fullmatch(text):
         return None
     total, first, before = 0.0, None, inf
-    for part in re.findall(_NUMBER_AND_UNIT, text):
-        name = part.lstrip("0123456789. ")
-        unit = find_unit(name)
+    parts = re.findall(_NUMBER_AND_UNIT, text)
+    names = [part.lstrip("0123456789. ") for part in parts]
+    for part, name in zip(parts, names, strict=True):
+        # 1h30m and 2m 5s
+        unit = find_unit("min" if name == "m" and _HOUR_OR_SECOND & {*names} else name)
         first = first or unit
         if unit is None or first is None or unit.dimension != first.dimension or unit.offset or unit.factor >= before:
             return None

@@ -12,12 +12,15 @@ ONES: Final = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 TENS: Final = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_HALF: Final = Fraction(1, 2)
 _NOUNS: Final[dict[str, Fraction | int]] = {
     **{"a pair": 2, "a couple": 2, "a single": 1},
-    **dict.fromkeys(("half", "half a", "half an"), _HALF),
+    **dict.fromkeys(("half", "half a", "half an"), Fraction(1, 2)),
 }
-SCALES: Final = {"billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
+_PARTS: Final = {
+    **{"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6},
+    **{"seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10},
+}
+SCALES: Final = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100, "dozen": 12}
 _SCALED: Final = {size: re.compile(rf"(.+?)[ -]{word}s?(?: (?:and )?(.+))?") for word, size in SCALES.items()}
 BELOW_100: Final = {word: number for number, word in enumerate(ONES)} | {
     f"{tens} {one}" if ones else tens: 10 * number + ones
@@ -30,6 +33,7 @@ _DIGITS: Final = re.compile(
 _FACTOR: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
 _TENS_HYPHEN: Final = re.compile(rf"\b({'|'.join(TENS)})-(?={'|'.join(ONES[1:10])})")
 _MAX_WORDS: Final = 12  # of a number
+_SHARE: Final = re.compile(rf"(?:(.+) and )?(an?|{'|'.join(ONES[1:])})[ -](halve|{'|'.join(_PARTS)})(s?)")  # two thirds
 # 12 500, 12{,}500 and 3.141 592
 GROUPED_DIGITS: Final = re.compile(
     r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?: |\{,\})[0-9]{3})+(?![0-9])|\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9])"
@@ -69,9 +73,11 @@ def _read_number(text: str) -> Fraction | int | None:
         return int(re.sub("[ ,]", "", text.partition(".")[0]))
     if text in _NOUNS:
         return _NOUNS[text]
-    if text.endswith(" and a half"):
-        whole = _read_number(text.removesuffix(" and a half"))
-        return None if whole is None else whole + _HALF
+    share = _SHARE.fullmatch(text)
+    if share:
+        whole, count = _read_number(share[1]) if share[1] else 0, BELOW_100.get(share[2], 1)
+        agrees = (count > 1) == bool(share[4])
+        return whole + Fraction(count, _PARTS.get(share[3], 2)) if agrees and whole is not None else None
     number, rest = Fraction(0), text
     for size, pattern in _SCALED.items():
         scaled = pattern.fullmatch(rest)

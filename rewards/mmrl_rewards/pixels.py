@@ -56,8 +56,8 @@ def answer_crop(response: Response, sample: Sample, index: int | None = None) ->
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     """Return pixels resized bicubically: uint8 [height, width, 3]."""
-    # Pillow copies a part of a larger array byte by byte.
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    # Pillow copies a part of a larger array byte by byte, and `fromarray` looks its type up.
+    image = Image.frombuffer("RGB", pixels.shape[1::-1], np.ascontiguousarray(pixels), "raw", "RGB", 0, 1)
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from math import ceil, comb, pi
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import BadAnswer, answer_value, rescale_above, reward, target_value
+from mmrl_rewards.pixels import keep_last
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image, embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 from mmrl_rewards.table import parse_table
@@ -33,6 +34,7 @@ _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _SSIM_WEIGHTS = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2) / np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2).sum()
 _MATRIX_MAX_SIDE = 64  # pixels up to which a product with matrices is faster than a filter
 _SSIM_C1, _SSIM_C2 = (0.01 * 255.0) ** 2, (0.03 * 255.0) ** 2
+_ROUNDING = 1e-9  # by which the similarity of a page to itself may differ from 1
 _CW_WINDOW, _CW_SCALES, _CW_ORIENTATIONS, _CW_CONSTANT, _CW_MAX_SIDE = 7, 4, 8, 0.01, 512
 _MAX_REASON_CHARS = 80
 _CHAR_WIDTH, _ROW_HEIGHT, _MAX_CELL_CHARS, _MAX_TABLE_PIXELS = 6, 16, 40, 4_000_000  # pixels of Pillow's own font
@@ -171,11 +173,29 @@ def page(
 
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
-    """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
-    x, y = image @ _LUMA, target @ _LUMA
-    x, y, xx, yy, xy = _window_means(np.array([x, y, x * x, y * y, x * y]))
-    structure = (2.0 * (xy - x * y) + _SSIM_C2) / ((xx - x * x) + (yy - y * y) + _SSIM_C2)
-    return float(np.mean(structure * (2.0 * x * y + _SSIM_C1) / (x * x + y * y + _SSIM_C1)))
+    """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1].
+
+    `image` may be a colour [3], for a page that has no other.
+    """
+    y, target_mean, target_variance, target_square = _target_moments(target)
+    if image.ndim == 1 or ((image[0] == image[0, 0]).all() and (image == image[0, 0]).all()):
+        mean: Any = float(image.reshape(-1, 3)[0] @ _LUMA)
+        variance, covariance, mean_product = 0.0, 0.0, mean * target_mean
+    else:
+        x = image @ _LUMA
+        mean, square, product = _window_means(np.array([x, x * x, x * y]))
+        mean_product = mean * target_mean
+        variance, covariance = square - mean * mean, product - mean_product
+    numerator = (2.0 * covariance + _SSIM_C2) * (2.0 * mean_product + _SSIM_C1)
+    return float((numerator / ((variance + target_variance) * (mean * mean + target_square))).mean())
+
+
+@keep_last
+def _target_moments(target: ImageArray) -> tuple[Any, Any, Any, Any]:
+    """Return the lightness of an image, its mean and variance + C2 in each window, and the mean squared + C1."""
+    y = target @ _LUMA
+    mean, square = _window_means(np.array([y, y * y]))
+    return y, mean, square - mean * mean + _SSIM_C2, mean * mean + _SSIM_C1
 
 
 def _window_means(maps: ImageArray) -> ImageArray:
@@ -280,13 +300,15 @@ def blank_similarity(target: ImageArray, similarity: SimilarityFn) -> float:
     Raises:
         Unscorable: a blank page is as similar to the target as the target itself.
     """
-    median_colour = np.median(target, axis=(0, 1)).astype(np.uint8)
-    white_page = np.broadcast_to(np.full_like(median_colour, 255), target.shape)
-    blank = similarity(white_page, target)
+    pixels = target.reshape(-1, 3)
+    middle = [(len(pixels) - 1) // 2, len(pixels) // 2]
+    # np.median takes several times as long.
+    median_colour = (np.partition(pixels, middle, axis=0)[middle].sum(axis=0) // 2).astype(np.uint8)
+    colours = [np.full_like(median_colour, 255), median_colour]
     # A drawing on coloured ground is nearer to a page of that colour than to a white one.
-    if (median_colour < 255).any():
-        blank = max(blank, similarity(np.broadcast_to(median_colour, target.shape), target))
-    if blank >= 1.0:
+    pages = colours if similarity is ssim else [np.broadcast_to(colour, target.shape) for colour in colours]
+    blank = max(similarity(page, target) for page in pages)
+    if blank > 1.0 - _ROUNDING:
         raise Unscorable("the target draws next to nothing")
     return blank
 

@@ -1,0 +1,67 @@
+"""Rewrites short answers in Chinese as the English that the grammars of choices, counts and quantities read."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_CHINESE: Final = re.compile("[\u4e00-\u9fff]")
+_DIGITS: Final = {**{character: digit for digit, character in enumerate("零一二三四五六七八九")}, "两": 2}
+_POWERS: Final = {"": 1, "十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
+_DIGIT: Final = "[一二两三四五六七八九]"
+# 五 after 百 or 千 is no digit of its own without 零: 二百五 may be 250.
+_BELOW_10000: Final = rf"(?:{_DIGIT}千)?(?:零?{_DIGIT}百)?(?:零?{_DIGIT}?十)?(?:零?(?<![百千]){_DIGIT})?"
+_NUMBER: Final = re.compile(
+    rf"零|(?:{_BELOW_10000}(?<=.)亿)?(?:{_BELOW_10000}(?<=.)万)?零?{_BELOW_10000}|([0-9.,]+)([百千万亿]?)"
+)
+_NUMERAL: Final = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?[百千万亿]?(?![A-Za-z0-9])|[零一二两三四五六七八九十百千万亿]+)"
+_NUMERALS: Final = re.compile(
+    rf"(?<![A-Za-z0-9.])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
+)
+_WORDS: Final = {
+    **{"answer": "正确答案 最终答案 答案 正确选项 选项", "choose": "应该选择 应该选 应选 选择 选", "rule out": "排除"},
+    **{"is": "是 为", "is not": "不是 不为", "not": "不", "no": "没有 没", "i": "我", "i think": "我认为 我觉得"},
+    **{"is correct": "是正确的 是正确 正确 是对的", "is wrong": "是错误的 是错的 不正确 不对 错误"},
+    **{"or": "或者 或 还是", "and": "以及 和 与", "but": "但是 但 而是", "so": "所以 因此 故", "because": "因为 由于"},
+    **{"maybe": "可能 也许 大概", "not sure": "不确定 不知道", "about": "大约 约 左右 几 多 半", "to": "到 至"},
+    **{"at least": "至少 以上 超过 最多 以下", "there are": "一共有 总共有 共有 有", "": "图片中 图中 一共 总共"},
+}
+_ENGLISH: Final = {word: english for english, words in _WORDS.items() for word in words.split()}
+# Of two words that begin alike the longer one comes first.
+_WORD: Final = re.compile("|".join(sorted(_ENGLISH, key=len, reverse=True)))
+
+
+def to_english(text: str) -> str:
+    """Return a text with Chinese numerals as digits, 5% for 百分之五, and the words of `_WORDS` in English.
+
+    Other words stay as they are, and so does a numeral that may be two numbers.
+    """
+    if not _CHINESE.search(text):
+        return text
+    translated = _WORD.sub(lambda match: f" {_ENGLISH[match[0]]} ", _NUMERALS.sub(_write_numeral, text))
+    return " ".join(re.sub(r" ?([,;:.!])(?=[ (]*[^\W0-9]| [0-9])", r"\1 ", translated).split())
+
+
+def _write_numeral(match: re.Match[str]) -> str:
+    numerals = [match[group] for group in ("share", "parts", "percent") if match[group]] or [match[0]]
+    numbers = [_read_numeral(numeral) for numeral in numerals]
+    return match[0] if None in numbers else f" {'/'.join(map(str, numbers))}{'%' if match['percent'] else ''} "
+
+
+def _read_numeral(text: str) -> str | None:
+    """Return 205 for 二百零五 and 20000 for 2万, or None if a text is not one numeral."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    if match[1]:
+        return f"{float(match[1].replace(',', '')) * _POWERS[match[2]]:.0f}" if match[2] else text
+    total = section = digit = 0
+    for character in text:
+        power = _POWERS.get(character, 1)
+        if power == 1:
+            digit = _DIGITS[character]
+        elif power < 10**4:
+            section, digit = section + (digit or 1) * power, 0
+        else:
+            total, section, digit = total + (section + digit) * power, 0, 0
+    return str(total + section + digit)
