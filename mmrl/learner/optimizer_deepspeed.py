@@ -278,6 +278,9 @@ class DeepspeedOptimizer:
         moments, masters = {}, {}
         # Every rank takes part in gathering the state of every weight, and keeps its own share.
         for index, parameter in enumerate(model.ordered_parameters):
+            # ZeRO-3 gives no state of a weight that the stage freezes: its moments are 0, and its master is the weight.
+            if not parameter.requires_grad:
+                continue
             whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
             master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
             if index in own and num_updates:
