@@ -231,6 +231,13 @@ class DeepspeedOptimizer:
         # not interrupted must drop them too.
         if any(parameter.dtype != torch.float32 for parameter in model.ordered_parameters):
             model.optimizer.refresh_fp32_params()
+        # Offloaded gradients outlive their update. Those of a component that this stage freezes would count in every
+        # norm, and so in the clipping of the others.
+        if model.options.offload_optimizer and model.options.zero_stage < 3:
+            model.optimizer.norm_for_param_grads.clear()
+            for piece in model.optimizer.single_partition_of_fp32_groups:
+                if piece.grad is not None:
+                    piece.grad.zero_()
         self.reset()
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:

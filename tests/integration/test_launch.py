@@ -56,7 +56,9 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
 
 
-@pytest.mark.parametrize("engine", [None, {"zero_stage": 2}, {"zero_stage": 3}])
+@pytest.mark.parametrize(
+    "engine", [None, {"zero_stage": 2}, {"zero_stage": 2, "offload_optimizer": True}, {"zero_stage": 3}]
+)
 def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engine: dict[str, int] | None) -> None:
     if engine:
         pytest.importorskip("deepspeed")
