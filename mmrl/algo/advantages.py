@@ -153,8 +153,13 @@ def _call_custom_advantage(
 ) -> tuple[float, ...]:
     # All rollouts of a group answer one sample, so the same reward terms apply to each.
     terms = {name: _term_values(group, name) for name in group.scores[0].terms}
-    row = tuple(map(float, custom_advantage(list(group.totals), terms)))
-    sample_id = group.prompt.sample.id
+    returned, sample_id = custom_advantage(list(group.totals), terms), group.prompt.sample.id
+    try:
+        row = tuple(map(float, returned))
+    except (TypeError, ValueError):
+        raise UserError(
+            f"advantage.fn {options.fn!r}: sample {sample_id}: it returned {returned!r:.80}, not a list of numbers"
+        ) from None
     if len(row) != len(group.scores):
         raise UserError(
             f"advantage.fn {options.fn!r}: sample {sample_id}: it returned {len(row)} advantages for a group of "

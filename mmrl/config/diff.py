@@ -27,6 +27,10 @@ CHANGEABLE_ON_RESUME: Final = (
     ("data.on_bad_sample", _BAD_DATA_EFFECT),
     ("data.on_changed_data", _BAD_DATA_EFFECT),
     ("data.media_timeout_s", _NO_EFFECT),
+    # A run that ended because something took too long can only continue with more time.
+    ("distributed.timeout_s", _NO_EFFECT),
+    ("rollout.server.*timeout_s", _NO_EFFECT),
+    ("rollout.*.max_restarts", _NO_EFFECT),
     ("rewards.workers", _NO_EFFECT),
     ("rewards.custom_rewards", _NO_EFFECT),
     ("*.worker_limits.*", _NO_EFFECT),

@@ -37,8 +37,8 @@ def check_demonstrations(
     `response_opening` is what the prompt already holds of a response: an opened thought, or nothing.
 
     Raises:
-        UserError: a sample lacks its `target_field`, the format cannot express it, or it has no thought and the prompt
-            opens one.
+        UserError: a sample lacks its `target_field`, the format cannot express it, it has no thought and the prompt
+            opens one, or it has no answer and the stage trains on nothing else.
     """
     # The samples of a stage with `samples_of` do not exist yet.
     stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.samples_of is None]
@@ -49,8 +49,10 @@ def check_demonstrations(
                 "each prompt; set it to 0, or model.chat: {enable_thinking: false}"
             )
     for sample in samples:
-        target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)} - {"expert"}
-        for target_field in sorted(target_fields):
+        own_stages = [stage for stage in stages if matches_conditions(stage.when, sample)]
+        for target_field, loss_on in sorted({(stage.target_field, stage.loss_on) for stage in own_stages}):
+            if target_field == "expert":
+                continue
             demonstration = demonstration_text(sample, target_field)
             # A full response is imitated as it is; only a target or label has to be put into the format.
             if isinstance(demonstration, Target):
@@ -59,3 +61,8 @@ def check_demonstrations(
                 except UserError as error:
                     raise UserError(f"sample {sample.id}: {error}") from error
             check_opening(demonstration, response_opening, sample.id)
+            if loss_on == "answer" and response_format.find_answer_opening(demonstration) is None:
+                raise UserError(
+                    f"sample {sample.id}: its {target_field} {demonstration[:60]!r} has no answer, and the stage has "
+                    "`loss_on: answer`; set `loss_on: response`, or leave such samples out with `when`"
+                )

@@ -259,8 +259,9 @@ class PolicyLearner:
         )
         result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
         if is_first and batch.engine_routes_XTK is not None:
-            # How often the routers would have chosen other experts than the engine.
-            counts = count_differences(self._policy.routers, batch.engine_routes_XTK)
+            # How often the routers would have chosen other experts than the engine. Scored tokens alone, as for the
+            # router's load: a prompt is in a pass once for each part that its group is split into.
+            counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
             result.metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
             result.metrics.ratio("rollout/route_diff_choices_frac", choices, counts.tokens)

@@ -231,6 +231,13 @@ class DeepspeedOptimizer:
         # not interrupted must drop them too.
         if any(parameter.dtype != torch.float32 for parameter in model.ordered_parameters):
             model.optimizer.refresh_fp32_params()
+        # Offloaded gradients outlive their update. Those of a component that this stage freezes would count in every
+        # norm, and so in the clipping of the others.
+        if model.options.offload_optimizer and model.options.zero_stage < 3:
+            model.optimizer.norm_for_param_grads.clear()
+            for piece in model.optimizer.single_partition_of_fp32_groups:
+                if piece.grad is not None:
+                    piece.grad.zero_()
         self.reset()
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -278,6 +285,9 @@ class DeepspeedOptimizer:
         moments, masters = {}, {}
         # Every rank takes part in gathering the state of every weight, and keeps its own share.
         for index, parameter in enumerate(model.ordered_parameters):
+            # ZeRO-3 gives no state of a weight that the stage freezes: its moments are 0, and its master is the weight.
+            if not parameter.requires_grad:
+                continue
             whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
             master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
             if index in own and num_updates:

@@ -73,7 +73,10 @@ METRICS: Final = (
     Metric("rollout/logprob_diff_mean", "Mean |log-prob of sampler - learner|, in nats, of tokens of this version."),
     Metric("rollout/stale_logprob_diff_mean", "The same of the version before, so one step's learning is in it."),
     Metric("rollout/logprob_diff_max", "Largest such difference of a token of either version, in nats."),
-    Metric("rollout/route_diff_tokens_frac", "Share of tokens that engine and learner route differently in a layer."),
+    Metric(
+        "rollout/route_diff_tokens_frac",
+        "Share of scored tokens that engine and learner send to other experts in a layer.",
+    ),
     Metric("rollout/route_diff_choices_frac", "Share of tokens that they route differently, as a mean over layers."),
     Metric(
         "rollout/tokens_per_s",

@@ -122,17 +122,19 @@ def summarize_routing(routers: Sequence[Any], sums_XS: torch.Tensor) -> RoutingS
     return RoutingSummary(float(entropies_X.mean()) / math.log(loads_XE.shape[1]), float(margin))
 
 
-def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor) -> RouteDifferences:
+def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor, tokens_N: torch.Tensor) -> RouteDifferences:
     """Compare routes that were replayed in the last forward pass with what the routers themselves would have chosen.
 
-    Each layer's inputs come from layers that followed the routes. The order of a token's experts does not count.
+    Only these tokens are compared; one that is listed twice counts twice. Each layer's inputs come from layers that
+    followed the routes. The order of a token's experts does not count.
     """
     own_XTK = torch.stack([router.own_routes for router in routers])
-    routes_XTK = send(routes_XTK, own_XTK.device, own_XTK.dtype)
-    known_T = routes_XTK[0, :, 0] != UNKNOWN_EXPERT
-    differs_XTK = own_XTK.sort(dim=-1).values != routes_XTK.sort(dim=-1).values
-    differs_XT = differs_XTK.any(dim=-1) & known_T
-    counts = (known_T.sum(), differs_XT.any(dim=0).sum(), differs_XT.sum())
+    tokens_N = send(tokens_N, own_XTK.device)
+    own_XNK, routes_XNK = own_XTK[:, tokens_N], send(routes_XTK, own_XTK.device, own_XTK.dtype)[:, tokens_N]
+    known_N = routes_XNK[0, :, 0] != UNKNOWN_EXPERT
+    differs_XNK = own_XNK.sort(dim=-1).values != routes_XNK.sort(dim=-1).values
+    differs_XN = differs_XNK.any(dim=-1) & known_N
+    counts = (known_N.sum(), differs_XN.any(dim=0).sum(), differs_XN.sum())
     return RouteDifferences(*torch.stack(counts).tolist())
 
 

@@ -51,7 +51,8 @@ class EngineSampler:
         """Return `group_size` rollouts for each prompt, in order.
 
         Raises:
-            UserError: a prompt and the longest response exceed the engine's limit, or the engine returned too few.
+            UserError: a prompt and the longest response exceed the engine's limit, or the engine returned too few
+                rollouts or log-probs.
         """
         requests = []
         for prompt in prompts:
@@ -93,6 +94,11 @@ class EngineSampler:
         for request, siblings in zip(requests, all_generated, strict=True):
             group = []
             for index, generated in enumerate(siblings, start=request.rollout.index):
+                if len(generated.ids) != len(generated.logps):
+                    raise UserError(
+                        f"sample {request.rollout.prompt.sample.id}: the rollout engine returned {len(generated.ids)} "
+                        f"tokens with {len(generated.logps)} log-probabilities; return one for each"
+                    )
                 rollout = replace(request.rollout, index=index)
                 # Siblings share one object with their prompt's routes: training runs the prompt once for all of them.
                 shared = generated._replace(prompt_routes=siblings[0].prompt_routes)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
+from numbers import Real
 from operator import attrgetter, call
 from pathlib import Path
 from typing import Any
@@ -150,18 +152,30 @@ def _start_group_reward(
     name: str, load: Callable[[], GroupRewardFunction], media_opener: MediaOpener | None, report: ReportActivity
 ) -> Callable[[Group], Sequence[RewardValue] | RewardFailure]:
     report(f"loading group reward {name!r}")
-    return partial(_convert_errors, partial(_call_group_reward, load(), media_opener))
+    return partial(_convert_errors, partial(_call_group_reward, name, load(), media_opener))
 
 
 def _call_group_reward(
-    compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
+    name: str, compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
 ) -> Sequence[RewardValue] | RewardFailure:
-    """Return the values, or the failure of a function that abstained, which sees pictures through `media_opener`."""
+    """Return the values, or the failure of a function that abstained, which sees pictures through `media_opener`.
+
+    Raises:
+        UserError: the function returned something other than finite values.
+    """
     try:
         with use_media_opener(media_opener):
-            return list(compute(group))
+            returned = compute(group)
+            values = list(returned) if isinstance(returned, Iterable) else [returned]
     except Unscorable as error:
         return RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
+    for value in values:
+        if not (isinstance(value, RewardValue) and isinstance(value.value, Real) and isfinite(value.value)):
+            raise UserError(
+                f"group reward {name!r}, sample {group.prompt.sample.id}: {value!r:.80} is not a RewardValue with a "
+                "finite number; return one for each rollout"
+            )
+    return values
 
 
 def _convert_errors(
@@ -216,7 +230,7 @@ def isolate_group_rewards(
         comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
         bound = replace(group_reward, on_missing_score=options.on_missing_score)
         if comes_with_mmrl or (options.custom_rewards != "worker" and not options.workers):
-            compute = partial(_call_group_reward, group_reward.compute, media_opener)
+            compute = partial(_call_group_reward, group_reward.name, group_reward.compute, media_opener)
             isolated.append(replace(bound, compute=compute))
             continue
         load = partial(_load_group_reward, group_reward.options, base)

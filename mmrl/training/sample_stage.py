@@ -15,7 +15,7 @@ from mmrl.data.stage_tables import build_sample_row, read_table
 from mmrl.distributed.exchanges import gather_items
 from mmrl.distributed.ranks import rank_slice
 from mmrl.log.logger import MetricsLogger
-from mmrl.types import FinishReason, Group, RunInterrupted, Score, TrainingState
+from mmrl.types import FinishReason, Group, RolloutBatch, RunInterrupted, Score, TrainingState, UserError
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run_sample_stage(
 
     Raises:
         RunInterrupted: the user asked to stop; the table is complete up to here.
-        UserError: the table cannot be written.
+        UserError: the table cannot be written, or a user's rollout step added rollouts or left some out.
     """
     ranks, size = run.ranks, stage.prompts_per_step
     table_path = run.run_dir.outputs / f"{stage.name}.jsonl"
@@ -54,6 +54,7 @@ def run_sample_stage(
             own_samples = step_samples[rank_slice(len(step_samples), ranks)]
             with run.samplers.gather_for_sampling(), run.console.activity.during("rollout"):
                 batch = pipeline.run(list(map(run.processor.build, own_samples)), step=step)
+            check_group_sizes(stage, batch)
             groups = gather_items(run.scorer.score_groups(batch.groups, step=step), ranks)
             ranks.on_rank0(partial(_append_rows, table_path, groups))
             logger.log_progress(step + 1)
@@ -97,6 +98,16 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
         "rethink/frac": fmean(map(itemgetter("rethink"), rows)),
         "rollout/truncated_frac": fmean(row["finish"] == FinishReason.LENGTH for row in rows),
     }
+
+
+def check_group_sizes(stage: SampleStage, batch: RolloutBatch) -> None:
+    """Raise UserError if a user's rollout step added rollouts or left some out: rows tell which steps are finished."""
+    for group in batch.groups:
+        if len(group) != stage.group_size:
+            raise UserError(
+                f"stage {stage.name!r}, sample {group[0].prompt.sample.id}: rollout_steps made {len(group)} rollouts; "
+                f"a sample stage writes group_size={stage.group_size} of them, so no step may add or leave out any"
+            )
 
 
 def _append_rows(path: Path, groups: Sequence[Group]) -> None:

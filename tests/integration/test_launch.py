@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,7 +56,9 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
 
 
-@pytest.mark.parametrize("engine", [None, {"zero_stage": 2}, {"zero_stage": 3}])
+@pytest.mark.parametrize(
+    "engine", [None, {"zero_stage": 2}, {"zero_stage": 2, "offload_optimizer": True}, {"zero_stage": 3}]
+)
 def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engine: dict[str, int] | None) -> None:
     if engine:
         pytest.importorskip("deepspeed")
@@ -66,14 +69,23 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engin
         rl_stage(steps=2, freeze=["vision", "projector"], **options),
         rl_stage(name="tower", steps=2, freeze=["language"], **options),
     ]
-    saving = {"every": 9, "keep_last": 9}
-    config = experiment(tmp_path / "run", stages=stages, deepspeed=engine, checkpoints=saving)
-    done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2)
+    saving = {"every": 1, "keep_last": 9}
+    sections = {"stages": stages, "deepspeed": engine, "checkpoints": saving}
+    config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
+    done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors
     assert moved_parts(tmp_path / "run", "01-000000", "02-000000") == {"model.language_model"}
     assert moved_parts(tmp_path / "run", "02-000000", "03-000000") == {"model.visual"}
     norms = [record["learner/grad_norm/vision"] > 0 for record in metrics(tmp_path / "run") if "learner/loss" in record]
     assert norms == [True, False, False, True, True]
+    # Stopped in the last stage, it resumes with the moments of what is trained there.
+    shutil.copytree(tmp_path / "run", tmp_path / "whole")
+    for folder in ("checkpoints/02-000002", "checkpoints/03-000000", "model"):
+        shutil.rmtree(tmp_path / "run" / folder)
+    done = mmrl("train", config, "--nproc", 2)
+    assert done.code == 0, done.errors
+    assert "02-000001: stage tower, step 1" in done.output
+    alike(metrics(tmp_path / "run"), metrics(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])

@@ -10,6 +10,7 @@ from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrde
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig, RewardTransformConfig
+from mmrl.config.schema.rollout_steps import LOOKED_PROBE, BlindProbeConfig, step_name
 from mmrl.config.schema.stages import RlStage, SftStage
 
 AnyStage = SftStage | RlStage | SampleStage | SelectStage
@@ -79,6 +80,7 @@ def _check_stage(
             )
     if isinstance(stage, RlStage) and "rewards" in sections:
         _check_greedy_baseline(stage, sections["rewards"])
+        _check_probes(stage, sections["rewards"])
     if isinstance(stage, RlStage) and stage.reference.init_from == "base" and "model" in sections:
         if sections["model"].lora is None:
             raise ValueError(
@@ -101,6 +103,22 @@ def _check_greedy_baseline(stage: RlStage, rewards: RewardsConfig) -> None:
             f"stage {stage.name!r}: the group reward greedy_baseline is the same for all rollouts of a group, so "
             f"advantage.baseline {stage.advantage.baseline} takes it out again; set `baseline: none` or `batch_mean`"
         )
+
+
+def _check_probes(stage: RlStage, rewards: RewardsConfig) -> None:
+    """Raise ValueError if a group reward reads a probe that the stage does not make in every step."""
+    probes = [step for step in stage.rollout_steps if isinstance(step, BlindProbeConfig)]
+    made = [step_name(probe) for probe in probes if probe.every == 1]
+    for reward in rewards.group_rewards:
+        needed = {
+            "mmrl.algo.group_rewards:blind_contrast": reward.args.get("probe"),
+            "mmrl.algo.group_rewards:sufficient_parts": LOOKED_PROBE,
+        }.get(reward.fn)
+        if needed is not None and needed not in made:
+            raise ValueError(
+                f"stage {stage.name!r}: the group reward {reward.fn.rpartition(':')[2]} needs the probe {needed!r} in "
+                f"every step; add it to rollout_steps with `every: 1` (there is {', '.join(made) or 'none'})"
+            )
 
 
 def _check_earlier_stage(

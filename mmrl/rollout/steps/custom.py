@@ -31,6 +31,9 @@ class CustomStep:
         return result
 
     def _check_group(self, before: Sequence[Rollout], after: Sequence[Rollout]) -> None:
+        if before and not after:
+            sample_id = before[0].prompt.sample.id
+            raise UserError(f"rollout step {self.name} left no rollout of sample {sample_id}; it must keep one")
         known = {rollout.index: rollout for rollout in before}
         indices = [rollout.index for rollout in after]
         if len(set(indices)) < len(indices):

@@ -53,6 +53,8 @@ def test_steps_of_the_formula_that_follow_still_apply():
     ("body", "complaint"),
     [
         ("return totals[1:]", "sample s: it returned 1 advantages for a group of 2 rollouts"),
+        ("return None", "sample s: it returned None, not a list of numbers"),
+        ("return ['high', None]", r"sample s: it returned \['high', None\], not a list of numbers"),
         ("return [float('nan')] * len(totals)", r"sample s: an advantage is not finite: \[nan, nan\]"),
     ],
 )

@@ -224,6 +224,25 @@ def test_a_greedy_baseline_without_effect_is_refused(overrides, complaint):
         load_config(QUICKSTART, [line, *overrides])
 
 
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize(
+    ("fn", "args", "corruption"),
+    [
+        ("blind_contrast", "{correct: [count], probe: grey}", "grey"),
+        ("sufficient_parts", "{correct: [count]}", "looked"),
+    ],
+)
+def test_a_group_reward_whose_probe_is_not_made_in_every_step_is_refused(fn, args, corruption, every):
+    settings = [f"rewards.group_rewards=[{{fn: 'mmrl.algo.group_rewards:{fn}', args: {args}}}]"]
+    if every is not None:
+        probe = f"{{kind: probe, corruption: {corruption}, every: {every}}}"
+        settings.append(f"stages.1.rollout_steps=[{{kind: generate}}, {probe}]")
+    with pytest.raises(UserError, match=f"stage 'rl': the group reward {fn} needs the probe '{corruption}' in every"):
+        load_config(QUICKSTART, settings)
+    settings[1:] = [f"stages.1.rollout_steps=[{{kind: generate}}, {{kind: probe, corruption: {corruption}}}]"]
+    load_config(QUICKSTART, settings)
+
+
 def test_curiosity_and_calls_cost_what_the_published_code_says():
     """max(0.3 - s, 0) / 2 / s x 0.25 - 0.05 (n - 1) for a picture, of eight responses of which one called thrice."""
     rare = calling([1] * 8, [3] + [0] * 7)
@@ -436,6 +455,12 @@ def mine(group, *, outcome: str):
         os._exit(3)
     if outcome == "raise":
         raise ValueError("on purpose")
+    if outcome == "nothing":
+        return None
+    if outcome == "numbers":
+        return [0.5 for _ in group.rollouts]
+    if outcome == "nan":
+        return [RewardValue(float("nan"), "") for _ in group.rollouts]
     return [RewardValue(0.5, str(os.getpid())) for _ in group.rollouts]
 """
 
@@ -508,6 +533,19 @@ def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
     with (
         make_custom_reward(tmp_path, "raise") as term,
         pytest.raises(UserError, match=r"'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"),
+    ):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+
+
+@pytest.mark.parametrize("place", ["worker", "main_process"])
+@pytest.mark.parametrize(
+    ("outcome", "shown"), [("nothing", "None"), ("numbers", "0.5"), ("nan", r"RewardValue\(value=nan, reason=''\)")]
+)
+def test_what_is_no_finite_value_ends_the_run_with_the_sample(tmp_path, place, outcome, shown):
+    message = f"group reward 'mine', sample s: {shown} is not a RewardValue with a finite number"
+    with (
+        make_custom_reward(tmp_path, outcome, custom_rewards=place, on_missing_score="fallback") as term,
+        pytest.raises(UserError, match=message),
     ):
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
 

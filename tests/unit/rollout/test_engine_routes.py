@@ -42,9 +42,8 @@ def replay_learner(tiny, *, routing_replay="engine", lr=1e-3, **options):
         loss=LossConfig(routing_replay=routing_replay),
         optimizer=optimizer_options,
         total_steps=4,
-        micro_batch_tokens=10_000,
         pad_id=tiny.eos_id,
-        **{"micro_batch_groups": 2, "epochs": 1, "shared_prefix": True, **options},
+        **{"micro_batch_tokens": 10_000, "micro_batch_groups": 2, "epochs": 1, "shared_prefix": True, **options},
     )
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, optimizer_options)
     return PolicyLearner(tiny.policy, tiny.processor, optimizer, config, None)
@@ -182,11 +181,12 @@ def test_all_updates_replay_the_engines_routes(sampled, monkeypatch, epochs, min
 
 def test_share_of_other_routes_is_of_the_first_update_and_independent_of_micro_batches(sampled):
     shares = []
-    for options in ({"micro_batch_groups": 1}, {}, {"epochs": 3}):
+    # With one token, groups are split, and each of their parts has the prompt.
+    for options in ({"micro_batch_groups": 1}, {"micro_batch_tokens": 1}, {}, {"epochs": 3}):
         tiny, experiences = sampled()
         metrics = replay_learner(tiny, lr=0.05, **options).step(experiences, step=0)
         shares.append([metrics[f"rollout/route_diff_{of}_frac"] for of in ("tokens", "choices")])
-    assert shares[0] == pytest.approx(shares[1]) and shares[1] == shares[2]
+    assert shares[0] == pytest.approx(shares[2]) and shares[1] == pytest.approx(shares[2]) and shares[2] == shares[3]
     tiny, experiences = sampled(perturb=False)
     assert replay_learner(tiny).step(experiences, step=0)["rollout/route_diff_tokens_frac"] == 0.0
     without_replay = replay_learner(tiny, routing_replay="none").step(experiences, step=1)

@@ -155,6 +155,15 @@ def test_engine_that_returns_too_few_continuations_is_refused(make_tiny):
         fake_sampler(tiny, engine).generate([tiny.processor.build(tiny.samples[0])], 1, tiny.params, step=0)
 
 
+def test_engine_that_returns_log_probs_of_other_tokens_is_refused(make_tiny):
+    """Those of two responses may add up to the right number, and every ratio would be wrong."""
+    tiny, engine = make_tiny(), FakeEngine()
+    shifted = [GeneratedTokens((5, 5), (-1.0,) * count, FinishReason.LENGTH) for count in (3, 1)]
+    engine.generate = lambda requests, params, *, record_routes: [shifted]
+    with pytest.raises(UserError, match="returned 2 tokens with 3 log-probabilities; return one for each"):
+        fake_sampler(tiny, engine).generate([tiny.processor.build(tiny.samples[0])], 2, tiny.params, step=0)
+
+
 def test_tied_matrix_is_sent_under_both_names_and_frozen_components_are_not(make_tiny):
     policy = PolicyModel(make_tiny().policy.model, freeze=("vision",))
     sent = dict(PolicyWeightStream(policy))

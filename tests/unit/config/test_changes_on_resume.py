@@ -1,0 +1,30 @@
+"""Settings that a resumed run may change: those that no result depends on, such as how long it waits."""
+
+from __future__ import annotations
+
+import pytest
+from factories import make_config
+
+from mmrl.config import diff_configs, flatten_settings
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"distributed": {"timeout_s": 7200}}, "distributed.timeout_s"),
+        ({"rollout": {"server": {"timeout_s": 1200}}}, "rollout.server.timeout_s"),
+        ({"rollout": {"server": {"startup_timeout_s": 1800}}}, "rollout.server.startup_timeout_s"),
+        ({"rollout": {"vllm": {"max_restarts": 5}}}, "rollout.vllm.max_restarts"),
+    ],
+)
+def test_a_run_that_ended_for_want_of_time_may_continue_with_more(sections, key):
+    before = flatten_settings(make_config().model_dump(mode="json"))
+    (change,) = diff_configs(before, make_config(**sections))
+    assert (change.key, change.effect) == (key, "no result depends on it")
+
+
+def test_a_deadline_that_decides_about_scores_may_not_change():
+    before = flatten_settings(make_config().model_dump(mode="json"))
+    rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}], "timeout_s": 20}
+    (change,) = diff_configs(before, make_config(rewards=rewards))
+    assert (change.key, change.effect) == ("rewards.timeout_s", None)
