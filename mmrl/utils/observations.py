@@ -6,7 +6,19 @@ import hashlib
 from math import isfinite
 from typing import Final
 
-from mmrl.types import ImageCrop, ImageRef, Observation, StepResult, UserError, VideoClip, VideoFrames, VideoRef
+from mmrl.types import (
+    Action,
+    Environment,
+    ImageCrop,
+    ImageRef,
+    Observation,
+    StepResult,
+    Unscorable,
+    UserError,
+    VideoClip,
+    VideoFrames,
+    VideoRef,
+)
 from mmrl.utils.digests import text_digest
 
 SEED_KEY: Final = "environment_seed"
@@ -77,3 +89,20 @@ def observation_digest(observation: Observation) -> str:
 def state_name(observation: Observation) -> str:
     """Return the name of the state after an observation: the environment's own, or the hash of what is shown."""
     return observation_digest(observation) if observation.state is None else observation.state
+
+
+def ask_expert(environment: Environment) -> str | Action:
+    """Return the action that the environment's expert would take; raises UserError if it has none, or names none."""
+    expert = getattr(environment, "expert", None)
+    if expert is None:
+        raise UserError(f"{type(environment).__name__} has no method `expert`, which demonstrations are made with")
+    action: str | Action = expert()
+    if not isinstance(action, str | Action) or not action:
+        raise UserError(f"expert returned {action!r:.80}; it returns the action that it would take")
+    return action
+
+
+def describe_error(error: BaseException | None) -> str:
+    """Return words for an error that an environment, or a check of what it returned, has raised."""
+    expected = isinstance(error, UserError | Unscorable)
+    return str(error) if expected else f"the environment raised {type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 
 from mmrl.answer.text import parse_answer_value
@@ -19,13 +20,7 @@ from mmrl.config.schema import EnvironmentConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
-from mmrl.rollout.environments.episodes import (
-    Ask,
-    EpisodeKey,
-    EpisodeReply,
-    EpisodeRequest,
-    EpisodeWorkers,
-)
+from mmrl.rollout.environments.episodes import Ask, EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.rollout.tools.executor import ToolRunner, cut_text, encode_part, environment_segment
@@ -51,7 +46,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
-from mmrl.utils.observations import DIGEST_KEY, SEED_KEY
+from mmrl.utils.observations import SEED_KEY
 from mmrl.utils.seeds import derive_seed
 
 _NO_CALL = 'There is no action in this. End the turn with <tool_call>{"name": "...", "arguments": {...}}</tool_call>.'
@@ -59,8 +54,8 @@ _NO_ANSWER = "There is no action in this. Write it where an answer belongs."
 
 
 @dataclass(slots=True)
-class Episode:
-    """An episode in progress, as the step knows it."""
+class _Episode:
+    """An episode in progress."""
 
     rollout: Rollout
     digests: list[str] = field(default_factory=list)  # of the observation after each action of the environment's turns
@@ -87,30 +82,30 @@ class EpisodePlayer:
 
     def play(
         self,
-        episodes: Mapping[EpisodeKey, Episode],
-        choose: Callable[[Rollout], str | Action | Ask],
-        extend: Callable[[Sequence[Rollout]], Sequence[Rollout]],
+        rollouts: Sequence[Rollout],
+        extend: Callable[[Sequence[Rollout]], Sequence[Rollout]] | None = None,
         *,
-        room_for_turn: int,
-    ) -> dict[str, float]:
-        """Play episodes to their end or to a limit, and return their metrics.
+        room_for_turn: int = 0,
+    ) -> tuple[list[Rollout], dict[str, float]]:
+        """Play an episode of each rollout to its end or to a limit; return the longer rollouts and metrics of all.
 
-        `choose` returns the action in the last turn of a rollout, and `extend` adds the next turn to several rollouts.
-        An observation must leave `room_for_turn` tokens for the next turn.
+        `extend` adds the policy's next turn to several rollouts; without it, the environment's expert acts. An
+        observation must leave `room_for_turn` tokens for the next turn.
 
         Raises:
             UserError: an environment failed, and `on_error` is `stop`.
         """
         counts: Counter[str] = Counter()
-        playing = dict(episodes)
+        episodes = list(map(_Episode, rollouts))
+        playing = list(range(len(episodes)))
         num_turns = 0
         while playing:
             num_turns += 1
             # All episodes take their turn together, in one request to the processes and one to the engine.
-            requests = [self._make_request(key, episode, choose(episode.rollout)) for key, episode in playing.items()]
+            requests = [self._make_request(key, episodes[key], asks_expert=extend is None) for key in playing]
             counts["turns"] += len(requests)
             for request, outcome in zip(requests, self.workers.play(requests), strict=True):
-                episode = playing[request.key]
+                episode = episodes[request.key]
                 failure = outcome if isinstance(outcome, RewardFailure) else None
                 if isinstance(outcome, EpisodeReply):
                     result = self._record(episode, request, outcome)
@@ -126,32 +121,45 @@ class EpisodePlayer:
                         owner = f"step {self.options.name}: sample {request.sample.id}"
                         raise UserError(f"{owner}, {place}: {failure.reason}")
                     episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
-            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
-            longer = extend([episode.rollout for episode in playing.values()]) if playing else ()
-            for episode, rollout in zip(playing.values(), longer, strict=True):
-                episode.rollout = rollout
+            playing = [key for key in playing if not episodes[key].is_over]
+            if playing and extend is not None:
+                longer = extend([episodes[key].rollout for key in playing])
+                for key, rollout in zip(playing, longer, strict=True):
+                    episodes[key].rollout = rollout
         # Episodes that a limit ended still have an open environment.
-        self.workers.close_episodes([key for key, episode in episodes.items() if episode.rollout.turns])
-        return count_episodes(self.options.name, [episode.rollout for episode in episodes.values()], counts)
+        self.workers.close_episodes(key for key, episode in enumerate(episodes) if episode.rollout.turns)
+        played = [episode.rollout for episode in episodes]
+        return played, count_episodes(self.options.name, played, counts)
 
-    def _make_request(self, key: EpisodeKey, episode: Episode, action: str | Action | Ask) -> EpisodeRequest:
-        sample = episode.rollout.prompt.sample
+    def _make_request(self, key: int, episode: _Episode, *, asks_expert: bool) -> EpisodeRequest:
+        rollout = episode.rollout
+        sample = rollout.prompt.sample
         seed = sample.meta.get(SEED_KEY)
         if seed is None:
             # A blind probe adds a suffix after "~" to the sample's id, and its episodes get the same seed.
             seed = derive_seed(self.seed, "environment", sample.id.partition("~")[0])
-        return EpisodeRequest(
-            key=key,
-            sample=sample,
-            seed=int(seed),
-            first_digest=sample.meta.get(DIGEST_KEY),
-            past=tuple(turn.action for turn in episode.rollout.turns if turn.action is not None),
-            digests=tuple(episode.digests),
-            action=action,
-            replayable=self.options.replayable,
-        )
+        past = tuple(turn.action for turn in rollout.turns if turn.action is not None)
+        action = Ask.EXPERT if asks_expert else self._read_action(rollout)
+        return EpisodeRequest(key, sample, int(seed), past, tuple(episode.digests), action)
 
-    def _record(self, episode: Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
+    def _read_action(self, rollout: Rollout) -> str | Action | Ask:
+        """Return the action in the last turn of a rollout, or `Ask.STATE` if none can be read."""
+        if self.options.action == "tag":
+            return Ask.STATE if rollout.answer.text is None else rollout.answer.text
+        start = len(rollout.segments)
+        while start and rollout.segments[start - 1].author is not Author.ENVIRONMENT:
+            start -= 1
+        text = self.processor.decode_segments(rollout.segments[start:])
+        call = find_final_call(text) if self.options.action == "call" else None
+        if call is None:
+            return text.strip()
+        try:
+            action: Action = parse_answer_value(AnswerType.TOOL_CALL, call)
+        except ValueError:
+            return Ask.STATE
+        return action
+
+    def _record(self, episode: _Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
         """Add a turn to an episode, with the text of the action if the expert took it; return the step's result.
 
         If no action can be read from the turn, the result is a message to the model, or it ends the episode.
@@ -181,49 +189,44 @@ class EpisodePlayer:
 
     def _demonstrate(self, action: str | Action) -> Segment:
         """Return a segment with the expert's action, as the model would write it."""
-        match action:
-            case Action(name, arguments):
-                call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-                token_ids = self.processor.tokenize(f"{CALL_START}\n{call}\n{CALL_END}")
-            case _:
-                text = action
-                if self.options.action == "tag":
-                    target = Target(answer_type=AnswerType.TEXT, value=action)
-                    text = self.processor.response_format.render(target, None)
-                token_ids = (*self.processor.tokenize(text), self.processor.tokenizer.eos_token_id)
+        if isinstance(action, Action):
+            call = json.dumps({"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False)
+            token_ids = self.processor.tokenize(f"{CALL_START}\n{call}\n{CALL_END}")
+        else:
+            if self.options.action == "tag":
+                target = Target(answer_type=AnswerType.TEXT, value=action)
+                action = self.processor.response_format.render(target, None)
+            token_ids = (*self.processor.tokenize(action), self.processor.tokenizer.eos_token_id)
         return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
 
-    def _show(self, episode: Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
+    def _show(self, episode: _Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
         """Append an observation, or end the episode if it does not fit. Return the failure if a medium cannot be used.
 
         The brackets of the options enclose the observation. Only they may hold special tokens: the text of an
         environment cannot end its turn or open another.
         """
         options, processor, rollout = self.options, self.processor, episode.rollout
-        pending = self._open_observation(rollout)
-        segments: list[Segment] = []
+        text, shown = observation.text, []
         try:
             refs = self._list_media(rollout, observation)
             if len(rollout.observations) + len(refs) > options.max_media:
                 episode.end(truncated=True)
                 return None
-            for ref in refs:
-                if pending:
-                    segments.append(environment_segment(pending))
-                    pending = ()
-                segments.append(processor.build_tool_segment(ref))
+            shown = list(map(processor.build_tool_segment, refs))
         except (ValueError, OverflowError) as error:
             # The policy asked for a part that does not exist, and the environment could not know that.
             rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
-            observation, segments = Observation(text=f"This cannot be shown: {error}."), []
-            pending = self._open_observation(rollout)
+            text = f"This cannot be shown: {error}."
         except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
-        text = cut_text(observation.text, options.max_observation_chars)
+        opening = self._open_observation(rollout)
+        if shown and opening:
+            shown.insert(0, environment_segment(opening))
+            opening = ()
         suffix = options.brackets[1] + processor.encoder.response_opening
-        ending = processor.tokenize(suffix, parse_special=True)
-        segments.append(environment_segment((*pending, *processor.tokenize(text), *ending)))
-        longer = replace(rollout, segments=(*rollout.segments, *segments))
+        ending = processor.tokenize(cut_text(text, options.max_observation_chars))
+        ending += processor.tokenize(suffix, parse_special=True)
+        longer = replace(rollout, segments=(*rollout.segments, *shown, environment_segment(opening + ending)))
         if longer.num_tokens + room_for_turn > options.max_tokens:
             episode.end(truncated=True)
         else:
@@ -279,38 +282,14 @@ class EnvironmentStep:
         Raises:
             UserError: an environment failed, and `on_error` is `stop`.
         """
-        episodes: dict[EpisodeKey, Episode] = {}
-        for group_index, group in enumerate(batch.groups):
-            for position, rollout in enumerate(group):
-                episodes[group_index, position] = Episode(rollout)
-        metrics = self.player.play(
-            episodes,
-            self._read_action,
+        played, metrics = self.player.play(
+            list(chain.from_iterable(batch.groups)),
             lambda rollouts: self.sampler.extend(rollouts, self.sampling_params, step=step),
             room_for_turn=self.sampling_params.max_new_tokens,
         )
-        groups = []
-        for group_index, group in enumerate(batch.groups):
-            groups.append(tuple(episodes[group_index, position].rollout for position in range(len(group))))
-        return with_metrics(replace(batch, groups=tuple(groups)), metrics)
-
-    def _read_action(self, rollout: Rollout) -> str | Action | Ask:
-        """Return the action in the last turn of a rollout, or `Ask.STATE` if none can be read."""
-        options, processor = self.player.options, self.player.processor
-        if options.action == "tag":
-            return Ask.STATE if rollout.answer.text is None else rollout.answer.text
-        start = len(rollout.segments)
-        while start and rollout.segments[start - 1].author is not Author.ENVIRONMENT:
-            start -= 1
-        text = processor.decode_segments(rollout.segments[start:])
-        call = find_final_call(text) if options.action == "call" else None
-        if call is None:
-            return text.strip()
-        try:
-            action: Action = parse_answer_value(AnswerType.TOOL_CALL, call)
-        except ValueError:
-            return Ask.STATE
-        return action
+        remaining = iter(played)
+        groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
+        return with_metrics(replace(batch, groups=groups), metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,17 +307,11 @@ class ExpertDemonstrations:
         Raises:
             UserError: an environment failed, or has no expert.
         """
-        episodes: dict[EpisodeKey, Episode] = {}
-        for index, demonstration in enumerate(demonstrations):
-            episodes[index, 0] = Episode(replace(demonstration, segments=()))
-        metrics = self.player.play(episodes, lambda _: Ask.EXPERT, lambda rollouts: rollouts, room_for_turn=0)
-        rollouts = []
-        for episode in episodes.values():
-            if episode.rollout.failure is not None:
-                sample = episode.rollout.prompt.sample
-                raise UserError(f"sample {sample.id}: no demonstration: {episode.rollout.failure.reason}")
-            rollouts.append(self.player.processor.parse_rollout(episode.rollout))
-        return rollouts, metrics
+        played, metrics = self.player.play([replace(demonstration, segments=()) for demonstration in demonstrations])
+        for rollout in played:
+            if rollout.failure is not None:
+                raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
+        return list(map(self.player.processor.parse_rollout, played)), metrics
 
 
 def make_player(

@@ -94,9 +94,8 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     config = EnvironmentConfig(kind="environment", fn=MAZE)
     (sample,) = read(context, size=1)
     request = EpisodeRequest(
-        key=(0, 0), sample=sample, seed=sample.meta[SEED_KEY], first_digest=sample.meta[DIGEST_KEY], past=(),
-        digests=(), action=Ask.EXPERT, replayable=True,
-    )  # fmt: skip
+        key=0, sample=sample, seed=sample.meta[SEED_KEY], past=(), digests=(), action=Ask.EXPERT
+    )
     from mmrl.rollout.environments.episodes import _load_episodes
 
     reply = _load_episodes(context.base_dir, config, None, lambda report: None)(request)
