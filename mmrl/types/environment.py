@@ -108,6 +108,7 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """End the episode. The environment is not used again, so keep at module level what takes long to make."""
+        return  # a subclass without anything to release inherits this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The process in which `mmrl.rollout.environments.python` runs code of the model. Needs only the standard library.
 
 Each line of input is code as a JSON string, and each line of output is what that code printed, as a JSON string. The
-first argument of the script has the limits as JSON. Before the first answer, it writes a line to standard error that
-is empty, or names the protections that this machine lacks.
+first line of output comes before any code: it is empty, or names the protections that this machine lacks. The argument
+of the script has the limits as JSON.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(_refuse)
-    print(weakness, file=sys.stderr, flush=True)
-    os.dup2(nothing, 2)
-    # So that an episode can be played again.
-    random.seed(0)
+    random.seed(0)  # so that an episode can be played again
+    print(json.dumps(weakness), file=answers, flush=True)
     variables: dict[str, object] = {"__name__": "__main__"}
     for line in requests:
         output = run(json.loads(line), variables)
