@@ -28,7 +28,8 @@ from mmrl.types import Action, Observation, Sample, StepResult
 
 _SCRIPT = Path(__file__).with_name("python_process.py")
 _REMINDER = 'There is one call: {"name": "python", "arguments": {"code": "..."}}.'
-# With PYTHONHASHSEED, sets of strings have the same order in every process, so an episode can be played again.
+# With PYTHONHASHSEED, sets of strings have the same order in every process, so an episode can be played again. Python
+# ignores it in isolated mode (-I); -P and -s likewise keep the folder of the script and the user's out of imports.
 _ENVIRONMENT = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 _START_S = 30.0
 _told: set[str] = set()  # missing protections of this machine that were already printed
@@ -88,7 +89,7 @@ class PythonEnvironment:
     def _start(self) -> subprocess.Popen[bytes]:
         limits = {"memory_mib": self.memory_mib, "file_mib": self.file_mib, "max_chars": self.max_chars}
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(_SCRIPT), json.dumps(limits)],
+            [sys.executable, "-P", "-s", str(_SCRIPT), json.dumps(limits)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
