@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from mmrl.answer import parse_answer_value, validate_value
-from mmrl.types import Action, AnswerType, Observation, Sample, StepResult
+from mmrl.types import Action, AnswerType, Environment, Observation, Sample, StepResult
 from mmrl_datasets.media_files import encode_png
 
 APPS: Final = ("Settings", "Notes", "Clock", "Mail")
@@ -54,7 +54,7 @@ class _State:
 
 
 @dataclass(kw_only=True)
-class Phone:
+class Phone(Environment):
     """An episode on a phone. The module says which actions there are.
 
     Options:
@@ -93,9 +93,6 @@ class Phone:
         except ValueError as error:
             return StepResult(observation=self._observe(f"{error}. {_ACTION_FORM}"), valid=False, info={"success": 0.0})
         return StepResult(observation=self._observe(""), info={"success": 0.0})
-
-    def close(self) -> None:
-        """End the episode; it holds nothing that has to be released."""
 
     def expert(self) -> str:
         """Return the next action of a shortest solution."""
