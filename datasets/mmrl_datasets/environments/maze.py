@@ -70,8 +70,8 @@ class Maze(Environment):
         """Move the agent, unless the action is not one of the four words."""
         self.num_actions += 1
         word = action.strip(" \n\t.!\"'").casefold() if isinstance(action, str) else ""
-        if word in MOVES and self._is_inside(there := _neighbour(self.agent, word)):
-            self.agent = there
+        if word in MOVES:
+            self.agent = self._move(self.agent, word)
         at_goal = self.agent == self.goal
         info = {"success": float(at_goal)}
         if self.agent in self.moves_left:
@@ -89,7 +89,7 @@ class Maze(Environment):
         """
         if not self.bias:
             left = self.moves_left[self.agent]
-            return next(word for word in MOVES if self.moves_left.get(_neighbour(self.agent, word)) == left - 1)
+            return next(word for word in MOVES if self.moves_left.get(self._move(self.agent, word)) == left - 1)
         rows, columns = self.goal[0] - self.agent[0], self.goal[1] - self.agent[1]
         if rows == 0:
             return "right" if columns > 0 else "left"
@@ -103,14 +103,16 @@ class Maze(Environment):
         waiting = [self.goal]
         for cell in waiting:  # grows while it is read: first all cells one move away, then two
             for word in MOVES:
-                there = _neighbour(cell, word)
-                if self._is_inside(there) and there not in self.lava_cells and there not in moves_left:
+                there = self._move(cell, word)
+                if there not in self.lava_cells and there not in moves_left:
                     moves_left[there] = moves_left[cell] + 1
                     waiting.append(there)
         return moves_left
 
-    def _is_inside(self, cell: Cell) -> bool:
-        return 0 <= cell[0] < self.size and 0 <= cell[1] < self.size
+    def _move(self, cell: Cell, word: str) -> Cell:
+        """Return the cell that a move leads to; at the border, the cell itself."""
+        row, column = cell[0] + MOVES[word][0], cell[1] + MOVES[word][1]
+        return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 
     def _observe(self, text: str) -> Observation:
         side = self.size * self.cell_px
@@ -132,8 +134,3 @@ class Maze(Environment):
 
 
 make = Maze
-
-
-def _neighbour(cell: Cell, word: str) -> Cell:
-    rows, columns = MOVES[word]
-    return cell[0] + rows, cell[1] + columns
