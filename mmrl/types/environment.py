@@ -115,9 +115,9 @@ class Environment(Protocol):
 class Turn:
     """One action of the policy in an environment, and its result. An episode is its sample, seed and actions."""
 
-    action: str | Action | None
+    action: str | Action | None = None
     """The action as the environment was given it; None if the policy wrote none."""
-    state: str
+    state: str = ""
     """Name of the state in which the action was taken."""
     reward: float = 0.0
     """Reward that the environment gave."""

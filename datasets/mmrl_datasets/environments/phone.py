@@ -96,28 +96,24 @@ class Phone(Environment):
 
     def expert(self) -> str:
         """Return the next action of a shortest solution."""
-        action = self._next_action()
-        return json.dumps({"action": action.name, **action.arguments})
-
-    def _next_action(self) -> Action:
-        if self._is_done():
-            return Action("finish", {})
         changed = sorted(self.now.on ^ self.wanted.on)
         app = "Settings" if changed else "Notes"
-        if not self.now.app:
-            return self._click(app)
-        if self.now.app != app:
-            return Action("back", {})
-        if app == "Notes":
-            return Action("type", {"text": self.wanted.note})
-        if changed[0] in self._boxes():
-            return self._click(changed[0])
-        return Action("scroll", {"direction": "up" if changed[0] in self.switches[: self.now.first_row] else "down"})
-
-    def _click(self, name: str) -> Action:
-        x1, y1, x2, y2 = self._boxes()[name]
-        x_units, y_units = self._units()
-        return Action("click", {"coordinate": [round((x1 + x2) / 2 * x_units), round((y1 + y2) / 2 * y_units)]})
+        name = changed[0] if changed and self.now.app else app
+        if self._is_done():
+            action: dict[str, Any] = {"action": "finish"}
+        elif self.now.app not in ("", app):
+            action = {"action": "back"}
+        elif self.now.app == "Notes":
+            action = {"action": "type", "text": self.wanted.note}
+        elif name in self._boxes():
+            x1, y1, x2, y2 = self._boxes()[name]
+            x_units, y_units = self._units()
+            center = [round((x1 + x2) / 2 * x_units), round((y1 + y2) / 2 * y_units)]
+            action = {"action": "click", "coordinate": center}
+        else:
+            is_above = name in self.switches[: self.now.first_row]
+            action = {"action": "scroll", "direction": "up" if is_above else "down"}
+        return json.dumps(action)
 
     def _units(self) -> tuple[float, float]:
         """Return the units of action coordinates per pixel, for x and y."""

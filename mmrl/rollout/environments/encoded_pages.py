@@ -18,13 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.types import Environment, MediaPolicy, Unscorable, UserError
 from mmrl.utils.digests import file_digest, frames_digest
 from mmrl.utils.files import write_atomically
-from mmrl_datasets.environments.pages import Page, PageSearch, Rank, read_pages
+from mmrl_datasets.environments.pages import Page, PageSearch, read_pages
 from mmrl_datasets.readers.columns import parse_column
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image
 
@@ -40,7 +41,14 @@ def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = 
     Raises:
         UserError: the table cannot be read, or there is no index of it and the encoder.
     """
-    return PageSearch(*_load(Path(corpus).absolute(), encoder), top_k, parse_column(relevant, "relevant"))
+    pages, vectors = _load(Path(corpus).absolute(), encoder)
+
+    def rank(words: str) -> Sequence[int]:
+        similarities = vectors @ embed_caption(encoder, words, cut=True)
+        best_first: list[int] = np.argsort(-similarities, kind="stable").tolist()
+        return best_first
+
+    return PageSearch(pages, rank, top_k, parse_column(relevant, "relevant"))
 
 
 def index_file(table: Path, encoder: str) -> Path:
@@ -64,31 +72,21 @@ def write_index(table: Path, encoder: str) -> Path:
         UserError: the table or a picture cannot be read, or the index cannot be written.
         Unscorable: there is no such model in the folder.
     """
-    file, pages = index_file(table, encoder), read_pages(table)
+    file, content = index_file(table, encoder), io.BytesIO()
     reader = PixelReader(MediaPolicy(roots=(table.parent.resolve(),)))
-    rows = []
-    for page in pages:
-        rows.append(embed_captioned_image(encoder, reader.read_image(page.ref(), None)))
-    content = io.BytesIO()
-    np.save(content, np.stack(rows))
+    pictures = (reader.read_image(page.ref(), None) for page in read_pages(table))
+    np.save(content, np.stack([embed_captioned_image(encoder, picture) for picture in pictures]))
     write_atomically(file, content.getvalue())
     return file
 
 
 @lru_cache(maxsize=4)  # an environment is made for each episode
-def _load(table: Path, encoder: str) -> tuple[Sequence[Page], Rank]:
+def _load(table: Path, encoder: str) -> tuple[Sequence[Page], NDArray[np.float64]]:
     file = index_file(table, encoder)
     if not file.exists():
         command = f"python -m mmrl.rollout.environments.encoded_pages {table} {encoder}"
         raise UserError(f"there is no index of these pages and this encoder; `{command}` writes {file.name}")
-    vectors = np.load(file)
-
-    def rank(words: str) -> Sequence[int]:
-        similarities = vectors @ embed_caption(encoder, words, cut=True)
-        best_first: list[int] = np.argsort(-similarities, kind="stable").tolist()
-        return best_first
-
-    return read_pages(table), rank
+    return read_pages(table), np.load(file)
 
 
 if __name__ == "__main__":

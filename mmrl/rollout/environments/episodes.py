@@ -106,26 +106,22 @@ class EpisodeWorkers:
             KeyboardInterrupt: this process was asked to stop while an environment hangs.
         """
         self._start()
-        workers, timeout_s = [self._worker_of(request.key) for request in requests], self.options.timeout_s
-        outcomes = self._call(list(zip(workers, requests, strict=True)), timeout_s)
+        timeout_s = self.options.timeout_s
+        outcomes = self._call([(request.key, request) for request in requests], timeout_s)
         # A killed process loses its other episodes. Their next calls repeat all earlier actions first, and so may have
         # exceeded a deadline that is meant for one action. These calls are made again with more time.
         lost_workers: set[int] = set()
-        for index, (worker, request) in enumerate(zip(workers, requests, strict=True)):
-            outcome = outcomes[index]
+        for index, request in enumerate(requests):
+            outcome, worker = outcomes[index], request.key % self.options.workers
             if isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.TIMEOUT:
                 if worker in lost_workers and request.past:
-                    (outcomes[index],) = self._call([(worker, request)], timeout_s * (1 + len(request.past)))
+                    (outcomes[index],) = self._call([(request.key, request)], timeout_s * (1 + len(request.past)))
                 lost_workers.add(worker)
         return outcomes
 
     def close_episodes(self, keys: Iterable[int]) -> None:
         """Close the environments of these episodes if they are still open."""
-        self._call([(self._worker_of(key), key) for key in keys], self.options.timeout_s)
-
-    def _worker_of(self, key: int) -> int:
-        # Siblings, whose keys follow each other, are spread over the processes: they take the same time.
-        return key % self.options.workers
+        self._call([(key, key) for key in keys], self.options.timeout_s)
 
     def _start(self) -> None:
         if self._pools:
@@ -141,11 +137,13 @@ class EpisodeWorkers:
         self._call([(worker, None) for worker in range(self.options.workers)], self.options.timeout_s)
 
     def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]], timeout_s: float) -> list[Any]:
-        """Return what `_Episodes` answers to each call, a number of a process and what it is sent, or a failure."""
-        # All are sent before any reply is awaited, so processes work at the same time.
+        """Send something about each of several episodes, named by key; return what `_Episodes` answers, or a failure."""
+        # All are sent before any reply is awaited, so processes work at the same time. Siblings, whose keys follow each
+        # other, are spread over the processes: they take the same time.
         futures: list[Future[Any]] = []
         futures_of: dict[int, list[Future[Any]]] = {}
-        for worker, payload in calls:
+        for key, payload in calls:
+            worker = key % len(self._pools)
             futures.append(self._pools[worker].submit(payload, timeout_s))
             futures_of.setdefault(worker, []).append(futures[-1])
         for worker, own_futures in futures_of.items():

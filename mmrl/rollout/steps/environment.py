@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from mmrl.protocols import Sampler
 from mmrl.rollout.environments.episodes import Ask, EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.rollout.steps.base import with_metrics
-from mmrl.rollout.tools.executor import ToolRunner, cut_text, encode_part, environment_segment
+from mmrl.rollout.tools.executor import ToolRunner, append_reply, cut_text, encode_part
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
     LAST_MEDIUM,
@@ -71,29 +72,57 @@ class _Episode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlayer:
-    """Takes the actions of rollouts in their environments, and adds turns and observations to the rollouts."""
+class EnvironmentStep:
+    """Takes each turn of a rollout as an action, and lets the policy continue after the observation."""
 
     options: EnvironmentConfig
     workers: EpisodeWorkers
     processor: PromptProcessor
     frames_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds for samples that state none
+    sampler: Sampler | None = None  # writes the policy's turns; None where only the environment's expert acts
+    sampling_params: SamplingParams | None = None  # of a turn
 
-    def play(
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with every episode played to its end, or to a limit.
+
+        Raises:
+            UserError: an environment failed, and `on_error` is `stop`.
+        """
+        assert self.sampler is not None
+        assert self.sampling_params is not None
+        extend = partial(self.sampler.extend, sampling_params=self.sampling_params, step=step)
+        rollouts = list(chain.from_iterable(batch.groups))
+        played, metrics = self._play(rollouts, extend, self.sampling_params.max_new_tokens)
+        remaining = iter(played)
+        groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
+        return with_metrics(replace(batch, groups=groups), metrics)
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
+        """Return an episode for each of `demonstrations`, which come without text, and metrics of all episodes.
+
+        The environment's expert acts: .., DEMONSTRATION | <|im_start|>user .. image .. <|im_start|>assistant,
+        ENVIRONMENT | .., DEMONSTRATION
+
+        Raises:
+            UserError: an environment failed, or has no expert.
+        """
+        played, metrics = self._play([replace(demonstration, segments=()) for demonstration in demonstrations])
+        for rollout in played:
+            if rollout.failure is not None:
+                raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
+        return list(map(self.processor.parse_rollout, played)), metrics
+
+    def _play(
         self,
         rollouts: Sequence[Rollout],
         extend: Callable[[Sequence[Rollout]], Sequence[Rollout]] | None = None,
-        *,
         room_for_turn: int = 0,
     ) -> tuple[list[Rollout], dict[str, float]]:
         """Play an episode of each rollout to its end or to a limit; return the longer rollouts and metrics of all.
 
-        `extend` adds the policy's next turn to several rollouts; without it, the environment's expert acts. An
-        observation must leave `room_for_turn` tokens for the next turn.
-
-        Raises:
-            UserError: an environment failed, and `on_error` is `stop`.
+        `extend` adds the policy's next turn, for which an observation must leave `room_for_turn` tokens, to several
+        rollouts. Without it, the environment's expert acts.
         """
         counts: Counter[str] = Counter()
         episodes = list(map(_Episode, rollouts))
@@ -219,26 +248,19 @@ class EpisodePlayer:
             text = f"This cannot be shown: {error}."
         except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
-        opening = self._open_observation(rollout)
-        if shown and opening:
-            shown.insert(0, environment_segment(opening))
-            opening = ()
+        prefix = processor.tokenize(options.brackets[0], parse_special=True)
+        eos = int(processor.tokenizer.eos_token_id)
+        if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
+            prefix = (eos, *prefix)  # the model has not ended its turn
         suffix = options.brackets[1] + processor.encoder.response_opening
         ending = processor.tokenize(cut_text(text, options.max_observation_chars))
         ending += processor.tokenize(suffix, parse_special=True)
-        longer = replace(rollout, segments=(*rollout.segments, *shown, environment_segment(opening + ending)))
+        longer = append_reply(rollout, prefix, [((), segment) for segment in shown], ending)
         if longer.num_tokens + room_for_turn > options.max_tokens:
             episode.end(truncated=True)
         else:
             episode.rollout = longer
         return None
-
-    def _open_observation(self, rollout: Rollout) -> tuple[int, ...]:
-        """Return the tokens before an observation. They begin with EOS if the model has not ended its turn."""
-        token_ids = self.processor.tokenize(self.options.brackets[0], parse_special=True)
-        eos = int(self.processor.tokenizer.eos_token_id)
-        has_ended = self.options.action == "call" or rollout.segments[-1].token_ids[-1] == eos
-        return token_ids if has_ended else (eos, *token_ids)
 
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
         """Return references to the media of an observation, corrupted like those of the question.
@@ -268,67 +290,16 @@ class EpisodePlayer:
         return refs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentStep:
-    """Takes each turn of a rollout as an action, and lets the policy continue after the observation."""
-
-    player: EpisodePlayer
-    sampler: Sampler
-    sampling_params: SamplingParams  # of a turn
-
-    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with every episode played to its end, or to a limit.
-
-        Raises:
-            UserError: an environment failed, and `on_error` is `stop`.
-        """
-        played, metrics = self.player.play(
-            list(chain.from_iterable(batch.groups)),
-            lambda rollouts: self.sampler.extend(rollouts, self.sampling_params, step=step),
-            room_for_turn=self.sampling_params.max_new_tokens,
-        )
-        remaining = iter(played)
-        groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
-        return with_metrics(replace(batch, groups=groups), metrics)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertDemonstrations:
-    """Makes demonstrations of episodes: actions of the environment's expert, with the observations between them.
-
-    .., DEMONSTRATION | <|im_start|>user .. image .. <|im_start|>assistant, ENVIRONMENT | .., DEMONSTRATION
-    """
-
-    player: EpisodePlayer
-
-    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
-        """Return an episode for each of `demonstrations`, which come without text, and metrics of all episodes.
-
-        Raises:
-            UserError: an environment failed, or has no expert.
-        """
-        played, metrics = self.player.play([replace(demonstration, segments=()) for demonstration in demonstrations])
-        for rollout in played:
-            if rollout.failure is not None:
-                raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
-        return list(map(self.player.processor.parse_rollout, played)), metrics
-
-
-def make_player(
+def make_environment_step(
     options: EnvironmentConfig, tool_runner: ToolRunner, processor: PromptProcessor, *, seed: int
-) -> EpisodePlayer:
-    """Return the player of a step's episodes. It has its own processes, which start with the first action."""
+) -> EnvironmentStep:
+    """Return the step of an expert. It has its own processes, which start with the first action."""
     media_cache = processor.encoder.media_cache
     media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
     workers = EpisodeWorkers(tool_runner.base_dir, options, media_opener)
     tool_runner.close_workers.append(workers.close)
-    return EpisodePlayer(
-        options=options,
-        workers=workers,
-        processor=processor,
-        frames_dir=tool_runner.frames_dir,
-        seed=seed,
-    )
+    frames_dir = tool_runner.frames_dir
+    return EnvironmentStep(options=options, workers=workers, processor=processor, frames_dir=frames_dir, seed=seed)
 
 
 def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float]:

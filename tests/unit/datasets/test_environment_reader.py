@@ -189,11 +189,13 @@ def test_each_state_on_the_experts_way_becomes_a_sample(context):
 
 
 CALLING_PHONE = """
+from mmrl.answer import parse_answer_value
+from mmrl.types import AnswerType
 from mmrl_datasets.environments.phone import Phone
 
 class CallingPhone(Phone):
     def expert(self):
-        return self._next_action()
+        return parse_answer_value(AnswerType.ACTION, super().expert())
 
 make = CallingPhone
 """

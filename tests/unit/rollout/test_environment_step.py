@@ -18,7 +18,6 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, RethinkConfig
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
 from mmrl.log.metric_registry import find_builtin_metric
-from mmrl.rollout.steps.environment import ExpertDemonstrations
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import (
     Action,
@@ -353,11 +352,10 @@ def test_expert_makes_demonstrations(tiny, base):
     config = EnvironmentConfig(kind="environment", fn="./world.py:make", args={"expert": True}, turns=5)
     frames = Path(tiny.samples[0].images[0].path).parent / "frames"
     with closing(ToolRunner(base, frames_dir=frames)) as runner:
-        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
-        demonstrations, metrics = ExpertDemonstrations(player=player).complete(empty)
+        demonstrations, metrics = make_pipeline(tiny, config, tool_runner=runner).steps[0].complete(empty)
         with pytest.raises(UserError, match="no method `expert`"):
-            plain = make_pipeline(tiny, config.model_copy(update={"args": {}}), tool_runner=runner).steps[0].player
-            ExpertDemonstrations(player=plain).complete(empty)
+            plain = make_pipeline(tiny, config.model_copy(update={"args": {}}), tool_runner=runner).steps[0]
+            plain.complete(empty)
     for demonstration in demonstrations:
         assert authors(demonstration) == "deeedeeed"
         assert [turn.action for turn in demonstration.turns] == ["go", "go", "stop"]
@@ -375,9 +373,8 @@ def test_the_example_plays(tiny):
     meta = {SEED_KEY: 6, DIGEST_KEY: observation_digest(first)}
     prompt = tiny.processor.build(replace(tiny.samples[0], id="guess", meta=meta))
     with closing(ToolRunner(examples)) as runner:
-        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
-        empty = tiny.processor.build_demonstration(prompt, "")
-        (episode,), metrics = ExpertDemonstrations(player=player).complete([empty])
+        step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
+        (episode,), metrics = step.complete([tiny.processor.build_demonstration(prompt, "")])
     assert [turn.action for turn in episode.turns] == ["5", "7"]
     assert [turn.state for turn in episode.turns][1] == "6 to 9"
     assert episode.turns[-1].info == {"success": 1.0} and metrics["environment/info/success"] == 1.0
