@@ -31,11 +31,7 @@ _PICTURE_HEADS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 
 
 def check_observation(value: object) -> Observation:
-    """Return `value` if it is a valid observation.
-
-    Raises:
-        UserError: it is not an `Observation`, or holds anything but text, PNG or JPEG bytes, references and parts.
-    """
+    """Return `value` if it is an `Observation` of text, PNG or JPEG bytes, references and parts; else UserError."""
     if not isinstance(value, Observation):
         raise UserError(f"an environment shows a mmrl.Observation, not {value!r:.80}")
     if not isinstance(value.text, str) or not isinstance(value.state, str | None):
@@ -53,11 +49,7 @@ def check_observation(value: object) -> Observation:
 
 
 def check_step_result(value: object) -> StepResult:
-    """Return `value` if it is a valid step result.
-
-    Raises:
-        UserError: it is not a `StepResult`, a field has another type, or a number is not finite.
-    """
+    """Return `value` if it is a `StepResult` with fields of the right types and finite numbers; else UserError."""
     if not isinstance(value, StepResult):
         raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")
     check_observation(value.observation)

@@ -133,17 +133,13 @@ class PageSearch(Environment):
 
 
 def make(*, corpus: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
-    """Make the search of one episode.
+    """Make the search of one episode; raises UserError if it cannot search.
 
     Options:
         corpus: the table of pages, absolute or relative to the working directory.
         top_k: pages that a search considers; those that were shown already are skipped.
         relevant: the column of the sample's row that lists the ids of relevant pages, or a Jinja template over its
             columns that writes one a line.
-
-    Raises:
-        UserError: the table cannot be read or names no pages, `relevant` is no template, or the package rank-bm25 is
-            missing.
     """
     return PageSearch(*_load_corpus(Path(corpus).absolute()), top_k, parse_column(relevant, "relevant"))
 

@@ -133,13 +133,12 @@ def _save_parts(context: DatasetContext, shown: Observation, text: str, sample_i
     parts: list[ContentPart] = []
     folder, _, stem = sample_id.replace("/", "-").rpartition("-")
     for number, medium in enumerate(shown.media, start=1):
-        match medium:
-            case bytes():
-                extension = ".png" if medium.startswith(b"\x89PNG") else ".jpg"
-                path, sha256 = save_by_hash(medium, context.work_dir / folder, f"{stem}-{number}", extension)
-                parts.append(ImageRef(path=path, sha256=sha256))
-            case ImageRef() | VideoRef():
-                parts.append(medium)
+        if isinstance(medium, bytes):
+            extension = ".png" if medium.startswith(b"\x89PNG") else ".jpg"
+            path, sha256 = save_by_hash(medium, context.work_dir / folder, f"{stem}-{number}", extension)
+            parts.append(ImageRef(path=path, sha256=sha256))
+        elif isinstance(medium, ImageRef | VideoRef):
+            parts.append(medium)
     return (*parts, text) if text else tuple(parts)
 
 
@@ -152,35 +151,27 @@ def _load(
 
 
 def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> list[_State]:
-    """Return the first state of an episode, or with `steps` all that its expert visits; raises UserError for any error.
-
-    An error in the user's code rejects this row only.
-    """
-    with ErrorCatcher() as caught:
+    """Return the first state of an episode, or with `steps` all that its expert visits; any error is a UserError."""
+    with ErrorCatcher() as caught:  # an error in the user's code rejects this row only
         environment = make()
-        shown = _check_media(environment.reset(sample, sample.meta[SEED_KEY]))
+        shown = check_observation(environment.reset(sample, sample.meta[SEED_KEY]))
         if not shown.text and not shown.media:
             raise UserError("reset showed nothing; such an environment needs a dataset that states the task")
-        states = _follow_expert(environment, shown) if steps else [(shown, "")]
+        states: list[_State] = list(_follow_expert(environment, shown)) if steps else [(shown, "")]
         environment.close()
+        for shown, _ in states:
+            if not all(isinstance(medium, bytes | ImageRef | VideoRef) for medium in shown.media):
+                raise UserError("an observation shows a part of other media, which a question does not have")
         return states
     raise UserError(describe_error(caught.error))
 
 
-def _follow_expert(environment: Environment, shown: Observation) -> list[_State]:
-    states: list[_State] = []
-    while len(states) < _MAX_STEPS:
+def _follow_expert(environment: Environment, shown: Observation) -> Iterator[_State]:
+    for _ in range(_MAX_STEPS):
         action = ask_expert(environment)
-        states.append((shown, action))
+        yield shown, action
         result = check_step_result(environment.step(action))
         if result.terminated or result.truncated:
-            return states
-        shown = _check_media(result.observation)
+            return
+        shown = result.observation
     raise UserError(f"the expert took {_MAX_STEPS} actions and was not done")
-
-
-def _check_media(value: object) -> Observation:
-    shown = check_observation(value)
-    if not all(isinstance(medium, bytes | ImageRef | VideoRef) for medium in shown.media):
-        raise UserError("an observation shows a part of other media, which a question does not have")
-    return shown

@@ -31,15 +31,12 @@ from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image
 
 
 def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
-    """Make the search of one episode.
+    """Make the search of one episode; raises UserError if the table cannot be read, or has no index for the encoder.
 
     Options:
         corpus, top_k, relevant: those of `mmrl_datasets.environments.pages:make`; pages need no text.
         encoder: folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. Each
             process loads it in its first search, within the step's `timeout_s`.
-
-    Raises:
-        UserError: the table cannot be read, or there is no index of it and the encoder.
     """
     pages, vectors = _load(Path(corpus).absolute(), encoder)
 
@@ -52,11 +49,7 @@ def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = 
 
 
 def index_file(table: Path, encoder: str) -> Path:
-    """Return the path of the index: beside the table, with a digest of table and encoder in its name.
-
-    Raises:
-        UserError: the table or the encoder cannot be read.
-    """
+    """Return the path of the index: beside the table, named by a digest of table and encoder, which it must read."""
     try:
         files = [path for path in sorted(Path(encoder).iterdir()) if path.suffix in (".json", ".safetensors")]
         digest = frames_digest({path.name: file_digest(path) for path in [*files, table]})
@@ -66,11 +59,9 @@ def index_file(table: Path, encoder: str) -> Path:
 
 
 def write_index(table: Path, encoder: str) -> Path:
-    """Embed the picture of every page of a table, and return the index: float64 unit vectors `[pages, embedding_size]`.
+    """Write the index of a table, float64 unit vectors `[pages, embedding_size]` of its pictures; return its path.
 
-    Raises:
-        UserError: the table or a picture cannot be read, or the index cannot be written.
-        Unscorable: there is no such model in the folder.
+    Raises UserError if a file cannot be read or written, and Unscorable if there is no model in the folder.
     """
     file, content = index_file(table, encoder), io.BytesIO()
     reader = PixelReader(MediaPolicy(roots=(table.parent.resolve(),)))

@@ -137,7 +137,7 @@ class EpisodeWorkers:
         self._call([(worker, None) for worker in range(self.options.workers)], self.options.timeout_s)
 
     def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]], timeout_s: float) -> list[Any]:
-        """Send something about each of several episodes, named by key; return what `_Episodes` answers, or a failure."""
+        """Send something about several episodes, named by key; return the answers of `_Episodes`, or failures."""
         # All are sent before any reply is awaited, so processes work at the same time. Siblings, whose keys follow each
         # other, are spread over the processes: they take the same time.
         futures: list[Future[Any]] = []

@@ -55,9 +55,6 @@ def make(
         question: text of the first observation, beside its picture.
         actions: numbers of a discrete action space, by the word that the model writes; without them it writes numbers.
         kwargs: options of the environment, such as {tile_size: 8}.
-
-    Raises:
-        UserError: gymnasium is missing, or has no such environment.
     """
     try:
         import gymnasium

@@ -86,16 +86,12 @@ def _describe_error(data: Mapping[str, Any]) -> str:
 
 
 def make(*, url: str, text: str, picture: str | None = None, action: str | None = None) -> Environment:
-    """Open a session at `url`, such as "ws://localhost:8000".
+    """Open a session at `url`, such as "ws://localhost:8000"; raises Unscorable if the server cannot be reached.
 
     Options:
         text: field of an observation that is shown as text.
         picture: field of an observation with a picture: pixels, or a PNG file in base64.
         action: field of an action that gets the model's text; without it the model writes the whole action as JSON.
-
-    Raises:
-        UserError: the package `websockets` is missing.
-        Unscorable: the server cannot be reached.
     """
     try:
         from websockets.exceptions import WebSocketException

@@ -82,11 +82,7 @@ class VerifiersEpisode:
 
 
 def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
-    """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`.
-
-    Raises:
-        UserError: verifiers is missing, has no such environment, or the environment is not a MultiTurnEnv.
-    """
+    """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`."""
     try:
         import verifiers
     except ImportError as error:

@@ -84,11 +84,7 @@ class EnvironmentStep:
     sampling_params: SamplingParams | None = None  # of a turn
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with every episode played to its end, or to a limit.
-
-        Raises:
-            UserError: an environment failed, and `on_error` is `stop`.
-        """
+        """Return the batch with every episode played to its end or to a limit; UserError if `on_error` is `stop`."""
         assert self.sampler is not None
         assert self.sampling_params is not None
         extend = partial(self.sampler.extend, sampling_params=self.sampling_params, step=step)
@@ -99,13 +95,9 @@ class EnvironmentStep:
         return with_metrics(replace(batch, groups=groups), metrics)
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
-        """Return an episode for each of `demonstrations`, which come without text, and metrics of all episodes.
+        """Return an episode of the environment's expert for each of `demonstrations`, which come without text.
 
-        The environment's expert acts: .., DEMONSTRATION | <|im_start|>user .. image .. <|im_start|>assistant,
-        ENVIRONMENT | .., DEMONSTRATION
-
-        Raises:
-            UserError: an environment failed, or has no expert.
+        The metrics are those of all episodes. Raises UserError if an environment failed, or has no expert.
         """
         played, metrics = self._play([replace(demonstration, segments=()) for demonstration in demonstrations])
         for rollout in played:
@@ -119,10 +111,10 @@ class EnvironmentStep:
         extend: Callable[[Sequence[Rollout]], Sequence[Rollout]] | None = None,
         room_for_turn: int = 0,
     ) -> tuple[list[Rollout], dict[str, float]]:
-        """Play an episode of each rollout to its end or to a limit; return the longer rollouts and metrics of all.
+        """Play an episode of each rollout; return the longer rollouts and metrics of all.
 
-        `extend` adds the policy's next turn, for which an observation must leave `room_for_turn` tokens, to several
-        rollouts. Without it, the environment's expert acts.
+        `extend` adds the policy's next turn, for which an observation must leave `room_for_turn` tokens. Without it,
+        the environment's expert acts.
         """
         counts: Counter[str] = Counter()
         episodes = list(map(_Episode, rollouts))
@@ -189,12 +181,9 @@ class EnvironmentStep:
         return action
 
     def _record(self, episode: _Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
-        """Add a turn to an episode, with the text of the action if the expert took it; return the step's result.
-
-        If no action can be read from the turn, the result is a message to the model, or it ends the episode.
-        """
+        """Add a turn to an episode, with the text of the action if the expert took it; return the step's result."""
         result, rollout = reply.result, episode.rollout
-        if reply.action is None:
+        if reply.action is None:  # none could be read
             text = _NO_CALL if self.options.action == "call" else _NO_ANSWER
             ends = self.options.on_invalid == "end"
             result = StepResult(observation=Observation(text=text), valid=False, truncated=ends)
@@ -229,11 +218,7 @@ class EnvironmentStep:
         return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
 
     def _show(self, episode: _Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
-        """Append an observation, or end the episode if it does not fit. Return the failure if a medium cannot be used.
-
-        The brackets of the options enclose the observation. Only they may hold special tokens: the text of an
-        environment cannot end its turn or open another.
-        """
+        """Append an observation, or end the episode if it does not fit; return the failure if a medium is unusable."""
         options, processor, rollout = self.options, self.processor, episode.rollout
         text, shown = observation.text, []
         try:
@@ -252,6 +237,7 @@ class EnvironmentStep:
         eos = int(processor.tokenizer.eos_token_id)
         if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
             prefix = (eos, *prefix)  # the model has not ended its turn
+        # Special tokens count in prefix and suffix alone: an environment's text cannot end its turn or open another.
         suffix = options.brackets[1] + processor.encoder.response_opening
         ending = processor.tokenize(cut_text(text, options.max_observation_chars))
         ending += processor.tokenize(suffix, parse_special=True)
@@ -265,9 +251,7 @@ class EnvironmentStep:
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
         """Return references to the media of an observation, corrupted like those of the question.
 
-        Raises:
-            ValueError: a medium has no such part; in words for the model.
-            UserError: a frame cannot be saved.
+        Raises ValueError, in words for the model, if a medium has no such part; UserError if a frame cannot be saved.
         """
         refs: list[MediaRef] = []
         for medium in observation.media:
