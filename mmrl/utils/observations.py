@@ -6,19 +6,7 @@ import hashlib
 from math import isfinite
 from typing import Final
 
-from mmrl.types import (
-    Action,
-    Environment,
-    ImageCrop,
-    ImageRef,
-    Observation,
-    StepResult,
-    Unscorable,
-    UserError,
-    VideoClip,
-    VideoFrames,
-    VideoRef,
-)
+from mmrl.types import Action, Environment, ImageRef, MediaResult, Observation, StepResult, UserError, VideoRef
 from mmrl.utils.digests import text_digest
 
 SEED_KEY: Final = "environment_seed"
@@ -39,7 +27,7 @@ def check_observation(value: object) -> Observation:
     if not isinstance(value.media, tuple):
         raise UserError(f"the media of an observation are a tuple, not {value.media!r:.80}")
     for medium in value.media:
-        if isinstance(medium, ImageRef | VideoRef | ImageCrop | VideoFrames | VideoClip):
+        if isinstance(medium, ImageRef | VideoRef | MediaResult):
             continue
         if not isinstance(medium, bytes) or not medium.startswith(_PICTURE_HEADS):
             raise UserError(f"a picture of an observation is a PNG or JPEG file in bytes, not {medium!r:.80}")
@@ -78,11 +66,6 @@ def observation_digest(observation: Observation) -> str:
     return text_digest("\0".join(shown))
 
 
-def state_name(observation: Observation) -> str:
-    """Return the name of the state after an observation: the environment's own, or the hash of what is shown."""
-    return observation_digest(observation) if observation.state is None else observation.state
-
-
 def ask_expert(environment: Environment) -> str | Action:
     """Return the action that the environment's expert would take; raises UserError if it has none, or names none."""
     expert = getattr(environment, "expert", None)
@@ -96,5 +79,4 @@ def ask_expert(environment: Environment) -> str | Action:
 
 def describe_error(error: BaseException | None) -> str:
     """Return words for an error that an environment, or a check of what it returned, has raised."""
-    expected = isinstance(error, UserError | Unscorable)
-    return str(error) if expected else f"the environment raised {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, UserError) else f"the environment raised {type(error).__name__}: {error}"

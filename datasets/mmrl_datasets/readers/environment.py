@@ -71,7 +71,8 @@ def episodes(
     """Yield an episode of an environment for each number, and a `RejectedRow` where it could not begin.
 
     The question is what `reset` shows: media, then text. Episode i has the seed `derive_seed(seed, task, i)`, so
-    training, validation and test data are different episodes if their `seed` differs; ids hold it.
+    training, validation and test data are different episodes if their `seed` differs; ids hold it. Raises UserError if
+    the environment cannot be loaded, or a picture cannot be saved.
 
     Options:
         fn: `./file.py:function` or `module:function`, which makes the environment.
@@ -83,9 +84,6 @@ def episodes(
         steps: make a sample of each state the expert visits. Its question is the first observation's text, below the
             media of the state; its answer is the expert's action, of the type action if it is one and text otherwise.
         coordinates: with `steps`, the coordinate system of actions.
-
-    Raises:
-        UserError: the environment cannot be loaded, or a picture cannot be saved.
     """
     root_seed = context.seed if seed is None else seed
     load = partial(_load, fn, context.base_dir, dict(args or {}), steps)

@@ -27,13 +27,10 @@ def observe_blocks(blocks: Iterable[Mapping[str, Any]], separator: str = "") -> 
 
 
 def encode_picture(picture: object) -> bytes:
-    """Return a picture as a PNG or JPEG file.
+    """Return a picture as a PNG or JPEG file: from its bytes, base64, a data URL, a Pillow image, or pixels.
 
-    It comes as the bytes of such a file, these in base64 (also in a data URL), a Pillow image, or pixels: uint8
-    [height, width, 3], as an array or nested lists of numbers.
-
-    Raises:
-        UserError: shape or type differ, or there are more pixels than the default of `data.media_limits.max_pixels`.
+    Pixels are uint8 [height, width, 3], as an array or nested lists of numbers; others, or more than the default of
+    `data.media_limits.max_pixels`, raise UserError.
     """
     if isinstance(picture, bytes):
         return picture

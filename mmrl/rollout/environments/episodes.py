@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.types import (
     Action,
     Environment,
     MediaOpener,
+    Observation,
     RewardErrorKind,
     RewardFailure,
     Sample,
@@ -35,7 +36,6 @@ from mmrl.utils.observations import (
     check_step_result,
     describe_error,
     observation_digest,
-    state_name,
 )
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
@@ -44,8 +44,6 @@ from mmrl.utils.worker_server import ReportActivity
 
 if TYPE_CHECKING:
     from mmrl.config.schema import EnvironmentConfig
-
-MakeEnvironment: TypeAlias = Callable[[], Environment]
 
 _MAX_BATCH_SIZE = 8  # steps of most environments take about as long as a message between processes
 
@@ -78,11 +76,6 @@ class EpisodeReply(NamedTuple):
     replayed: bool  # earlier actions were taken again first
 
 
-def load_environment(base: Path, options: EnvironmentConfig) -> MakeEnvironment:
-    """Return the function that makes an environment, with its options bound. Raises as `load_plugin`."""
-    return load_plugin(options.fn, base, options.args, role="environment", parameters=())
-
-
 @dataclass(slots=True)
 class EpisodeWorkers:
     """Runs the episodes of a step in processes, from first action to `close`. An episode's key decides its process."""
@@ -101,9 +94,8 @@ class EpisodeWorkers:
     def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeReply | RewardFailure]:
         """Take an action in each of several episodes; return what came of it or why it failed, in order.
 
-        Raises:
-            UserError: a process cannot be started, or the environment cannot be loaded, or refuses to be made.
-            KeyboardInterrupt: this process was asked to stop while an environment hangs.
+        Raises UserError if the environment cannot be loaded or refuses to be made, and KeyboardInterrupt if this
+        process was asked to stop while an environment hangs.
         """
         self._start()
         timeout_s = self.options.timeout_s
@@ -173,7 +165,8 @@ def _load_episodes(
 ) -> _Episodes:
     """Load the environment before the first action, so that loading does not count toward the action's deadline."""
     report("loading the environment")
-    return _Episodes(load_environment(base_dir, options), options.replayable, media_opener)
+    make = load_plugin(options.fn, base_dir, options.args, role="environment", parameters=())
+    return _Episodes(make, options.replayable, media_opener)
 
 
 @dataclass(slots=True)
@@ -181,7 +174,7 @@ class _Episode:
     """An episode in progress."""
 
     environment: Environment
-    state: str  # name of the state that it is in
+    shown: Observation  # what it showed last
     num_actions: int = 0
 
     def step(self, action: str | Action, expected_digest: str | None = None) -> StepResult:
@@ -193,7 +186,7 @@ class _Episode:
                 f"action {self.num_actions} was taken again after a process was lost, and showed something else; "
                 "the environment must be a function of sample, seed and actions, or set `replayable: false`"
             )
-        self.state = state_name(result.observation)
+        self.shown = result.observation
         return result
 
 
@@ -201,7 +194,7 @@ class _Episode:
 class _Episodes:
     """The episodes that a worker process holds, by their keys."""
 
-    make: MakeEnvironment
+    make: Callable[[], Environment]
     replayable: bool
     media_opener: MediaOpener | None
     episodes: dict[int, _Episode] = field(default_factory=dict)
@@ -222,8 +215,9 @@ class _Episodes:
         with ErrorCatcher() as caught, use_media_opener(self.media_opener):
             return self._act(request)
         self._close(request.key)
-        kind = RewardErrorKind.UNSCORABLE if isinstance(caught.error, Unscorable) else RewardErrorKind.ERROR
-        return RewardFailure(kind, describe_error(caught.error))
+        if isinstance(caught.error, Unscorable):
+            return RewardFailure(RewardErrorKind.UNSCORABLE, str(caught.error))
+        return RewardFailure(RewardErrorKind.ERROR, describe_error(caught.error))
 
     def _act(self, request: EpisodeRequest) -> EpisodeReply:
         episode = self.episodes.get(request.key)
@@ -236,7 +230,8 @@ class _Episodes:
             episode, replayed = self._begin(request), bool(request.past)
             for action, digest in zip(request.past, request.digests, strict=True):
                 episode.step(action, digest)
-        state = episode.state
+        # Without a name, states are equal if they show the same.
+        state = observation_digest(episode.shown) if episode.shown.state is None else episode.shown.state
         if request.action is Ask.STATE:
             return EpisodeReply(None, state, StepResult(), "", replayed)
         action = ask_expert(episode.environment) if request.action is Ask.EXPERT else request.action
@@ -261,7 +256,7 @@ class _Episodes:
                 "reset showed something else than the question does; the same seed must give the same observation, to "
                 "the byte, or set `replayable: false`"
             )
-        self.episodes[request.key] = _Episode(environment, state_name(first))
+        self.episodes[request.key] = _Episode(environment, first)
         return self.episodes[request.key]
 
     def _close(self, key: int) -> None:

@@ -87,9 +87,9 @@ class PythonEnvironment:
         return f"{end}; all variables are lost."
 
     def _start(self) -> subprocess.Popen[bytes]:
-        limits = {"memory_mib": self.memory_mib, "file_mib": self.file_mib, "max_chars": self.max_chars}
+        limits = map(str, (self.memory_mib, self.file_mib, self.max_chars))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-s", str(_SCRIPT), json.dumps(limits)],
+            [sys.executable, "-P", "-s", str(_SCRIPT), *limits],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
