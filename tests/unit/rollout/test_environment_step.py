@@ -91,6 +91,11 @@ def forks(env):
         if os.fork() == 0:
             time.sleep(600)
     time.sleep(600)
+def hungry(env):
+    eaten = []
+    while True:
+        eaten.append(b"x" * 2**24)
+        time.sleep(0.01)
 def huge(env):
     import struct, zlib
     def chunk(kind, data):
@@ -106,7 +111,8 @@ def outside(env):
     from mmrl import ImageRef
     return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
 FAULTS = [
-    hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, huge, look, outside,
+    hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, hungry, huge, look,
+    outside,
 ]
 FAULTS = {fault.__name__: fault for fault in FAULTS}
 
@@ -212,6 +218,7 @@ FAULTS = {
     "no_picture": ("errors", "PNG or JPEG"),
     "broken_picture": ("errors", "observation"),
     "forks": ("limits", "worker_limits.processes"),
+    "hungry": ("limits", "worker_limits.memory_mib"),
     "huge": ("errors", "decompression bomb"),
     "outside": ("errors", "no such file"),
 }
@@ -220,7 +227,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_failure_is_counted_and_costs_one_rollout(play, tiny, fault):
     kind, reason = FAULTS[fault]
-    limits = {"worker_limits": {"processes": 8}, "timeout_s": 2.0 if fault == "hang" else 30.0}
+    limits = {"worker_limits": {"processes": 8, "memory_mib": 1024}, "timeout_s": 2.0 if fault == "hang" else 30.0}
     batch = play("go", "stop", args={"fault": fault}, **limits)
     ((failed, fine),) = batch.groups
     assert failed.failure.error_kind == kind and reason in failed.failure.reason, failed.failure
@@ -294,6 +301,21 @@ def test_calls_and_tags_are_read_as_actions(play):
 
 
 NAMED = textwrap.dedent(WORLD).replace("Observation(text=self.first)", 'Observation(state="n0")')
+
+
+def test_siblings_and_blind_probes_get_one_seed_and_other_samples_another(tiny, play, base):
+    (base / "seeded.py").write_text(NAMED.replace('Observation(state="n0")', "Observation(state=str(seed))"))
+    batch = responses(tiny, "stop", "stop")
+    ((rollout, sibling),) = batch.groups
+
+    def rename(name):
+        return replace(rollout, prompt=replace(rollout.prompt, sample=replace(rollout.prompt.sample, id=name, meta={})))
+
+    own_id = rollout.prompt.sample.id
+    group = (rename(own_id), replace(rename(own_id), index=sibling.index), rename(f"{own_id}~grey"), rename("other"))
+    (played,) = play(batch=RolloutBatch(groups=(group,)), fn="./seeded.py:make").groups
+    first, second, blind, other = (rollout.turns[0].state for rollout in played)
+    assert first == second == blind != other
 
 
 @pytest.mark.parametrize("on_invalid", ["tell", "end"])
