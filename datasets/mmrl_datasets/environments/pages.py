@@ -6,7 +6,7 @@ The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, b
     <bbox>[x1, y1, x2, y2]</bbox>     that part of the picture shown last, cut from its file, in the model's coordinates
     <answer>..</answer>               ends the episode
 
-The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), the `text` that is searched,
+The corpus is a table, one page in each row: `id`, `path` (relative to the table), the `text` that is searched,
 and perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
 `relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. `info`
 of an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.

@@ -93,9 +93,7 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     """Seed and digest are those by which the workers of a step begin the same episode."""
     config = EnvironmentConfig(kind="environment", fn=MAZE)
     (sample,) = read(context, size=1)
-    request = EpisodeRequest(
-        key=0, sample=sample, seed=sample.meta[SEED_KEY], past=(), digests=(), action=Ask.EXPERT
-    )
+    request = EpisodeRequest(key=0, sample=sample, seed=sample.meta[SEED_KEY], past=(), digests=(), action=Ask.EXPERT)
     from mmrl.rollout.environments.episodes import _load_episodes
 
     reply = _load_episodes(context.base_dir, config, None, lambda report: None)(request)
