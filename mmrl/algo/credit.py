@@ -24,8 +24,7 @@ def compute_turn_advantages(
 ) -> list[tuple[float, ...]] | None:
     """Return the advantages of each turn of each rollout, None if all turns of a rollout share its advantage.
 
-    `advantages` has one number for each rollout. `credit: broadcast` gives it to all turns of the rollout: GRPO, as
-    papers on agents use it.
+    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives it to all turns.
     """
     if options.credit == "broadcast" or not any(score.by_turn for score in group.scores):
         return None

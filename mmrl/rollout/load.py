@@ -37,9 +37,7 @@ def load_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
                 for tool in step.tools:
                     load_tool(base, tool)
             case EnvironmentConfig():
-                from mmrl.rollout.environments.episodes import load_environment
-
-                load_environment(base, step)
+                load_plugin(step.fn, base, step.args, role="environment", parameters=())
             case CustomStepConfig():
                 factories[step_name(step)] = load_plugin(
                     step.fn, base, step.args, role="rollout step", parameters=("context",)

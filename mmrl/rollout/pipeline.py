@@ -93,11 +93,10 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 executor = context.tool_runner.make_executor(config, context.processor)
                 steps.append(ToolStep(executor=executor, context=context))
             case EnvironmentConfig():
-                from mmrl.rollout.steps.environment import EnvironmentStep, make_player
+                from mmrl.rollout.steps.environment import make_environment_step
 
-                player = make_player(config, context.tool_runner, context.processor, seed=context.seed)
-                params = context.sampling_params
-                steps.append(EnvironmentStep(player=player, sampler=context.sampler, sampling_params=params))
+                step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
+                steps.append(replace(step, sampler=context.sampler, sampling_params=context.sampling_params))
             case CustomStepConfig():
                 name = step_name(config)
                 function = context.custom_steps[name](context)

@@ -11,6 +11,7 @@ from time import monotonic
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import ScoringConfig
+from mmrl.config.schema.response import RewardTransformConfig
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.reward_calls import (
     NOT_FOR_ROLLOUT,
@@ -286,7 +287,9 @@ class RewardFunctionScorer(RewardCaller):
                     value = decider.transform(value)
                 outcome = RewardValue(value, reason)
             elif isinstance(outcome, TurnRewards):
-                rewards_by_turn[term.name] = outcome.by_turn
+                # With a transform, which need not be linear, the turns' rewards do not add up to what the term counts.
+                if method == "sum" and term.options.transform == RewardTransformConfig():
+                    rewards_by_turn[term.name] = outcome.by_turn
                 outcome = RewardValue(outcome.value, outcome.reason)
             elif outcome is NOT_FOR_ROLLOUT:
                 left_out.append(term.name)
@@ -296,14 +299,13 @@ class RewardFunctionScorer(RewardCaller):
             total, contributions = combine_terms(terms, values, method, step=step, left_out=left_out)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-        by_turn = divide_by_turn(terms, rewards_by_turn, contributions, total=total, method=method, num_turns=num_turns)
         return Score(
             terms=reward_values,
             total=total,
             failures={name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)},
             contributions=contributions,
             decided_by=decided_by,
-            by_turn=by_turn,
+            by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns),
         )
 
 

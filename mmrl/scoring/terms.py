@@ -18,7 +18,6 @@ from typing import Literal, TypeGuard
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
-from mmrl.config.schema.response import RewardTransformConfig
 from mmrl.types import (
     Contribution,
     Response,
@@ -303,28 +302,22 @@ def combine_terms(
 
 
 def divide_by_turn(
-    terms: Sequence[BoundTerm],
     rewards_by_turn: Mapping[str, Sequence[float]],
     contributions: Mapping[str, Contribution],
-    *,
     total: float,
-    method: CombineMethod,
     num_turns: int,
 ) -> tuple[float, ...]:
     """Return addends of the total, one for each turn in an environment.
 
-    A term counts at the turns that its reward names in `TurnRewards`. It counts at the last turn if it names none, has
-    a transform (which need not be linear), or was decided by a fallback. So does a total that is not a sum of terms.
+    A term in `rewards_by_turn` counts at the turns that its reward named; what else makes up the total, at the last.
     """
     if num_turns < 2:
         return (total,) * num_turns
     by_turn = [0.0] * num_turns
-    for term in terms:
-        contribution, rewards = contributions[term.name], rewards_by_turn.get(term.name, ())
-        is_linear = contribution.counts and term.options.transform == RewardTransformConfig()
-        if is_linear and method == "sum":
+    for name, rewards in rewards_by_turn.items():
+        if contributions[name].counts:
             for turn, reward in enumerate(rewards):
-                by_turn[turn] += contribution.weight * reward
+                by_turn[turn] += contributions[name].weight * reward
     by_turn[-1] += total - sum(by_turn)
     return tuple(by_turn)
 

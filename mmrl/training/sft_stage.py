@@ -45,8 +45,8 @@ def build_demonstration_tools(stage: SftStage, run: RunComponents) -> Demonstrat
         case (ToolsConfig() as options,):
             return DemonstrationTools(executor=run.tool_runner.make_executor(options, run.processor))
         case (EnvironmentConfig() as options,):
-            from mmrl.rollout.steps.environment import ExpertDemonstrations, make_player
+            from mmrl.rollout.steps.environment import make_environment_step
 
             seed = derive_seed(run.config.run.seed, stage.name)
-            return ExpertDemonstrations(player=make_player(options, run.tool_runner, run.processor, seed=seed))
+            return make_environment_step(options, run.tool_runner, run.processor, seed=seed)
     return None

@@ -61,11 +61,9 @@ class Observation:
 
     text: str = ""
     media: tuple[bytes | MediaRef | MediaResult, ...] = ()
-    """Pictures as PNG or JPEG files in bytes, references to files under `data.media_roots`, or parts of media that the
-    response has seen."""
+    """PNG or JPEG files in bytes, files under `data.media_roots`, or parts of media that the response has seen."""
     state: str | None = None
-    """Name of the state that the environment is in now, by which `advantage.credit: gigpo` compares siblings; None
-    stands for the hash of what is shown."""
+    """Name of the state, by which `advantage.credit: gigpo` compares siblings; None: the hash of what is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +85,10 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """A task with state, one episode at a time. `rollout_steps: [{kind: environment, fn}]` names what makes one.
+    """A task with state, one episode at a time, in a worker process that is killed when a call takes too long.
 
-    It runs in a worker process, which is killed when a call takes too long. A replayable environment is a function of
-    sample, seed and actions: the same ones give the same observations, to the byte. It may also have a method
-    `expert()`, which returns the action that an expert would take now; demonstrations are made with it.
+    A replayable environment is a function of sample, seed and actions: the same ones give the same observations, to the
+    byte. Demonstrations are made with a method `expert()`, if it has one: the action that an expert would take now.
     """
 
     def reset(self, sample: Sample, seed: int) -> Observation:
@@ -108,15 +105,16 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """End the episode. The environment is not used again, so keep at module level what takes long to make."""
+        return  # a subclass without anything to release inherits this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One action of the policy in an environment, and its result. An episode is its sample, seed and actions."""
 
-    action: str | Action | None
+    action: str | Action | None = None
     """The action as the environment was given it; None if the policy wrote none."""
-    state: str
+    state: str = ""
     """Name of the state in which the action was taken."""
     reward: float = 0.0
     """Reward that the environment gave."""

@@ -6,7 +6,7 @@ import hashlib
 from math import isfinite
 from typing import Final
 
-from mmrl.types import ImageCrop, ImageRef, Observation, StepResult, UserError, VideoClip, VideoFrames, VideoRef
+from mmrl.types import Action, Environment, ImageRef, MediaResult, Observation, StepResult, UserError, VideoRef
 from mmrl.utils.digests import text_digest
 
 SEED_KEY: Final = "environment_seed"
@@ -19,11 +19,7 @@ _PICTURE_HEADS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 
 
 def check_observation(value: object) -> Observation:
-    """Return `value` if it is a valid observation.
-
-    Raises:
-        UserError: it is not an `Observation`, or holds anything but text, PNG or JPEG bytes, references and parts.
-    """
+    """Return `value` if it is an `Observation` of text, PNG or JPEG bytes, references and parts; else UserError."""
     if not isinstance(value, Observation):
         raise UserError(f"an environment shows a mmrl.Observation, not {value!r:.80}")
     if not isinstance(value.text, str) or not isinstance(value.state, str | None):
@@ -31,7 +27,7 @@ def check_observation(value: object) -> Observation:
     if not isinstance(value.media, tuple):
         raise UserError(f"the media of an observation are a tuple, not {value.media!r:.80}")
     for medium in value.media:
-        if isinstance(medium, ImageRef | VideoRef | ImageCrop | VideoFrames | VideoClip):
+        if isinstance(medium, ImageRef | VideoRef | MediaResult):
             continue
         if not isinstance(medium, bytes) or not medium.startswith(_PICTURE_HEADS):
             raise UserError(f"a picture of an observation is a PNG or JPEG file in bytes, not {medium!r:.80}")
@@ -41,11 +37,7 @@ def check_observation(value: object) -> Observation:
 
 
 def check_step_result(value: object) -> StepResult:
-    """Return `value` if it is a valid step result.
-
-    Raises:
-        UserError: it is not a `StepResult`, a field has another type, or a number is not finite.
-    """
+    """Return `value` if it is a `StepResult` with fields of the right types and finite numbers; else UserError."""
     if not isinstance(value, StepResult):
         raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")
     check_observation(value.observation)
@@ -74,6 +66,17 @@ def observation_digest(observation: Observation) -> str:
     return text_digest("\0".join(shown))
 
 
-def state_name(observation: Observation) -> str:
-    """Return the name of the state after an observation: the environment's own, or the hash of what is shown."""
-    return observation_digest(observation) if observation.state is None else observation.state
+def ask_expert(environment: Environment) -> str | Action:
+    """Return the action that the environment's expert would take; raises UserError if it has none, or names none."""
+    expert = getattr(environment, "expert", None)
+    if expert is None:
+        raise UserError(f"{type(environment).__name__} has no method `expert`, which demonstrations are made with")
+    action: str | Action = expert()
+    if not isinstance(action, str | Action) or not action:
+        raise UserError(f"expert returned {action!r:.80}; it returns the action that it would take")
+    return action
+
+
+def describe_error(error: BaseException) -> str:
+    """Return words for an error that an environment, or a check of what it returned, has raised."""
+    return str(error) if isinstance(error, UserError) else f"the environment raised {type(error).__name__}: {error}"

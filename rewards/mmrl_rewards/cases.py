@@ -142,22 +142,6 @@ class CaseSample(_CaseModel):
         )
 
 
-class CaseTurn(_CaseModel):
-    """Describes a turn in an environment."""
-
-    action: str = ""  # text of the action
-    state: str = ""  # name of the state that it was taken in
-    reward: float = 0.0  # of the environment
-    terminated: bool = False
-    truncated: bool = False
-    valid: bool = True
-    info: dict[str, float] = {}  # numbers that the environment reported
-
-    def build(self) -> Turn:
-        """Return the turn that the reward receives."""
-        return Turn(**self.model_dump())
-
-
 class CaseResult(NamedTuple):
     """Reports how a reward scored a case."""
 
@@ -179,7 +163,7 @@ class Case(_CaseModel):
     thinking: Literal["none", "optional", "required"] = "optional"
     response_format: dict[str, Any] = {}  # other settings of the format that the response is parsed by
     finish_reason: FinishReason = FinishReason.EOS
-    turns: tuple[CaseTurn, ...] = ()  # actions in an environment
+    turns: tuple[Turn, ...] = ()  # actions in an environment
     shown: tuple[tuple[int, int], ...] = ()  # width and height of each part of an image that a tool showed
     tokens: int | None = None  # length of the response; by default, its number of words
     expected: float | Literal["unscorable"]
@@ -218,7 +202,7 @@ class Case(_CaseModel):
             coordinate_system=self.coordinates,
             tool_resize_maps=tuple(ResizeMap(Size(*size), Size(*size)) for size in self.shown),
             num_turns=max(1, len(self.turns)),
-            turns=tuple(turn.build() for turn in self.turns),
+            turns=self.turns,
         )
         return response, sample
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 from pathlib import Path
 
@@ -85,3 +87,24 @@ def test_two_ranks_and_partial_rollouts_learn_the_same(
     done = mmrl("train", twice, "--nproc", 2)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
+
+
+def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(
+        environment_config(tmp_path / "run", rollout_steps=[{"kind": "generate"}, STEP]), tmp_path / "t.yaml"
+    )
+    with monkeypatch.context() as patched:
+        signal_at_call(patched, EpisodeWorkers, "play", 11, signal.SIGINT)
+        assert here("train", config).code == 128 + signal.SIGINT
+    frames = tmp_path / "run/data/frames"
+    (frames / f"{'0' * 64}.png").write_bytes(b"of a step that was lost")
+    for frame in frames.iterdir():
+        os.utime(frame, (0.0, 0.0))
+    assert here("train", config).code == 0
+    left = {frame.name for frame in frames.iterdir()}
+    lines = "".join(path.read_text() for path in (tmp_path / "run/rollouts").glob("*.jsonl"))
+    named = set(re.findall(r"frames/([0-9a-f]{64}\.png)", lines))
+    assert f"{'0' * 64}.png" not in left
+    assert named and named <= left

@@ -75,14 +75,12 @@ def time_in_workers(episodes: int, steps: int, workers: int, frames: Path) -> fl
             requests = []
             for episode in range(episodes):
                 request = EpisodeRequest(
-                    key=(episode, 0),
+                    key=episode,
                     sample=SAMPLE,
                     seed=episode,
-                    first_digest=None,
                     past=tuple(past[episode]),
                     digests=tuple(digests[episode]),
                     action=f"action {step}",
-                    replayable=True,
                 )
                 requests.append(request)
             for episode, reply in enumerate(processes.play(requests)):

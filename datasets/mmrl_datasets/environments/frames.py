@@ -42,7 +42,7 @@ _TIME: Final = re.compile(r"\d+:\d+", re.ASCII)
 _BROKEN_RULE: Final = StepResult(terminated=True, valid=False, info={"correct": 0.0})
 
 
-class FrameSearch:
+class FrameSearch(Environment):
     """One episode. It records the intervals that were shown, and the frame of each time that was looked up."""
 
     def reset(self, sample: Sample, seed: int) -> Observation:
@@ -82,9 +82,6 @@ class FrameSearch:
         timed = self.asks_for_time and bool(self.times)
         info = {"correct": answer == self.answer, "chose": len(self.seen) > 1, "timed": timed}
         return StepResult(terminated=True, info={name: float(value) for name, value in info.items()})
-
-    def close(self) -> None:
-        """Do nothing: an episode holds nothing that has to be released."""
 
     def _show(self, start: int, end: int, thought: str) -> StepResult:
         stop = min(end, self.num_frames)

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from pydantic import Field
 
-from mmrl.types import Action, Observation, Sample, StepResult, UserError
+from mmrl.types import Action, Environment, Observation, Sample, StepResult, UserError
 from mmrl.utils.seeds import derive_seed
 from mmrl_datasets.media_files import encode_png
 
@@ -27,7 +27,7 @@ Cell = tuple[int, int]  # row and column, from 0 at the top left
 
 
 @dataclass(kw_only=True)
-class Maze:
+class Maze(Environment):
     """An episode in a maze. An action is one word of up, down, left and right; a move into the border changes nothing.
 
     The reward is 1 at the goal and 0 for other moves; `info` has `success` and, outside lava, `distance`, the number of
@@ -70,16 +70,16 @@ class Maze:
         """Move the agent, unless the action is not one of the four words."""
         self.num_actions += 1
         word = action.strip(" \n\t.!\"'").casefold() if isinstance(action, str) else ""
+        if word in MOVES:
+            self.agent = self._move(self.agent, word)
+        at_goal = self.agent == self.goal
+        info = {"success": float(at_goal)}
+        if self.agent in self.moves_left:
+            info["distance"] = float(self.moves_left[self.agent])
         if word not in MOVES:
-            return StepResult(observation=self._observe(_REMINDER), valid=False, info=self._measure())
-        there = _neighbour(self.agent, word)
-        self.agent = there if self._is_inside(there) else self.agent
-        at_goal, in_lava = self.agent == self.goal, self.agent in self.lava_cells
-        shown, ended = self._observe(""), at_goal or in_lava
-        return StepResult(observation=shown, reward=float(at_goal), terminated=ended, info=self._measure())
-
-    def close(self) -> None:
-        """End the episode; it holds nothing that has to be released."""
+            return StepResult(observation=self._observe(_REMINDER), valid=False, info=info)
+        ended = at_goal or self.agent in self.lava_cells
+        return StepResult(observation=self._observe(""), reward=float(at_goal), terminated=ended, info=info)
 
     def expert(self) -> str:
         """Return the first move of a shortest path; of several, the one that MOVES lists first.
@@ -89,7 +89,7 @@ class Maze:
         """
         if not self.bias:
             left = self.moves_left[self.agent]
-            return next(word for word in MOVES if self.moves_left.get(_neighbour(self.agent, word)) == left - 1)
+            return next(word for word in MOVES if self.moves_left.get(self._move(self.agent, word)) == left - 1)
         rows, columns = self.goal[0] - self.agent[0], self.goal[1] - self.agent[1]
         if rows == 0:
             return "right" if columns > 0 else "left"
@@ -103,19 +103,16 @@ class Maze:
         waiting = [self.goal]
         for cell in waiting:  # grows while it is read: first all cells one move away, then two
             for word in MOVES:
-                there = _neighbour(cell, word)
-                if self._is_inside(there) and there not in self.lava_cells and there not in moves_left:
+                there = self._move(cell, word)
+                if there not in self.lava_cells and there not in moves_left:
                     moves_left[there] = moves_left[cell] + 1
                     waiting.append(there)
         return moves_left
 
-    def _is_inside(self, cell: Cell) -> bool:
-        return 0 <= cell[0] < self.size and 0 <= cell[1] < self.size
-
-    def _measure(self) -> dict[str, float]:
-        numbers = {"success": float(self.agent == self.goal)}
-        distance = self.moves_left.get(self.agent)
-        return numbers if distance is None else numbers | {"distance": float(distance)}
+    def _move(self, cell: Cell, word: str) -> Cell:
+        """Return the cell that a move leads to; at the border, the cell itself."""
+        row, column = cell[0] + MOVES[word][0], cell[1] + MOVES[word][1]
+        return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 
     def _observe(self, text: str) -> Observation:
         side = self.size * self.cell_px
@@ -137,8 +134,3 @@ class Maze:
 
 
 make = Maze
-
-
-def _neighbour(cell: Cell, word: str) -> Cell:
-    rows, columns = MOVES[word]
-    return cell[0] + rows, cell[1] + columns

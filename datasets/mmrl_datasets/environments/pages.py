@@ -6,7 +6,7 @@ The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, b
     <bbox>[x1, y1, x2, y2]</bbox>     that part of the picture shown last, cut from its file, in the model's coordinates
     <answer>..</answer>               ends the episode
 
-The corpus is a table in JSON lines, one page each: `id`, `path` (relative to the table), the `text` that is searched,
+The corpus is a table, one page in each row: `id`, `path` (relative to the table), the `text` that is searched,
 and perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
 `relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. `info`
 of an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.
@@ -17,10 +17,9 @@ pictures, as in `mmrl.rollout.environments.encoded_pages`; parts of a part are c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -39,7 +38,8 @@ from mmrl.types import (
     UserError,
 )
 from mmrl.utils.digests import file_digest
-from mmrl_datasets.formats.row import BadRowError
+from mmrl_datasets.formats.row import BadRowError, get_cell
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.columns import Column, optional_value, parse_column
 
 _ACTION: Final = re.compile(r"<(search|bbox|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
@@ -71,14 +71,16 @@ class Page:
         return ImageRef(path=str(self.file), sha256=self.sha256)
 
 
-class PageSearch:
+@dataclass
+class PageSearch(Environment):
     """One episode of searching. It records the pages that were shown."""
 
-    def __init__(self, pages: Sequence[Page], rank: Rank, top_k: int, relevant: Column) -> None:
-        """Search among the `top_k` best pages each time; `relevant` names a sample's relevant pages."""
-        self.pages, self.rank, self.top_k, self.relevant = pages, rank, top_k, relevant
-        self.seen: list[str] = []
-        self.searched = False
+    pages: Sequence[Page]
+    rank: Rank
+    top_k: int  # best pages that a search considers
+    relevant: Column  # names a sample's relevant pages
+    seen: list[str] = field(default_factory=list)
+    searched: bool = False
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin with no page shown. The observation is empty, since the question is the sample's own."""
@@ -94,27 +96,28 @@ class PageSearch:
         question = sample.meta.get("query")
         self.queries = list(sample.meta.get("queries", [question] if question else []))
         self.answer = str(sample.target.value)
-        return Observation(state="no page")
+        return self._show()
 
     def step(self, action: str) -> StepResult:
         """Search, look closer, or answer."""
         # A thought may speak of actions.
         actions = _ACTION.findall(_THOUGHT.sub("", action))
         if len(actions) != 1:
-            return self._refuse(_HELP)
+            return StepResult(observation=self._show(text=_HELP), valid=False)
         kind, content = actions[0][0].lower(), actions[0][1]
         if kind == "answer":
             return StepResult(terminated=True, info={"searched": float(self.searched)})
-        return self._search(content) if kind == "search" else self._look(content)
+        if kind == "search":
+            return self._search(content)
+        box = _BOX.fullmatch(content)
+        if box is None:
+            return StepResult(observation=self._show(text="A box is four numbers: [x1, y1, x2, y2]."), valid=False)
+        x1, y1, x2, y2 = map(float, box.groups())
+        return StepResult(observation=self._show(ImageCrop(medium_number=LAST_MEDIUM, box=(x1, y1, x2, y2))))
 
     def expert(self) -> str:
         """Return the next action: a search for each of the row's `queries`, or for its `query`, then the target."""
-        if self.queries:
-            return f"<search>{self.queries.pop(0)}</search>"
-        return f"<answer>{self.answer}</answer>"
-
-    def close(self) -> None:
-        """Do nothing: an episode holds nothing that has to be released."""
+        return f"<search>{self.queries.pop(0)}</search>" if self.queries else f"<answer>{self.answer}</answer>"
 
     def _search(self, words: str) -> StepResult:
         self.searched = True
@@ -122,38 +125,21 @@ class PageSearch:
             page = self.pages[index]
             if page.id not in self.seen:
                 self.seen.append(page.id)
-                relevant = float(page.id in self.gold)
-                observation = Observation(media=(page.ref(),), state=self._state())
-                return StepResult(observation=observation, info={"relevant": relevant})
-        return StepResult(observation=Observation(text="No further page fits these words.", state=self._state()))
+                return StepResult(observation=self._show(page.ref()), info={"relevant": float(page.id in self.gold)})
+        return StepResult(observation=self._show(text="No further page fits these words."))
 
-    def _look(self, content: str) -> StepResult:
-        match = _BOX.fullmatch(content)
-        if match is None:
-            return self._refuse("A box is four numbers: [x1, y1, x2, y2].")
-        x1, y1, x2, y2 = map(float, match.groups())
-        part = ImageCrop(medium_number=LAST_MEDIUM, box=(x1, y1, x2, y2))
-        return StepResult(observation=Observation(media=(part,), state=self._state()))
-
-    def _refuse(self, words: str) -> StepResult:
-        return StepResult(observation=Observation(text=words, state=self._state()), valid=False)
-
-    def _state(self) -> str:
-        return ", ".join(self.seen) or "no page"
+    def _show(self, *media: ImageRef | ImageCrop, text: str = "") -> Observation:
+        return Observation(text=text, media=media, state=", ".join(self.seen) or "no page")
 
 
 def make(*, corpus: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
-    """Make the search of one episode.
+    """Make the search of one episode; raises UserError if it cannot search.
 
     Options:
         corpus: the table of pages, absolute or relative to the working directory.
         top_k: pages that a search considers; those that were shown already are skipped.
         relevant: the column of the sample's row that lists the ids of relevant pages, or a Jinja template over its
             columns that writes one a line.
-
-    Raises:
-        UserError: the table cannot be read or names no pages, `relevant` is no template, or the package rank-bm25 is
-            missing.
     """
     return PageSearch(*_load_corpus(Path(corpus).absolute()), top_k, parse_column(relevant, "relevant"))
 
@@ -181,28 +167,19 @@ def _load_corpus(table: Path) -> tuple[Sequence[Page], Rank]:
 
 
 def read_pages(table: Path) -> list[Page]:
-    """Read a table of pages.
-
-    Raises:
-        UserError: the table cannot be read, or a line names no page.
-    """
-    pages = []
-    try:
-        lines = table.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"corpus={str(table)!r}: cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    """Read a table of pages; raises UserError if it cannot be read, a row names no page, or two have one id."""
+    pages: dict[str, Page] = {}
+    for row in open_rows(table.parent, table.name, "train"):
         try:
-            row = json.loads(line)
-            file, text, sha256 = table.parent / row["path"], str(row.get("text", "")), str(row.get("sha256", ""))
-            pages.append(Page(str(row["id"]), file, text, sha256))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"corpus={str(table)!r}, line {number}: needs id and path: {error}") from error
-    if len({page.id for page in pages}) < len(pages):
-        raise UserError(f"corpus={str(table)!r}: two pages have one id")
-    return pages
+            if isinstance(row.cells, BadRowError):
+                raise row.cells
+            file, name = table.parent / str(get_cell(row.cells, "path")), str(get_cell(row.cells, "id"))
+        except BadRowError as error:
+            raise UserError(f"{row.location}: a page needs id and path: {error}") from error
+        if name in pages:
+            raise UserError(f"{row.location}: two pages have the id {name!r}")
+        pages[name] = Page(name, file, str(row.cells.get("text", "")), str(row.cells.get("sha256", "")))
+    return list(pages.values())
 
 
 def _split(text: str) -> list[str]:

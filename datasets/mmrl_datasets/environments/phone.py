@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from mmrl.answer import parse_answer_value, validate_value
-from mmrl.types import Action, AnswerType, Observation, Sample, StepResult
+from mmrl.types import Action, AnswerType, Environment, Observation, Sample, StepResult
 from mmrl_datasets.media_files import encode_png
 
 APPS: Final = ("Settings", "Notes", "Clock", "Mail")
@@ -54,7 +54,7 @@ class _State:
 
 
 @dataclass(kw_only=True)
-class Phone:
+class Phone(Environment):
     """An episode on a phone. The module says which actions there are.
 
     Options:
@@ -94,45 +94,40 @@ class Phone:
             return StepResult(observation=self._observe(f"{error}. {_ACTION_FORM}"), valid=False, info={"success": 0.0})
         return StepResult(observation=self._observe(""), info={"success": 0.0})
 
-    def close(self) -> None:
-        """End the episode; it holds nothing that has to be released."""
-
     def expert(self) -> str:
         """Return the next action of a shortest solution."""
-        action = self._next_action()
-        return json.dumps({"action": action.name, **action.arguments})
-
-    def _next_action(self) -> Action:
-        if self._is_done():
-            return Action("finish", {})
         changed = sorted(self.now.on ^ self.wanted.on)
         app = "Settings" if changed else "Notes"
-        if not self.now.app:
-            return self._click(app)
-        if self.now.app != app:
-            return Action("back", {})
-        if app == "Notes":
-            return Action("type", {"text": self.wanted.note})
-        if changed[0] in self._boxes():
-            return self._click(changed[0])
-        return Action("scroll", {"direction": "up" if changed[0] in self.switches[: self.now.first_row] else "down"})
+        name = changed[0] if changed and self.now.app else app
+        if self._is_done():
+            action: dict[str, Any] = {"action": "finish"}
+        elif self.now.app not in ("", app):
+            action = {"action": "back"}
+        elif self.now.app == "Notes":
+            action = {"action": "type", "text": self.wanted.note}
+        elif name in self._boxes():
+            x1, y1, x2, y2 = self._boxes()[name]
+            x_units, y_units = self._units()
+            center = [round((x1 + x2) / 2 * x_units), round((y1 + y2) / 2 * y_units)]
+            action = {"action": "click", "coordinate": center}
+        else:
+            is_above = name in self.switches[: self.now.first_row]
+            action = {"action": "scroll", "direction": "up" if is_above else "down"}
+        return json.dumps(action)
 
-    def _click(self, name: str) -> Action:
-        x1, y1, x2, y2 = self._boxes()[name]
-        x_factor, y_factor = self._factors()
-        return Action("click", {"coordinate": [round((x1 + x2) / 2 * x_factor), round((y1 + y2) / 2 * y_factor)]})
-
-    def _factors(self) -> tuple[float, float]:
-        """Return the units of action coordinates per pixel at scale 1, for x and y."""
-        return (1000 / WIDTH, 1000 / HEIGHT) if self.coordinates == "norm_1000" else (self.scale, self.scale)
+    def _units(self) -> tuple[float, float]:
+        """Return the units of action coordinates per pixel, for x and y."""
+        if self.coordinates == "px_original":
+            return 1.0, 1.0
+        return 1000 / (WIDTH * self.scale), 1000 / (HEIGHT * self.scale)
 
     def _act(self, name: str, arguments: Mapping[str, Any]) -> _State:
         """Return the state after an action; raises ValueError if there is no such action."""
         now, direction, text = self.now, arguments.get("direction"), arguments.get("text")
         match name:
             case "click" | "tap" if "coordinate" in arguments:
-                x_factor, y_factor = self._factors()
-                x, y = arguments["coordinate"][0] / x_factor, arguments["coordinate"][1] / y_factor
+                x_units, y_units = self._units()
+                x, y = arguments["coordinate"][0] / x_units, arguments["coordinate"][1] / y_units
                 for hit, (x1, y1, x2, y2) in self._boxes().items():
                     if x1 <= x < x2 and y1 <= y < y2:
                         return replace(now, app=hit) if hit in APPS else replace(now, on=now.on ^ {hit})
@@ -149,32 +144,30 @@ class Phone:
         raise ValueError(f"{name[:40]!r} with these arguments is no action")
 
     def _boxes(self) -> dict[str, Box]:
-        """Return the boxes that can be clicked now, by name, in pixels at scale 1."""
+        """Return the boxes that can be clicked now, by name, in pixels of the picture."""
         boxes: dict[str, Box] = {}
         if not self.now.app:
             for number, name in enumerate(self.apps):
                 left, top = 4 + 54 * (number % 2), 40 + 64 * (number // 2)
-                boxes[name] = (left, top, left + 50, top + 48)
+                boxes[name] = self._box(left, top, left + 50, top + 48)
         elif self.now.app == "Settings":
             for number, name in enumerate(self.switches[self.now.first_row :][:_VISIBLE]):
-                boxes[name] = (4, 36 + 36 * number, WIDTH - 4, 64 + 36 * number)
+                boxes[name] = self._box(4, 36 + 36 * number, WIDTH - 4, 64 + 36 * number)
         return boxes
+
+    def _box(self, x1: int, y1: int, x2: int, y2: int) -> Box:
+        return x1 * self.scale, y1 * self.scale, x2 * self.scale, y2 * self.scale
 
     def _is_done(self) -> bool:
         return self.now.note.casefold() == self.wanted.note and self.now.on == self.wanted.on
 
     def _observe(self, text: str) -> Observation:
-        state = json.dumps([self.now.app, self.now.first_row, self.now.note, sorted(self.now.on)])
-        return Observation(text=text, media=(encode_png(self._draw()),), state=state)
-
-    def _draw(self) -> Image.Image:
         scale, now = self.scale, self.now
         picture = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), _PAPER)
         draw = ImageDraw.Draw(picture)
         font = ImageFont.load_default(size=9 * scale)
         draw.text((6 * scale, 8 * scale), now.app or "Home", fill=_INK, font=font)
-        for name, box in self._boxes().items():
-            x1, y1, x2, y2 = (scale * edge for edge in box)
+        for name, (x1, y1, x2, y2) in self._boxes().items():
             draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=_BOX)
             draw.text((x1 + 4 * scale, y1 + 8 * scale), name, fill=_INK, font=font)
             if name in SWITCHES:
@@ -183,7 +176,8 @@ class Phone:
         if now.app == "Notes":
             draw.rectangle((4 * scale, 36 * scale, (WIDTH - 4) * scale - 1, 120 * scale), outline=_INK)
             draw.text((8 * scale, 42 * scale), now.note[:200], fill=_INK, font=font)
-        return picture
+        state = json.dumps([now.app, now.first_row, now.note, sorted(now.on)])
+        return Observation(text=text, media=(encode_png(picture),), state=state)
 
 
 make = Phone

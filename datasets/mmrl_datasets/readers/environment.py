@@ -32,7 +32,15 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
-from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, check_observation, check_step_result, observation_digest
+from mmrl.utils.observations import (
+    DIGEST_KEY,
+    SEED_KEY,
+    ask_expert,
+    check_observation,
+    check_step_result,
+    describe_error,
+    observation_digest,
+)
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.seeds import derive_seed
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
@@ -45,7 +53,7 @@ NO_ANSWER: Final = Target(answer_type=AnswerType.TEXT, value="-")
 
 _MAX_STEPS: Final = 100  # of an expert, which may never finish
 
-_States = list[tuple[Observation, str | Action]]  # what is shown in each state, and what the expert does then, or ""
+_State = tuple[Observation, str | Action]  # what is shown, and what the expert does then; "" where nobody asks
 
 
 def episodes(
@@ -63,7 +71,8 @@ def episodes(
     """Yield an episode of an environment for each number, and a `RejectedRow` where it could not begin.
 
     The question is what `reset` shows: media, then text. Episode i has the seed `derive_seed(seed, task, i)`, so
-    training, validation and test data are different episodes if their `seed` differs; ids hold it.
+    training, validation and test data are different episodes if their `seed` differs; ids hold it. Raises UserError if
+    the environment cannot be loaded, or a picture cannot be saved.
 
     Options:
         fn: `./file.py:function` or `module:function`, which makes the environment.
@@ -75,15 +84,12 @@ def episodes(
         steps: make a sample of each state the expert visits. Its question is the first observation's text, below the
             media of the state; its answer is the expert's action, of the type action if it is one and text otherwise.
         coordinates: with `steps`, the coordinate system of actions.
-
-    Raises:
-        UserError: the environment cannot be loaded, or a picture cannot be saved.
     """
     root_seed = context.seed if seed is None else seed
     load = partial(_load, fn, context.base_dir, dict(args or {}), steps)
     limits = WorkerLimits(STARTUP_TIMEOUT_S, timeout_s, reads_output=True)
     # An environment may start threads or open connections as it is loaded, which a fork would lose.
-    pool: WorkerPool[Sample, _States | str] = WorkerPool(load, 1, limits=limits, shared_imports=())
+    pool: WorkerPool[Sample, list[_State]] = WorkerPool(load, 1, limits=limits, shared_imports=())
     try:
         for index in count() if size is None else range(size):
             meta = {SEED_KEY: derive_seed(root_seed, task, index)}
@@ -92,11 +98,11 @@ def episodes(
                 states = pool.submit(bare).result()
             except WorkerStartError as error:
                 raise UserError(f"the process of the environment {error.__cause__ or error}") from error
-            except WorkerError as error:
-                states = f"the process of the environment {error}"
-            if isinstance(states, str):
-                yield RejectedRow(bare.id, states)
-            elif steps:
+            except (WorkerError, UserError) as error:
+                owner = "the process of the environment " if isinstance(error, WorkerError) else ""
+                yield RejectedRow(bare.id, f"{owner}{error}")
+                continue
+            if steps:
                 yield from _list_steps(context, bare, states, coordinates)
             else:
                 first = states[0][0]
@@ -107,7 +113,7 @@ def episodes(
 
 
 def _list_steps(
-    context: DatasetContext, episode: Sample, states: _States, coordinates: CoordinateSystem | None
+    context: DatasetContext, episode: Sample, states: list[_State], coordinates: CoordinateSystem | None
 ) -> Iterator[Sample]:
     goal = states[0][0].text
     for number, (shown, action) in enumerate(states):
@@ -125,56 +131,46 @@ def _save_parts(context: DatasetContext, shown: Observation, text: str, sample_i
     parts: list[ContentPart] = []
     folder, _, stem = sample_id.replace("/", "-").rpartition("-")
     for number, medium in enumerate(shown.media, start=1):
-        match medium:
-            case bytes():
-                extension = ".png" if medium.startswith(b"\x89PNG") else ".jpg"
-                path, sha256 = save_by_hash(medium, context.work_dir / folder, f"{stem}-{number}", extension)
-                parts.append(ImageRef(path=path, sha256=sha256))
-            case ImageRef() | VideoRef():
-                parts.append(medium)
+        if isinstance(medium, bytes):
+            extension = ".png" if medium.startswith(b"\x89PNG") else ".jpg"
+            path, sha256 = save_by_hash(medium, context.work_dir / folder, f"{stem}-{number}", extension)
+            parts.append(ImageRef(path=path, sha256=sha256))
+        elif isinstance(medium, ImageRef | VideoRef):
+            parts.append(medium)
     return (*parts, text) if text else tuple(parts)
 
 
 def _load(
     fn: str, base_dir: Path, args: dict[str, Any], steps: bool, report: ReportActivity
-) -> Callable[[Sample], _States | str]:
+) -> Callable[[Sample], list[_State]]:
     """Import the environment's file beforehand, so that this does not count against an episode's deadline."""
     report("loading the environment")
     return partial(_play, load_plugin(fn, base_dir, args, role="environment", parameters=()), steps)
 
 
-def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _States | str:
-    """Return the first state of an episode, or with `steps` all that its expert visits; or the reason for none."""
+def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> list[_State]:
+    """Return the first state of an episode, or with `steps` all that its expert visits; any error is a UserError."""
     try:
         environment = make()
-        shown = _check_question(environment.reset(sample, sample.meta[SEED_KEY]))
-        states: _States = _follow_expert(environment, shown) if steps else [(shown, "")]
+        shown = check_observation(environment.reset(sample, sample.meta[SEED_KEY]))
+        if not shown.text and not shown.media:
+            raise UserError("reset showed nothing; such an environment needs a dataset that states the task")
+        states: list[_State] = list(_follow_expert(environment, shown)) if steps else [(shown, "")]
         environment.close()
+        for shown, _ in states:
+            if not all(isinstance(medium, bytes | ImageRef | VideoRef) for medium in shown.media):
+                raise UserError("an observation shows a part of other media, which a question does not have")
         return states
-    except UserError as error:
-        return str(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # an error in the user's code rejects this row only
-        return f"the environment raised {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # an error in the user's code rejects this row only
+        raise UserError(describe_error(error)) from error
 
 
-def _follow_expert(environment: Environment, shown: Observation) -> _States:
-    expert: Callable[[], str | Action] | None = getattr(environment, "expert", None)
-    if expert is None:
-        raise UserError("the environment has no method `expert`, whose actions `steps` makes samples of")
-    states: _States = []
-    while len(states) < _MAX_STEPS:
-        states.append((shown, expert()))
-        result = check_step_result(environment.step(states[-1][1]))
+def _follow_expert(environment: Environment, shown: Observation) -> Iterator[_State]:
+    for _ in range(_MAX_STEPS):
+        action = ask_expert(environment)
+        yield shown, action
+        result = check_step_result(environment.step(action))
         if result.terminated or result.truncated:
-            return states
-        shown = _check_question(result.observation, may_be_empty=True)
+            return
+        shown = result.observation
     raise UserError(f"the expert took {_MAX_STEPS} actions and was not done")
-
-
-def _check_question(value: object, *, may_be_empty: bool = False) -> Observation:
-    shown = check_observation(value)
-    if not may_be_empty and not shown.text and not shown.media:
-        raise UserError("reset showed nothing; such an environment needs a dataset that states the task")
-    if not all(isinstance(medium, bytes | ImageRef | VideoRef) for medium in shown.media):
-        raise UserError("an observation shows a part of other media, which a question does not have")
-    return shown

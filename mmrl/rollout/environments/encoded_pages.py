@@ -18,37 +18,38 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.types import Environment, MediaPolicy, Unscorable, UserError
 from mmrl.utils.digests import file_digest, frames_digest
 from mmrl.utils.files import write_atomically
-from mmrl_datasets.environments.pages import Page, PageSearch, Rank, read_pages
+from mmrl_datasets.environments.pages import Page, PageSearch, read_pages
 from mmrl_datasets.readers.columns import parse_column
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image
 
 
 def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = "pages") -> Environment:
-    """Make the search of one episode.
+    """Make the search of one episode; raises UserError if the table cannot be read, or has no index for the encoder.
 
     Options:
         corpus, top_k, relevant: those of `mmrl_datasets.environments.pages:make`; pages need no text.
         encoder: folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. Each
             process loads it in its first search, within the step's `timeout_s`.
-
-    Raises:
-        UserError: the table cannot be read, or there is no index of it and the encoder.
     """
-    return PageSearch(*_load(Path(corpus).absolute(), encoder), top_k, parse_column(relevant, "relevant"))
+    pages, vectors = _load(Path(corpus).absolute(), encoder)
+
+    def rank(words: str) -> Sequence[int]:
+        similarities = vectors @ embed_caption(encoder, words, cut=True)
+        best_first: list[int] = np.argsort(-similarities, kind="stable").tolist()
+        return best_first
+
+    return PageSearch(pages, rank, top_k, parse_column(relevant, "relevant"))
 
 
 def index_file(table: Path, encoder: str) -> Path:
-    """Return the path of the index: beside the table, with a digest of table and encoder in its name.
-
-    Raises:
-        UserError: the table or the encoder cannot be read.
-    """
+    """Return the path of the index: beside the table, named by a digest of table and encoder, which it must read."""
     try:
         files = [path for path in sorted(Path(encoder).iterdir()) if path.suffix in (".json", ".safetensors")]
         digest = frames_digest({path.name: file_digest(path) for path in [*files, table]})
@@ -58,37 +59,25 @@ def index_file(table: Path, encoder: str) -> Path:
 
 
 def write_index(table: Path, encoder: str) -> Path:
-    """Embed the picture of every page of a table, and return the index: float64 unit vectors `[pages, embedding_size]`.
+    """Write the index of a table, float64 unit vectors `[pages, embedding_size]` of its pictures; return its path.
 
-    Raises:
-        UserError: the table or a picture cannot be read, or the index cannot be written.
-        Unscorable: there is no such model in the folder.
+    Raises UserError if a file cannot be read or written, and Unscorable if there is no model in the folder.
     """
-    file, pages = index_file(table, encoder), read_pages(table)
+    file, content = index_file(table, encoder), io.BytesIO()
     reader = PixelReader(MediaPolicy(roots=(table.parent.resolve(),)))
-    rows = []
-    for page in pages:
-        rows.append(embed_captioned_image(encoder, reader.read_image(page.ref(), None)))
-    content = io.BytesIO()
-    np.save(content, np.stack(rows))
+    pictures = (reader.read_image(page.ref(), None) for page in read_pages(table))
+    np.save(content, np.stack([embed_captioned_image(encoder, picture) for picture in pictures]))
     write_atomically(file, content.getvalue())
     return file
 
 
 @lru_cache(maxsize=4)  # an environment is made for each episode
-def _load(table: Path, encoder: str) -> tuple[Sequence[Page], Rank]:
+def _load(table: Path, encoder: str) -> tuple[Sequence[Page], NDArray[np.float64]]:
     file = index_file(table, encoder)
     if not file.exists():
         command = f"python -m mmrl.rollout.environments.encoded_pages {table} {encoder}"
         raise UserError(f"there is no index of these pages and this encoder; `{command}` writes {file.name}")
-    vectors = np.load(file)
-
-    def rank(words: str) -> Sequence[int]:
-        similarities = vectors @ embed_caption(encoder, words, cut=True)
-        best_first: list[int] = np.argsort(-similarities, kind="stable").tolist()
-        return best_first
-
-    return read_pages(table), rank
+    return read_pages(table), np.load(file)
 
 
 if __name__ == "__main__":

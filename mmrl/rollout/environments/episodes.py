@@ -7,19 +7,20 @@ with other processes, sees the same episodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.types import (
     Action,
     Environment,
     MediaOpener,
+    Observation,
     RewardErrorKind,
     RewardFailure,
     Sample,
@@ -28,24 +29,21 @@ from mmrl.types import (
     UserError,
     use_media_opener,
 )
-from mmrl.utils.observations import check_observation, check_step_result, observation_digest, state_name
+from mmrl.utils.observations import (
+    DIGEST_KEY,
+    ask_expert,
+    check_observation,
+    check_step_result,
+    describe_error,
+    observation_digest,
+)
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
-from mmrl.utils.worker_pool import (
-    WorkerError,
-    WorkerLimitError,
-    WorkerPool,
-    WorkerStartError,
-    WorkerTimeoutError,
-)
+from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
 
 if TYPE_CHECKING:
     from mmrl.config.schema import EnvironmentConfig
-
-MakeEnvironment: TypeAlias = Callable[[], Environment]
-EpisodeKey: TypeAlias = tuple[int, int]
-"""Index of a rollout's group in the batch, and of the rollout in its group."""
 
 _MAX_BATCH_SIZE = 8  # steps of most environments take about as long as a message between processes
 
@@ -60,14 +58,12 @@ class Ask(Enum):
 class EpisodeRequest(NamedTuple):
     """One action, with everything that is needed to repeat the episode up to it."""
 
-    key: EpisodeKey
+    key: int  # number of the episode among those that are played together
     sample: Sample
     seed: int
-    first_digest: str | None  # digest that the first observation must have; None if nothing may be shown at first
     past: tuple[str | Action, ...]  # the actions before
     digests: tuple[str, ...]  # of the observation after each of them
     action: str | Action | Ask
-    replayable: bool
 
 
 class EpisodeReply(NamedTuple):
@@ -78,14 +74,6 @@ class EpisodeReply(NamedTuple):
     result: StepResult
     digest: str  # of the observation that followed
     replayed: bool  # earlier actions were taken again first
-
-
-EpisodeOutcome: TypeAlias = EpisodeReply | RewardFailure
-
-
-def load_environment(base: Path, options: EnvironmentConfig) -> MakeEnvironment:
-    """Return the function that makes an environment, with its options bound. Raises as `load_plugin`."""
-    return load_plugin(options.fn, base, options.args, role="environment", parameters=())
 
 
 @dataclass(slots=True)
@@ -103,112 +91,82 @@ class EpisodeWorkers:
             pool.close()
         self._pools.clear()
 
-    def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeOutcome]:
+    def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeReply | RewardFailure]:
         """Take an action in each of several episodes; return what came of it or why it failed, in order.
 
-        Raises:
-            UserError: a process cannot be started, or the environment cannot be loaded, or refuses to be made.
-            KeyboardInterrupt: this process was asked to stop while an environment hangs.
+        Raises UserError if the environment cannot be loaded or refuses to be made, and KeyboardInterrupt if this
+        process was asked to stop while an environment hangs.
         """
+        self._start()
         timeout_s = self.options.timeout_s
-        outcomes = self._call(requests, [timeout_s] * len(requests))
+        outcomes = self._call([(request.key, request) for request in requests], timeout_s)
         # A killed process loses its other episodes. Their next calls repeat all earlier actions first, and so may have
         # exceeded a deadline that is meant for one action. These calls are made again with more time.
-        repeated: dict[int, float] = {}
         lost_workers: set[int] = set()
-        for index, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
-            if isinstance(outcome, WorkerTimeoutError):
-                worker = self._worker_of(request.key)
-                if worker in lost_workers and request.past:
-                    repeated[index] = timeout_s * (1 + len(request.past))
-                lost_workers.add(worker)
-        if repeated:
-            again = self._call([requests[index] for index in repeated], list(repeated.values()))
-            for index, outcome in zip(repeated, again, strict=True):
-                outcomes[index] = outcome
-        return [self._describe(outcome) for outcome in outcomes]
-
-    def close_episodes(self, keys: Sequence[EpisodeKey]) -> None:
-        """Close the environments of these episodes if they are still open."""
-        keys_of: dict[int, list[EpisodeKey]] = {}
-        for key in keys:
-            keys_of.setdefault(self._worker_of(key), []).append(key)
-        futures = []
-        for worker, own_keys in keys_of.items():
-            futures.append(self._pools[worker].submit(own_keys, self.options.timeout_s * len(own_keys)))
-        for pool, future in zip([self._pools[worker] for worker in keys_of], futures, strict=True):
-            pool.wait_for_calls([future])
-
-    def _worker_of(self, key: EpisodeKey) -> int:
-        # Siblings are spread over the processes: they take the same time.
-        return sum(key) % self.options.workers
-
-    def _call(self, requests: Sequence[EpisodeRequest], timeouts_s: Sequence[float]) -> list[Any]:
-        """Return the reply to each request, or the WorkerError that took its place."""
-        self._start()
-        places: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
-            places.setdefault(self._worker_of(request.key), []).append(index)
-        # All are sent before any reply is awaited, so processes work at the same time.
-        futures: dict[int, Future[Any]] = {}
-        for worker, indices in places.items():
-            own_requests = [requests[index] for index in indices]
-            own_timeouts = [timeouts_s[index] for index in indices]
-            futures |= zip(indices, self._pools[worker].submit_all(own_requests, own_timeouts), strict=True)
-        for worker, indices in places.items():
-            self._pools[worker].wait_for_calls([futures[index] for index in indices])
-        return [_read_outcome(futures[index]) for index in range(len(requests))]
+            outcome, worker = outcomes[index], request.key % self.options.workers
+            if isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.TIMEOUT:
+                if worker in lost_workers and request.past:
+                    (outcomes[index],) = self._call([(request.key, request)], timeout_s * (1 + len(request.past)))
+                lost_workers.add(worker)
+        return outcomes
+
+    def close_episodes(self, keys: Iterable[int]) -> None:
+        """Close the environments of these episodes if they are still open."""
+        self._call([(key, key) for key in keys], self.options.timeout_s)
 
     def _start(self) -> None:
         if self._pools:
             return
         limits = WorkerLimits(STARTUP_TIMEOUT_S, reads_output=True, **self.options.worker_limits.model_dump())
+        load = partial(_load_episodes, self.base_dir, self.options, self.media_opener)
         for _ in range(self.options.workers):
             # One pool per process, because an episode stays in the process where it began. With `shared_imports` each
             # process loads after the fork: a fork would lose threads and connections that loading starts.
-            load = partial(_load_episodes, self.base_dir, self.options, self.media_opener)
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
         # Make one environment in each: a missing corpus or package would else fail every episode, which
         # `on_error: skip` only counts.
-        trials = [pool.submit(None, self.options.timeout_s) for pool in self._pools]
-        for pool, trial in zip(self._pools, trials, strict=True):
-            pool.wait_for_calls([trial])
-            _read_outcome(trial)
+        self._call([(worker, None) for worker in range(self.options.workers)], self.options.timeout_s)
 
-    def _describe(self, outcome: EpisodeReply | RewardFailure | WorkerError) -> EpisodeOutcome:
-        match outcome:
-            case WorkerTimeoutError():
-                reason = f"the environment did not answer within {self.options.timeout_s:g} s"
-                return RewardFailure(RewardErrorKind.TIMEOUT, reason)
-            case WorkerLimitError():
-                return RewardFailure(RewardErrorKind.LIMIT, f"the process of the environment {outcome}")
-            case WorkerError():
-                return RewardFailure(RewardErrorKind.CRASH, f"the process of the environment {outcome}")
-            case _:
-                return outcome
+    def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]], timeout_s: float) -> list[Any]:
+        """Send something about several episodes, named by key; return the answers of `_Episodes`, or failures."""
+        # All are sent before any reply is awaited, so processes work at the same time. Siblings, whose keys follow each
+        # other, are spread over the processes: they take the same time.
+        futures: list[Future[Any]] = []
+        futures_of: dict[int, list[Future[Any]]] = {}
+        for key, payload in calls:
+            worker = key % len(self._pools)
+            futures.append(self._pools[worker].submit(payload, timeout_s))
+            futures_of.setdefault(worker, []).append(futures[-1])
+        for worker, own_futures in futures_of.items():
+            self._pools[worker].wait_for_calls(own_futures)
+        return list(map(self._read_reply, futures))
 
-
-def _read_outcome(future: Future[Any]) -> EpisodeReply | RewardFailure | WorkerError:
-    try:
-        outcome: EpisodeReply | RewardFailure = future.result()
-    except WorkerStartError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from error
-        raise UserError(
-            f"a process for environments {error}: does the environment's file hang, or end the process, as it is "
-            "imported?"
-        ) from error
-    except WorkerError as error:
-        return error
-    return outcome
+    def _read_reply(self, future: Future[Any]) -> Any:  # noqa: ANN401
+        try:
+            return future.result()
+        except WorkerStartError as error:
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from error
+            raise UserError(
+                f"a process for environments {error}: does the environment's file hang, or end the process, as it is "
+                "imported?"
+            ) from error
+        except WorkerTimeoutError:
+            reason = f"the environment did not answer within {self.options.timeout_s:g} s"
+            return RewardFailure(RewardErrorKind.TIMEOUT, reason)
+        except WorkerError as error:
+            kind = RewardErrorKind.LIMIT if isinstance(error, WorkerLimitError) else RewardErrorKind.CRASH
+            return RewardFailure(kind, f"the process of the environment {error}")
 
 
 def _load_episodes(
     base_dir: Path, options: EnvironmentConfig, media_opener: MediaOpener | None, report: ReportActivity
-) -> Callable[[EpisodeRequest | list[EpisodeKey] | None], EpisodeOutcome | None]:
+) -> _Episodes:
     """Load the environment before the first action, so that loading does not count toward the action's deadline."""
     report("loading the environment")
-    return _Episodes(load_environment(base_dir, options), media_opener)
+    make = load_plugin(options.fn, base_dir, options.args, role="environment", parameters=())
+    return _Episodes(make, options.replayable, media_opener)
 
 
 @dataclass(slots=True)
@@ -216,22 +174,33 @@ class _Episode:
     """An episode in progress."""
 
     environment: Environment
-    state: str  # name of the state that it is in
+    shown: Observation  # what it showed last
     num_actions: int = 0
+
+    def step(self, action: str | Action, expected_digest: str | None = None) -> StepResult:
+        """Take an action, whose observation must have this digest if it is taken again."""
+        result = check_step_result(self.environment.step(action))
+        self.num_actions += 1
+        if expected_digest is not None and observation_digest(result.observation) != expected_digest:
+            raise UserError(
+                f"action {self.num_actions} was taken again after a process was lost, and showed something else; "
+                "the environment must be a function of sample, seed and actions, or set `replayable: false`"
+            )
+        self.shown = result.observation
+        return result
 
 
 @dataclass(slots=True)
 class _Episodes:
-    """The episodes that a worker process holds.
+    """The episodes that a worker process holds, by their keys."""
 
-    A call takes one action, closes the episodes of several keys, or for None tries to make an environment.
-    """
-
-    make: MakeEnvironment
+    make: Callable[[], Environment]
+    replayable: bool
     media_opener: MediaOpener | None
-    episodes: dict[EpisodeKey, _Episode] = field(default_factory=dict)
+    episodes: dict[int, _Episode] = field(default_factory=dict)
 
-    def __call__(self, request: EpisodeRequest | list[EpisodeKey] | None) -> EpisodeOutcome | None:
+    def __call__(self, request: EpisodeRequest | int | None) -> EpisodeReply | RewardFailure | None:
+        """Take one action; or close the episode of a key; or for None try to make an environment."""
         if request is None:
             try:
                 self.make().close()
@@ -240,9 +209,8 @@ class _Episodes:
             except (Exception, SystemExit):  # noqa: BLE001
                 return None  # other errors, such as those of a busy server, are left to `on_error` in each episode
             return None
-        if isinstance(request, list):
-            for key in request:
-                self._close(key)
+        if isinstance(request, int):
+            self._close(request)
             return None
         # An error of the user's code is an outcome of the episode, not of the worker.
         try:
@@ -250,11 +218,8 @@ class _Episodes:
                 return self._act(request)
         except Unscorable as error:
             failure = RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
-        except UserError as error:
-            failure = RewardFailure(RewardErrorKind.ERROR, str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            message = f"the environment raised {type(error).__name__}: {error}"
-            failure = RewardFailure(RewardErrorKind.ERROR, message)
+            failure = RewardFailure(RewardErrorKind.ERROR, describe_error(error))
         self._close(request.key)
         return failure
 
@@ -262,66 +227,44 @@ class _Episodes:
         episode = self.episodes.get(request.key)
         replayed = False
         if episode is None or episode.num_actions != len(request.past):
-            if request.past and not request.replayable:
+            if request.past and not self.replayable:
                 raise UserError(
                     "its process was lost, and an environment that is not replayable cannot be played again"
                 )
             episode, replayed = self._begin(request), bool(request.past)
             for action, digest in zip(request.past, request.digests, strict=True):
-                _step(episode, action, digest)
-        state = episode.state
+                episode.step(action, digest)
+        # Without a name, states are equal if they show the same.
+        state = observation_digest(episode.shown) if episode.shown.state is None else episode.shown.state
         if request.action is Ask.STATE:
             return EpisodeReply(None, state, StepResult(), "", replayed)
-        action = _ask_expert(episode.environment) if request.action is Ask.EXPERT else request.action
-        result = _step(episode, action)
-        digest = observation_digest(result.observation)
+        action = ask_expert(episode.environment) if request.action is Ask.EXPERT else request.action
+        result = episode.step(action)
         if result.terminated or result.truncated:
             self._close(request.key)
-        return EpisodeReply(action, state, result, digest, replayed)
+        return EpisodeReply(action, state, result, observation_digest(result.observation), replayed)
 
     def _begin(self, request: EpisodeRequest) -> _Episode:
         """Begin the episode of a request, and close an earlier one with the same key."""
         self._close(request.key)
         environment = self.make()
         first = check_observation(environment.reset(request.sample, request.seed))
-        if request.first_digest is None:
-            if first.text or first.media:
-                raise UserError(
-                    "reset showed something that the question does not; make the questions from the environment with "
-                    "`mmrl_datasets.readers.environment:episodes`, or show nothing at first"
-                )
-        elif request.replayable and observation_digest(first) != request.first_digest:
+        asked = request.sample.meta.get(DIGEST_KEY)
+        if asked is None and (first.text or first.media):
+            raise UserError(
+                "reset showed something that the question does not; make the questions from the environment with "
+                "`mmrl_datasets.readers.environment:episodes`, or show nothing at first"
+            )
+        if asked is not None and self.replayable and observation_digest(first) != asked:
             raise UserError(
                 "reset showed something else than the question does; the same seed must give the same observation, to "
                 "the byte, or set `replayable: false`"
             )
-        self.episodes[request.key] = _Episode(environment, state_name(first))
+        self.episodes[request.key] = _Episode(environment, first)
         return self.episodes[request.key]
 
-    def _close(self, key: EpisodeKey) -> None:
+    def _close(self, key: int) -> None:
         episode = self.episodes.pop(key, None)
         if episode is not None:
             with suppress(Exception, SystemExit):  # nobody needs this environment any more
                 episode.environment.close()
-
-
-def _step(episode: _Episode, action: str | Action, expected_digest: str | None = None) -> StepResult:
-    result = check_step_result(episode.environment.step(action))
-    if expected_digest is not None and observation_digest(result.observation) != expected_digest:
-        raise UserError(
-            f"action {episode.num_actions + 1} was taken again after a process was lost, and showed something else; "
-            "the environment must be a function of sample, seed and actions, or set `replayable: false`"
-        )
-    episode.num_actions += 1
-    episode.state = state_name(result.observation)
-    return result
-
-
-def _ask_expert(environment: Environment) -> str | Action:
-    expert = getattr(environment, "expert", None)
-    if expert is None:
-        raise UserError(f"{type(environment).__name__} has no method `expert`, which demonstrations are made with")
-    action: str | Action = expert()
-    if not isinstance(action, str | Action) or not action:
-        raise UserError(f"expert returned {action!r:.80}; it returns the action that it would take")
-    return action

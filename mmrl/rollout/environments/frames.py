@@ -19,11 +19,7 @@ _CLOCK_SKEW_S: Final = 60.0  # between this machine and one that keeps the files
 
 
 def save_frame(folder: Path, content: bytes) -> ImageRef:
-    """Save the bytes of a PNG or JPEG file under their digest, unless they are there, and return the reference.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Save the bytes of a PNG or JPEG file under their digest; raises UserError if the file cannot be written."""
     sha256 = hashlib.sha256(content).hexdigest()
     path = folder / (sha256 + (".png" if content.startswith(b"\x89PNG") else ".jpg"))
     with report_write_errors(path):
@@ -40,13 +36,10 @@ def save_frame(folder: Path, content: bytes) -> ImageRef:
 
 
 def delete_unused_frames(folder: Path, named_in: Iterable[Path], *, older_than: float) -> int:
-    """Delete frames that none of the text files `named_in` names; return how many.
+    """Delete frames that none of the text files `named_in` names; return how many. Raises UserError if it cannot.
 
     Frames that were written or used after the time `older_than`, in seconds since 1970, stay: the step that drew them
     may not have been saved yet.
-
-    Raises:
-        UserError: a file cannot be read or deleted.
     """
     with report_write_errors(folder):
         old = {}

@@ -6,12 +6,9 @@ Source: gymnasium 1.4, https://gymnasium.farama.org/api/env. Needs the extra `gy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
-import numpy as np
-
-from mmrl.rollout.environments.pictures import encode_png
+from mmrl.rollout.environments.conversions import encode_picture, finite_numbers
 from mmrl.types import Action, Environment, Observation, Sample, StepResult, UserError
 
 
@@ -26,29 +23,22 @@ class GymnasiumEnvironment:
         """Begin the episode of a seed, and show it with the question."""
         # gymnasium takes seeds of 32 bits.
         self.env.reset(seed=seed % 2**32)
-        return Observation(text=self.question, media=(encode_png(self.env.render()),))
+        return Observation(text=self.question, media=(encode_picture(self.env.render()),))
 
     def step(self, action: str | Action) -> StepResult:
         """Take the action that the text names. Other text changes nothing, and the step is not valid."""
         word = action.name.lower() if isinstance(action, Action) else action.strip().lower()
-        number = self.actions.get(word)
-        if number is None and not self.actions and word.isdecimal():
-            number = int(word)
+        number = int(word) if not self.actions and word.isdecimal() else self.actions.get(word)
         if number is None or not self.env.action_space.contains(number):
             known = ", ".join(self.actions) or "a number"
-            observation = Observation(text=f"There is no such action; there is {known}.")
-            return StepResult(observation=observation, valid=False)
+            return StepResult(observation=Observation(text=f"There is no such action; there is {known}."), valid=False)
         _, reward, terminated, truncated, info = self.env.step(number)
-        numbers = {}
-        for name, value in info.items():
-            if isinstance(value, int | float | np.number | np.bool_) and isfinite(value):
-                numbers[name] = float(value)
         return StepResult(
-            observation=Observation(media=(encode_png(self.env.render()),)),
+            observation=Observation(media=(encode_picture(self.env.render()),)),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),
-            info=numbers,
+            info=finite_numbers(info),
         )
 
     def close(self) -> None:
@@ -65,9 +55,6 @@ def make(
         question: text of the first observation, beside its picture.
         actions: numbers of a discrete action space, by the word that the model writes; without them it writes numbers.
         kwargs: options of the environment, such as {tile_size: 8}.
-
-    Raises:
-        UserError: gymnasium is missing, or has no such environment.
     """
     try:
         import gymnasium

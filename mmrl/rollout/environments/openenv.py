@@ -9,13 +9,12 @@ episodes (`max_concurrent_envs`). Needs the package `websockets`.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from mmrl.rollout.environments.pictures import encode_png
+from mmrl.rollout.environments.conversions import encode_picture
 from mmrl.types import Action, Environment, Observation, Sample, StepResult, Unscorable, UserError
 
 _ACTION_ERRORS = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # about an action; other codes are failures of the server
@@ -39,11 +38,8 @@ class OpenEnvSession:
 
     def step(self, action: str | Action) -> StepResult:
         """Send an action: text in its field, or else the object that the model wrote as JSON."""
-        if isinstance(action, Action):
-            data = dict(action.arguments)
-        elif self.action is not None:
-            data = {self.action: action}
-        else:
+        data: Any = dict(action.arguments) if isinstance(action, Action) else {self.action: action}
+        if self.action is None and isinstance(action, str):
             try:
                 data = json.loads(action)
             except ValueError as error:
@@ -78,12 +74,8 @@ class OpenEnvSession:
         return dict(json.loads(self.connection.recv()))
 
     def _observe(self, fields: Mapping[str, Any]) -> Observation:
-        media: tuple[bytes, ...] = ()
-        picture = fields.get(self.picture) if self.picture else None
-        if isinstance(picture, str):
-            media = (base64.b64decode(picture.partition("base64,")[2] or picture),)
-        elif picture:
-            media = (encode_png(picture),)  # BrowserGym's server sends a number for each channel of each pixel
+        picture = fields.get(self.picture) if self.picture else None  # BrowserGym's server sends nested lists of pixels
+        media = (encode_picture(picture),) if picture else ()
         return Observation(text=str(fields.get(self.text) or ""), media=media)
 
 
@@ -94,16 +86,12 @@ def _describe_error(data: Mapping[str, Any]) -> str:
 
 
 def make(*, url: str, text: str, picture: str | None = None, action: str | None = None) -> Environment:
-    """Open a session at `url`, such as "ws://localhost:8000".
+    """Open a session at `url`, such as "ws://localhost:8000"; raises Unscorable if the server cannot be reached.
 
     Options:
         text: field of an observation that is shown as text.
         picture: field of an observation with a picture: pixels, or a PNG file in base64.
         action: field of an action that gets the model's text; without it the model writes the whole action as JSON.
-
-    Raises:
-        UserError: the package `websockets` is missing.
-        Unscorable: the server cannot be reached.
     """
     try:
         from websockets.exceptions import WebSocketException

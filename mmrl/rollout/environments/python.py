@@ -28,7 +28,8 @@ from mmrl.types import Action, Observation, Sample, StepResult
 
 _SCRIPT = Path(__file__).with_name("python_process.py")
 _REMINDER = 'There is one call: {"name": "python", "arguments": {"code": "..."}}.'
-# With PYTHONHASHSEED, sets of strings have the same order in every process, so an episode can be played again.
+# With PYTHONHASHSEED, sets of strings have the same order in every process, so an episode can be played again. Python
+# ignores it in isolated mode (-I); -P and -s likewise keep the folder of the script and the user's out of imports.
 _ENVIRONMENT = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 _START_S = 30.0
 _told: set[str] = set()  # missing protections of this machine that were already printed
@@ -75,54 +76,51 @@ class PythonEnvironment:
 
     def _run(self, code: str) -> str:
         process = self.process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(code).encode() + b"\n")
-            process.stdin.flush()
-            answer, ends_at = b"", monotonic() + self.timeout_s
-            while not answer.endswith(b"\n"):
-                if not select.select([process.stdout], [], [], max(0.0, ends_at - monotonic()))[0]:
-                    self._kill()
-                    return f"Stopped after {self.timeout_s:g} s; all variables are lost."
-                read = os.read(process.stdout.fileno(), 2**16)
-                if not read:
-                    break
-                answer += read
-            # Code that finds the pipe can write anything into it.
-            with suppress(ValueError):
-                return str(json.loads(answer))
+        try:
+            process.stdin.write(json.dumps(code).encode() + b"\n")  # type: ignore[union-attr]  # a pipe
+            return self._read_answer(self.timeout_s)
+        except TimeoutError:
+            end = f"Stopped after {self.timeout_s:g} s"
+        except (BrokenPipeError, ValueError):
+            end = "The code ended the process"
         self._kill()
-        return "The code ended the process; all variables are lost."
+        return f"{end}; all variables are lost."
 
     def _start(self) -> subprocess.Popen[bytes]:
-        limits = {"memory_mib": self.memory_mib, "file_mib": self.file_mib, "max_chars": self.max_chars}
+        limits = map(str, (self.memory_mib, self.file_mib, self.max_chars))
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(_SCRIPT), json.dumps(limits)],
+            [sys.executable, "-P", "-s", str(_SCRIPT), *limits],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             cwd=self.folder.name,
             env=_ENVIRONMENT,
             start_new_session=True,
         )
-        assert self.process.stderr is not None
-        weakness = ""
-        if select.select([self.process.stderr], [], [], _START_S)[0]:
-            weakness = self.process.stderr.readline().decode(errors="replace").strip()
+        weakness = self._read_answer(_START_S)
         if weakness and weakness not in _told:
             _told.add(weakness)
             print(f"mmrl.rollout.environments.python: {weakness}", file=sys.stderr, flush=True)
         return self.process
 
+    def _read_answer(self, timeout_s: float) -> str:
+        """Return the next answer; raises TimeoutError, or ValueError if the process ended or wrote something else."""
+        pipe = self.process.stdout.fileno()  # type: ignore[union-attr]  # the process runs, and this is a pipe
+        line, ends_at = b"", monotonic() + timeout_s
+        while not line.endswith(b"\n"):
+            if not select.select([pipe], [], [], max(0.0, ends_at - monotonic()))[0]:
+                raise TimeoutError
+            if not (part := os.read(pipe, 2**16)):
+                break
+            line += part
+        # Code that finds the pipe can write anything into it.
+        return str(json.loads(line))
+
     def _kill(self) -> None:
         if self.process is not None:
-            with suppress(ProcessLookupError):
+            with self.process, suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-                with suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]  # all three are pipes
-            self.process.wait()
             self.process = None
 
 

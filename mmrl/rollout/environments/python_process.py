@@ -1,8 +1,8 @@
 """The process in which `mmrl.rollout.environments.python` runs code of the model. Needs only the standard library.
 
 Each line of input is code as a JSON string, and each line of output is what that code printed, as a JSON string. The
-first argument of the script has the limits as JSON. Before the first answer, it writes a line to standard error that
-is empty, or names the protections that this machine lacks.
+first line of output comes before any code: it is empty, or names the protections that this machine lacks. Arguments:
+limits of memory and of the size of a file, in MiB, and of characters of output.
 """
 
 from __future__ import annotations
@@ -46,26 +46,22 @@ _REFUSED_CALLS = {
 
 def main() -> None:
     """Give up rights, then answer until standard input ends."""
-    limits = json.loads(sys.argv[1])
+    memory_mib, file_mib, max_chars = map(int, sys.argv[1:])
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     # The model's code may read or write these descriptors without `sys`: requests and answers use copies of them.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     weakness = _give_up_rights()
-    memory, size = limits["memory_mib"] * _MIB, limits["file_mib"] * _MIB
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {resource.RLIMIT_AS: memory_mib * _MIB, resource.RLIMIT_FSIZE: file_mib * _MIB, resource.RLIMIT_CORE: 0}
+    for kind, limit in limits.items():
+        resource.setrlimit(kind, (limit, limit))
     sys.addaudithook(_refuse)
-    print(weakness, file=sys.stderr, flush=True)
-    os.dup2(nothing, 2)
-    # So that an episode can be played again.
-    random.seed(0)
+    random.seed(0)  # so that an episode can be played again
+    print(json.dumps(weakness), file=answers, flush=True)
     variables: dict[str, object] = {"__name__": "__main__"}
     for line in requests:
-        output = run(json.loads(line), variables)
-        print(json.dumps(output[: limits["max_chars"]]), file=answers, flush=True)
+        print(json.dumps(run(json.loads(line), variables)[:max_chars]), file=answers, flush=True)
 
 
 def run(code: str, variables: dict[str, object]) -> str:

@@ -10,15 +10,15 @@ Departures: one call per turn; an action whose method raises is not valid, and t
 from __future__ import annotations
 
 import inspect
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from mmrl.rollout.environments.conversions import observe_blocks
 from mmrl.types import Action, Environment, Observation, Sample, StepResult, UserError
 from mmrl.utils.plugins import load_function
+
+_NOT_FOR_MODELS = ("reset", "get_reward", "close")
 
 
 class TrlEnvironment:
@@ -27,27 +27,23 @@ class TrlEnvironment:
     def __init__(self, instance: Any) -> None:  # noqa: ANN401
         """Wrap an instance of the class."""
         self.instance = instance
-        self.methods = {}
-        for name, method in inspect.getmembers(instance, inspect.ismethod):
-            if not name.startswith("_") and name not in ("reset", "get_reward", "close"):
-                self.methods[name] = method
+        self.methods = dict(inspect.getmembers(instance, inspect.ismethod))
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Reset the object with the seed and the columns of the sample's row, omitting what `reset` does not take."""
         row = {**sample.meta, "seed": seed}
-        parameters = inspect.signature(self.instance.reset).parameters.values()
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            names = {parameter.name for parameter in parameters}
-            row = {name: value for name, value in row.items() if name in names}
+        parameters = inspect.signature(self.instance.reset).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            row = {name: value for name, value in row.items() if name in parameters}
         return _observe(self.instance.reset(**row))
 
     def step(self, action: str | Action) -> StepResult:
         """Call the method that the action names; a turn without a call ends the episode."""
         if not isinstance(action, Action):
-            get_reward = getattr(self.instance, "get_reward", None)
-            return StepResult(reward=float(get_reward()) if get_reward else 0.0, terminated=True)
+            get_reward = getattr(self.instance, "get_reward", float)
+            return StepResult(reward=float(get_reward()), terminated=True)
         try:
-            if action.name not in self.methods:
+            if action.name not in self.methods or action.name.startswith("_") or action.name in _NOT_FOR_MODELS:
                 raise ValueError(f"Tool {action.name} not found.")
             return StepResult(observation=_observe(self.methods[action.name](**action.arguments)))
         except Exception as error:  # noqa: BLE001  # as in TRL, the model sees any error of a method
@@ -60,11 +56,7 @@ class TrlEnvironment:
 
 
 def make(*, fn: str, args: dict[str, Any] | None = None) -> Environment:
-    """Make the object that `fn` names, `package.module:Class` or a file's absolute path, with the options `args`.
-
-    Raises:
-        UserError: there is no such class, or it has no `reset`.
-    """
+    """Make the object that `fn` names, `package.module:Class` or a file's absolute path, with the options `args`."""
     instance = load_function(fn, Path.cwd(), role="environment")(**(args or {}))
     if not callable(getattr(instance, "reset", None)):
         raise UserError(f"fn={fn!r}: an environment for TRL has a method `reset`")
@@ -72,18 +64,7 @@ def make(*, fn: str, args: dict[str, Any] | None = None) -> Environment:
 
 
 def _observe(result: object) -> Observation:
-    """Return what a method returned: text, None, or a list of content blocks, of which images are kept."""
-    if not isinstance(result, list):
-        return Observation(text="" if result is None else str(result))
-    texts, media = [], []
-    for block in result:
-        if block["type"] == "text":
-            texts.append(block["text"])
-            continue
-        picture = block["image"]
-        if isinstance(picture, Image.Image):
-            content = io.BytesIO()
-            picture.save(content, "png")
-            picture = content.getvalue()
-        media.append(picture)
-    return Observation(text="".join(texts), media=tuple(media))
+    """Return what a method returned: text, None, or a list of content blocks."""
+    if isinstance(result, list):
+        return observe_blocks(result)
+    return Observation(text="" if result is None else str(result))

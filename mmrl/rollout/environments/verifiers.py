@@ -13,13 +13,12 @@ verifiers 1 own their loop and cannot be adapted.
 from __future__ import annotations
 
 import asyncio
-import base64
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
-from math import isfinite
 from typing import Any
 
+from mmrl.rollout.environments.conversions import finite_numbers, observe_blocks
 from mmrl.types import Environment, Observation, Sample, StepResult, UserError
 
 Message = Mapping[str, Any]
@@ -47,10 +46,10 @@ class VerifiersEpisode:
 
     def step(self, action: str) -> StepResult:
         """Add the action as an assistant message, and return the environment's reply."""
-        written = [self.write_message(role="assistant", content=action)]
-        turn: dict[str, Any] = {"prompt": self.shown, "completion": written, "response": None}
-        turn |= {"tokens": None, "reward": None, "advantage": None, "is_truncated": False, "extras": {}}
-        self._run(self.env.add_trajectory_step(self.state, {**turn, "trajectory_id": self.state["trajectory_id"]}))
+        turn: dict[str, Any] = {"tokens": None, "reward": None, "advantage": None, "is_truncated": False, "extras": {}}
+        turn |= {"response": None, "prompt": self.shown, "trajectory_id": self.state["trajectory_id"]}
+        turn["completion"] = [self.write_message(role="assistant", content=action)]
+        self._run(self.env.add_trajectory_step(self.state, turn))
         if self._run(self.env.is_completed(self.state)):
             return self._finish(())
         messages = list(self._run(self.env.get_prompt_messages(self.state)))
@@ -69,17 +68,13 @@ class VerifiersEpisode:
         score = self.env.rubric.score_rollout
         limits = {"score_sem": nullcontext()} if "score_sem" in inspect.signature(score).parameters else {}
         self._run(score(self.state, **limits))
-        metrics = {}
-        for name, value in (self.state["metrics"] or {}).items():
-            if isinstance(value, int | float) and isfinite(value):
-                metrics[name] = float(value)
         cut = self.state.get("stop_condition") == "max_turns_reached"
         return StepResult(
             observation=_observe(answered),
             reward=float(self.state["reward"]),
             terminated=not cut,
             truncated=cut,
-            info=metrics,
+            info=finite_numbers(self.state["metrics"] or {}),
         )
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
@@ -87,11 +82,7 @@ class VerifiersEpisode:
 
 
 def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
-    """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`.
-
-    Raises:
-        UserError: verifiers is missing, has no such environment, or the environment is not a MultiTurnEnv.
-    """
+    """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`."""
     try:
         import verifiers
     except ImportError as error:
@@ -116,15 +107,8 @@ def _load_message_types() -> tuple[Any, Callable[..., Message]]:
 
 
 def _observe(messages: Sequence[Message]) -> Observation:
-    """Return the text and the pictures (data URLs) of messages."""
-    texts: list[str] = []
-    media: list[bytes] = []
+    blocks: list[Message] = []
     for message in messages:
         content: Any = message["content"]
-        parts: list[Message] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        for part in parts:
-            if part["type"] == "text":
-                texts.append(part["text"])
-            elif part["type"] == "image_url":
-                media.append(base64.b64decode(part["image_url"]["url"].partition("base64,")[2]))
-    return Observation(text="\n".join(texts), media=tuple(media))
+        blocks += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return observe_blocks(blocks, "\n")

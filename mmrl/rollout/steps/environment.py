@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from mmrl.answer.text import parse_answer_value
@@ -19,16 +21,10 @@ from mmrl.config.schema import EnvironmentConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
-from mmrl.rollout.environments.episodes import (
-    Ask,
-    EpisodeKey,
-    EpisodeReply,
-    EpisodeRequest,
-    EpisodeWorkers,
-)
+from mmrl.rollout.environments.episodes import Ask, EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.environments.frames import save_frame
 from mmrl.rollout.steps.base import with_metrics
-from mmrl.rollout.tools.executor import ToolRunner, cut_text, encode_part, environment_segment
+from mmrl.rollout.tools.executor import ToolRunner, append_reply, cut_text, encode_part
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
     LAST_MEDIUM,
@@ -51,7 +47,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
-from mmrl.utils.observations import DIGEST_KEY, SEED_KEY
+from mmrl.utils.observations import SEED_KEY
 from mmrl.utils.seeds import derive_seed
 
 _NO_CALL = 'There is no action in this. End the turn with <tool_call>{"name": "...", "arguments": {...}}</tool_call>.'
@@ -59,8 +55,8 @@ _NO_ANSWER = "There is no action in this. Write it where an answer belongs."
 
 
 @dataclass(slots=True)
-class Episode:
-    """An episode in progress, as the step knows it."""
+class _Episode:
+    """An episode in progress."""
 
     rollout: Rollout
     digests: list[str] = field(default_factory=list)  # of the observation after each action of the environment's turns
@@ -76,41 +72,61 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlayer:
-    """Takes the actions of rollouts in their environments, and adds turns and observations to the rollouts."""
+class EnvironmentStep:
+    """Takes each turn of a rollout as an action, and lets the policy continue after the observation."""
 
     options: EnvironmentConfig
     workers: EpisodeWorkers
     processor: PromptProcessor
     frames_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds for samples that state none
+    sampler: Sampler | None = None  # writes the policy's turns; None where only the environment's expert acts
+    sampling_params: SamplingParams | None = None  # of a turn
 
-    def play(
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with every episode played to its end or to a limit; UserError if `on_error` is `stop`."""
+        assert self.sampler is not None
+        assert self.sampling_params is not None
+        extend = partial(self.sampler.extend, sampling_params=self.sampling_params, step=step)
+        rollouts = list(chain.from_iterable(batch.groups))
+        played, metrics = self._play(rollouts, extend, self.sampling_params.max_new_tokens)
+        remaining = iter(played)
+        groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
+        return with_metrics(replace(batch, groups=groups), metrics)
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
+        """Return an episode of the environment's expert for each of `demonstrations`, which come without text.
+
+        The metrics are those of all episodes. Raises UserError if an environment failed, or has no expert.
+        """
+        played, metrics = self._play([replace(demonstration, segments=()) for demonstration in demonstrations])
+        for rollout in played:
+            if rollout.failure is not None:
+                raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
+        return list(map(self.processor.parse_rollout, played)), metrics
+
+    def _play(
         self,
-        episodes: Mapping[EpisodeKey, Episode],
-        choose: Callable[[Rollout], str | Action | Ask],
-        extend: Callable[[Sequence[Rollout]], Sequence[Rollout]],
-        *,
-        room_for_turn: int,
-    ) -> dict[str, float]:
-        """Play episodes to their end or to a limit, and return their metrics.
+        rollouts: Sequence[Rollout],
+        extend: Callable[[Sequence[Rollout]], Sequence[Rollout]] | None = None,
+        room_for_turn: int = 0,
+    ) -> tuple[list[Rollout], dict[str, float]]:
+        """Play an episode of each rollout; return the longer rollouts and metrics of all.
 
-        `choose` returns the action in the last turn of a rollout, and `extend` adds the next turn to several rollouts.
-        An observation must leave `room_for_turn` tokens for the next turn.
-
-        Raises:
-            UserError: an environment failed, and `on_error` is `stop`.
+        `extend` adds the policy's next turn, for which an observation must leave `room_for_turn` tokens. Without it,
+        the environment's expert acts.
         """
         counts: Counter[str] = Counter()
-        playing = dict(episodes)
+        episodes = list(map(_Episode, rollouts))
+        playing = list(range(len(episodes)))
         num_turns = 0
         while playing:
             num_turns += 1
             # All episodes take their turn together, in one request to the processes and one to the engine.
-            requests = [self._make_request(key, episode, choose(episode.rollout)) for key, episode in playing.items()]
+            requests = [self._make_request(key, episodes[key], asks_expert=extend is None) for key in playing]
             counts["turns"] += len(requests)
             for request, outcome in zip(requests, self.workers.play(requests), strict=True):
-                episode = playing[request.key]
+                episode = episodes[request.key]
                 failure = outcome if isinstance(outcome, RewardFailure) else None
                 if isinstance(outcome, EpisodeReply):
                     result = self._record(episode, request, outcome)
@@ -126,38 +142,48 @@ class EpisodePlayer:
                         owner = f"step {self.options.name}: sample {request.sample.id}"
                         raise UserError(f"{owner}, {place}: {failure.reason}")
                     episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
-            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
-            longer = extend([episode.rollout for episode in playing.values()]) if playing else ()
-            for episode, rollout in zip(playing.values(), longer, strict=True):
-                episode.rollout = rollout
+            playing = [key for key in playing if not episodes[key].is_over]
+            if playing and extend is not None:
+                longer = extend([episodes[key].rollout for key in playing])
+                for key, rollout in zip(playing, longer, strict=True):
+                    episodes[key].rollout = rollout
         # Episodes that a limit ended still have an open environment.
-        self.workers.close_episodes([key for key, episode in episodes.items() if episode.rollout.turns])
-        return count_episodes(self.options.name, [episode.rollout for episode in episodes.values()], counts)
+        self.workers.close_episodes(key for key, episode in enumerate(episodes) if episode.rollout.turns)
+        played = [episode.rollout for episode in episodes]
+        return played, count_episodes(self.options.name, played, counts)
 
-    def _make_request(self, key: EpisodeKey, episode: Episode, action: str | Action | Ask) -> EpisodeRequest:
-        sample = episode.rollout.prompt.sample
+    def _make_request(self, key: int, episode: _Episode, *, asks_expert: bool) -> EpisodeRequest:
+        rollout = episode.rollout
+        sample = rollout.prompt.sample
         seed = sample.meta.get(SEED_KEY)
         if seed is None:
             # A blind probe adds a suffix after "~" to the sample's id, and its episodes get the same seed.
             seed = derive_seed(self.seed, "environment", sample.id.partition("~")[0])
-        return EpisodeRequest(
-            key=key,
-            sample=sample,
-            seed=int(seed),
-            first_digest=sample.meta.get(DIGEST_KEY),
-            past=tuple(turn.action for turn in episode.rollout.turns if turn.action is not None),
-            digests=tuple(episode.digests),
-            action=action,
-            replayable=self.options.replayable,
-        )
+        past = tuple(turn.action for turn in rollout.turns if turn.action is not None)
+        action = Ask.EXPERT if asks_expert else self._read_action(rollout)
+        return EpisodeRequest(key, sample, int(seed), past, tuple(episode.digests), action)
 
-    def _record(self, episode: Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
-        """Add a turn to an episode, with the text of the action if the expert took it; return the step's result.
+    def _read_action(self, rollout: Rollout) -> str | Action | Ask:
+        """Return the action in the last turn of a rollout, or `Ask.STATE` if none can be read."""
+        if self.options.action == "tag":
+            return Ask.STATE if rollout.answer.text is None else rollout.answer.text
+        start = len(rollout.segments)
+        while start and rollout.segments[start - 1].author is not Author.ENVIRONMENT:
+            start -= 1
+        text = self.processor.decode_segments(rollout.segments[start:])
+        call = find_final_call(text) if self.options.action == "call" else None
+        if call is None:
+            return text.strip()
+        try:
+            action: Action = parse_answer_value(AnswerType.TOOL_CALL, call)
+        except ValueError:
+            return Ask.STATE
+        return action
 
-        If no action can be read from the turn, the result is a message to the model, or it ends the episode.
-        """
+    def _record(self, episode: _Episode, request: EpisodeRequest, reply: EpisodeReply) -> StepResult:
+        """Add a turn to an episode, with the text of the action if the expert took it; return the step's result."""
         result, rollout = reply.result, episode.rollout
-        if reply.action is None:
+        if reply.action is None:  # none could be read
             text = _NO_CALL if self.options.action == "call" else _NO_ANSWER
             ends = self.options.on_invalid == "end"
             result = StepResult(observation=Observation(text=text), valid=False, truncated=ends)
@@ -181,68 +207,51 @@ class EpisodePlayer:
 
     def _demonstrate(self, action: str | Action) -> Segment:
         """Return a segment with the expert's action, as the model would write it."""
-        match action:
-            case Action(name, arguments):
-                call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-                token_ids = self.processor.tokenize(f"{CALL_START}\n{call}\n{CALL_END}")
-            case _:
-                text = action
-                if self.options.action == "tag":
-                    target = Target(answer_type=AnswerType.TEXT, value=action)
-                    text = self.processor.response_format.render(target, None)
-                token_ids = (*self.processor.tokenize(text), self.processor.tokenizer.eos_token_id)
+        if isinstance(action, Action):
+            call = json.dumps({"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False)
+            token_ids = self.processor.tokenize(f"{CALL_START}\n{call}\n{CALL_END}")
+        else:
+            if self.options.action == "tag":
+                target = Target(answer_type=AnswerType.TEXT, value=action)
+                action = self.processor.response_format.render(target, None)
+            token_ids = (*self.processor.tokenize(action), self.processor.tokenizer.eos_token_id)
         return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
 
-    def _show(self, episode: Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
-        """Append an observation, or end the episode if it does not fit. Return the failure if a medium cannot be used.
-
-        The brackets of the options enclose the observation. Only they may hold special tokens: the text of an
-        environment cannot end its turn or open another.
-        """
+    def _show(self, episode: _Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
+        """Append an observation, or end the episode if it does not fit; return the failure if a medium is unusable."""
         options, processor, rollout = self.options, self.processor, episode.rollout
-        pending = self._open_observation(rollout)
-        segments: list[Segment] = []
+        text, shown = observation.text, []
         try:
             refs = self._list_media(rollout, observation)
             if len(rollout.observations) + len(refs) > options.max_media:
                 episode.end(truncated=True)
                 return None
-            for ref in refs:
-                if pending:
-                    segments.append(environment_segment(pending))
-                    pending = ()
-                segments.append(processor.build_tool_segment(ref))
+            shown = list(map(processor.build_tool_segment, refs))
         except (ValueError, OverflowError) as error:
             # The policy asked for a part that does not exist, and the environment could not know that.
             rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
-            observation, segments = Observation(text=f"This cannot be shown: {error}."), []
-            pending = self._open_observation(rollout)
+            text = f"This cannot be shown: {error}."
         except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
-        text = cut_text(observation.text, options.max_observation_chars)
+        prefix = processor.tokenize(options.brackets[0], parse_special=True)
+        eos = int(processor.tokenizer.eos_token_id)
+        if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
+            prefix = (eos, *prefix)  # the model has not ended its turn
+        # Special tokens count in prefix and suffix alone: an environment's text cannot end its turn or open another.
         suffix = options.brackets[1] + processor.encoder.response_opening
-        ending = processor.tokenize(suffix, parse_special=True)
-        segments.append(environment_segment((*pending, *processor.tokenize(text), *ending)))
-        longer = replace(rollout, segments=(*rollout.segments, *segments))
+        ending = processor.tokenize(cut_text(text, options.max_observation_chars))
+        ending += processor.tokenize(suffix, parse_special=True)
+        longer = append_reply(rollout, prefix, [((), segment) for segment in shown], ending)
         if longer.num_tokens + room_for_turn > options.max_tokens:
             episode.end(truncated=True)
         else:
             episode.rollout = longer
         return None
 
-    def _open_observation(self, rollout: Rollout) -> tuple[int, ...]:
-        """Return the tokens before an observation. They begin with EOS if the model has not ended its turn."""
-        token_ids = self.processor.tokenize(self.options.brackets[0], parse_special=True)
-        eos = int(self.processor.tokenizer.eos_token_id)
-        has_ended = self.options.action == "call" or rollout.segments[-1].token_ids[-1] == eos
-        return token_ids if has_ended else (eos, *token_ids)
-
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
         """Return references to the media of an observation, corrupted like those of the question.
 
-        Raises:
-            ValueError: a medium has no such part; in words for the model.
-            UserError: a frame cannot be saved.
+        Raises ValueError, in words for the model, if a medium has no such part; UserError if a frame cannot be saved.
         """
         refs: list[MediaRef] = []
         for medium in observation.media:
@@ -265,97 +274,16 @@ class EpisodePlayer:
         return refs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentStep:
-    """Takes each turn of a rollout as an action, and lets the policy continue after the observation."""
-
-    player: EpisodePlayer
-    sampler: Sampler
-    sampling_params: SamplingParams  # of a turn
-
-    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with every episode played to its end, or to a limit.
-
-        Raises:
-            UserError: an environment failed, and `on_error` is `stop`.
-        """
-        episodes: dict[EpisodeKey, Episode] = {}
-        for group_index, group in enumerate(batch.groups):
-            for position, rollout in enumerate(group):
-                episodes[group_index, position] = Episode(rollout)
-        metrics = self.player.play(
-            episodes,
-            self._read_action,
-            lambda rollouts: self.sampler.extend(rollouts, self.sampling_params, step=step),
-            room_for_turn=self.sampling_params.max_new_tokens,
-        )
-        groups = []
-        for group_index, group in enumerate(batch.groups):
-            groups.append(tuple(episodes[group_index, position].rollout for position in range(len(group))))
-        return with_metrics(replace(batch, groups=tuple(groups)), metrics)
-
-    def _read_action(self, rollout: Rollout) -> str | Action | Ask:
-        """Return the action in the last turn of a rollout, or `Ask.STATE` if none can be read."""
-        options, processor = self.player.options, self.player.processor
-        if options.action == "tag":
-            return Ask.STATE if rollout.answer.text is None else rollout.answer.text
-        start = len(rollout.segments)
-        while start and rollout.segments[start - 1].author is not Author.ENVIRONMENT:
-            start -= 1
-        text = processor.decode_segments(rollout.segments[start:])
-        call = find_final_call(text) if options.action == "call" else None
-        if call is None:
-            return text.strip()
-        try:
-            action: Action = parse_answer_value(AnswerType.TOOL_CALL, call)
-        except ValueError:
-            return Ask.STATE
-        return action
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertDemonstrations:
-    """Makes demonstrations of episodes: actions of the environment's expert, with the observations between them.
-
-    .., DEMONSTRATION | <|im_start|>user .. image .. <|im_start|>assistant, ENVIRONMENT | .., DEMONSTRATION
-    """
-
-    player: EpisodePlayer
-
-    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
-        """Return an episode for each of `demonstrations`, which come without text, and metrics of all episodes.
-
-        Raises:
-            UserError: an environment failed, or has no expert.
-        """
-        episodes: dict[EpisodeKey, Episode] = {}
-        for index, demonstration in enumerate(demonstrations):
-            episodes[index, 0] = Episode(replace(demonstration, segments=()))
-        metrics = self.player.play(episodes, lambda _: Ask.EXPERT, lambda rollouts: rollouts, room_for_turn=0)
-        rollouts = []
-        for episode in episodes.values():
-            if episode.rollout.failure is not None:
-                sample = episode.rollout.prompt.sample
-                raise UserError(f"sample {sample.id}: no demonstration: {episode.rollout.failure.reason}")
-            rollouts.append(self.player.processor.parse_rollout(episode.rollout))
-        return rollouts, metrics
-
-
-def make_player(
+def make_environment_step(
     options: EnvironmentConfig, tool_runner: ToolRunner, processor: PromptProcessor, *, seed: int
-) -> EpisodePlayer:
-    """Return the player of a step's episodes. It has its own processes, which start with the first action."""
+) -> EnvironmentStep:
+    """Return the step of an expert. It has its own processes, which start with the first action."""
     media_cache = processor.encoder.media_cache
     media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
     workers = EpisodeWorkers(tool_runner.base_dir, options, media_opener)
     tool_runner.close_workers.append(workers.close)
-    return EpisodePlayer(
-        options=options,
-        workers=workers,
-        processor=processor,
-        frames_dir=tool_runner.frames_dir,
-        seed=seed,
-    )
+    frames_dir = tool_runner.frames_dir
+    return EnvironmentStep(options=options, workers=workers, processor=processor, frames_dir=frames_dir, seed=seed)
 
 
 def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float]:

@@ -11,7 +11,7 @@ All of these segments have the author ENVIRONMENT, so none of their tokens is tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -97,17 +97,11 @@ class ToolExecutor:
 
         Only prefix and suffix may contain special tokens: text of a tool cannot end the turn or open another one.
         """
-        options, text = self.options, cut_text(message.text, self.options.max_result_chars)
-        segments: list[Segment] = []
-        # The prefix is joined to the text that comes next, so that a result without media is one segment.
-        pending = self.processor.tokenize(options.result_prefix, parse_special=True)
-        for label, media_segment in message.media_segments:
-            segments.append(environment_segment((*pending, *self.processor.tokenize(label))))
-            segments.append(media_segment)
-            pending = ()
-        suffix = self.processor.tokenize(options.result_suffix, parse_special=True)
-        segments.append(environment_segment((*pending, *self.processor.tokenize(text), *suffix)))
-        return replace(rollout, segments=(*rollout.segments, *segments))
+        tokenize, options = self.processor.tokenize, self.options
+        prefix = tokenize(options.result_prefix, parse_special=True)
+        media = [(tokenize(label), segment) for label, segment in message.media_segments]
+        text = tokenize(cut_text(message.text, options.max_result_chars))
+        return append_reply(rollout, prefix, media, text + tokenize(options.result_suffix, parse_special=True))
 
     def _parse_call(self, rollout: Rollout) -> Action | str:
         """Return the call that ends a rollout, or words for the model about what is wrong with it."""
@@ -241,6 +235,23 @@ def encode_part(processor: PromptProcessor, ref: MediaRef) -> Segment:
         raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
 
 
-def environment_segment(token_ids: tuple[int, ...]) -> Segment:
-    """Return a segment of tokens that tools or environments wrote."""
+def append_reply(
+    rollout: Rollout, prefix: tuple[int, ...], media: Iterable[tuple[tuple[int, ...], Segment]], ending: tuple[int, ...]
+) -> Rollout:
+    """Append what a tool or an environment replied: tokens, images and videos, each after tokens that name it, tokens.
+
+    Tokens that follow each other are one segment, so a reply without media is one segment.
+    """
+    segments: list[Segment] = []
+    pending = prefix
+    for label, segment in media:
+        pending += label
+        if pending:
+            segments.append(_environment_segment(pending))
+        segments.append(segment)
+        pending = ()
+    return replace(rollout, segments=(*rollout.segments, *segments, _environment_segment(pending + ending)))
+
+
+def _environment_segment(token_ids: tuple[int, ...]) -> Segment:
     return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)

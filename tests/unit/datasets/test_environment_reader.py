@@ -93,10 +93,7 @@ def test_the_rollout_step_accepts_what_the_reader_made(context):
     """Seed and digest are those by which the workers of a step begin the same episode."""
     config = EnvironmentConfig(kind="environment", fn=MAZE)
     (sample,) = read(context, size=1)
-    request = EpisodeRequest(
-        key=(0, 0), sample=sample, seed=sample.meta[SEED_KEY], first_digest=sample.meta[DIGEST_KEY], past=(),
-        digests=(), action=Ask.EXPERT, replayable=True,
-    )  # fmt: skip
+    request = EpisodeRequest(key=0, sample=sample, seed=sample.meta[SEED_KEY], past=(), digests=(), action=Ask.EXPERT)
     from mmrl.rollout.environments.episodes import _load_episodes
 
     reply = _load_episodes(context.base_dir, config, None, lambda report: None)(request)
@@ -190,11 +187,13 @@ def test_each_state_on_the_experts_way_becomes_a_sample(context):
 
 
 CALLING_PHONE = """
+from mmrl.answer import parse_answer_value
+from mmrl.types import AnswerType
 from mmrl_datasets.environments.phone import Phone
 
 class CallingPhone(Phone):
     def expert(self):
-        return self._next_action()
+        return parse_answer_value(AnswerType.ACTION, super().expert())
 
 make = CallingPhone
 """

@@ -170,10 +170,11 @@ def test_ranking_is_bm25(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read"),
+        (None, r"pages\.jsonl: no such file"),
         ("", "no page has a text"),
-        ("{}\n", "line 1: needs id and path"),
-        ("x", "line 1"),
+        ("{}\n", r"pages\.jsonl:1: a page needs id and path"),
+        ("x", r"pages\.jsonl:1: .* not a line of JSON"),
+        ('{"id": 1, "path": "x"}\n{"id": "1", "path": "y"}\n', r"pages\.jsonl:2: two pages have the id '1'"),
     ],
 )
 def test_damaged_corpus_is_named(tmp_path, content, message):

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmrl.rollout.environments import gymnasium as adapter
 from mmrl.rollout.environments import openenv, trl
-from mmrl.rollout.environments.pictures import encode_png
+from mmrl.rollout.environments.conversions import encode_picture
 from mmrl.rollout.environments.verifiers import VerifiersEpisode
 from mmrl.types import Action, AnswerType, Observation, Sample, Target, Unscorable, UserError
 from mmrl.utils.observations import check_observation, check_step_result, observation_digest
@@ -158,7 +158,7 @@ def server():
                 continue
             count += 1
             pixels = np.full((4, 4, 3), count, np.uint8)
-            shown = pixels.tolist() if count < 3 else base64.b64encode(encode_png(pixels)).decode()
+            shown = pixels.tolist() if count < 3 else base64.b64encode(encode_picture(pixels)).decode()
             fields = {"echoed_message": data.get("message", ""), "screenshot": shown}
             reply = {"observation": fields, "reward": 0.5 if count > 1 else None, "done": count == 3}
             connection.send(json.dumps({"type": "observation", "data": reply}))
@@ -237,7 +237,7 @@ async def answer_guess(messages, state, **kwargs):
         state["final_env_response"] = [{"role": "user", "content": "right"}]
         return state["final_env_response"]
     hint = [{"type": "text", "text": "higher" if guess < number else "lower"}]
-    url = "data:image/png;base64," + base64.b64encode(encode_png(np.zeros((4, 4, 3), np.uint8))).decode()
+    url = "data:image/png;base64," + base64.b64encode(encode_picture(np.zeros((4, 4, 3), np.uint8))).decode()
     return [{"role": "user", "content": [*hint, {"type": "image_url", "image_url": {"url": url}}]}]
 
 
@@ -289,13 +289,13 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_encoded():
     """`np.broadcast_to` takes no memory; the limit is the default of `data.media_limits.max_pixels`."""
     pixel = np.zeros((1, 1, 3), np.uint8)
     with pytest.raises(UserError, match=r"\[20000, 20000, 3\] exceeds 100,000,000 pixels"):
-        encode_png(np.broadcast_to(pixel, (20_000, 20_000, 3)))
-    assert encode_png(np.broadcast_to(pixel, (100, 100, 3))).startswith(b"\x89PNG")
+        encode_picture(np.broadcast_to(pixel, (20_000, 20_000, 3)))
+    assert encode_picture(np.broadcast_to(pixel, (100, 100, 3))).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    "pixels", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), np.full((4, 4, 3), 300), "picture"]
+    "pixels", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), np.full((4, 4, 3), 300), {}]
 )
 def test_what_is_no_picture_is_refused(pixels):
     with pytest.raises(UserError, match=r"uint8 \[height, width, 3\]"):
-        encode_png(pixels)
+        encode_picture(pixels)

@@ -18,7 +18,6 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, RethinkConfig
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
 from mmrl.log.metric_registry import find_builtin_metric
-from mmrl.rollout.steps.environment import ExpertDemonstrations
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import (
     Action,
@@ -92,6 +91,11 @@ def forks(env):
         if os.fork() == 0:
             time.sleep(600)
     time.sleep(600)
+def hungry(env):
+    eaten = []
+    while True:
+        eaten.append(b"x" * 2**24)
+        time.sleep(0.01)
 def huge(env):
     import struct, zlib
     def chunk(kind, data):
@@ -107,7 +111,8 @@ def outside(env):
     from mmrl import ImageRef
     return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
 FAULTS = [
-    hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, huge, look, outside,
+    hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, hungry, huge, look,
+    outside,
 ]
 FAULTS = {fault.__name__: fault for fault in FAULTS}
 
@@ -213,6 +218,7 @@ FAULTS = {
     "no_picture": ("errors", "PNG or JPEG"),
     "broken_picture": ("errors", "observation"),
     "forks": ("limits", "worker_limits.processes"),
+    "hungry": ("limits", "worker_limits.memory_mib"),
     "huge": ("errors", "decompression bomb"),
     "outside": ("errors", "no such file"),
 }
@@ -221,7 +227,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_failure_is_counted_and_costs_one_rollout(play, tiny, fault):
     kind, reason = FAULTS[fault]
-    limits = {"worker_limits": {"processes": 8}, "timeout_s": 2.0 if fault == "hang" else 30.0}
+    limits = {"worker_limits": {"processes": 8, "memory_mib": 1024}, "timeout_s": 2.0 if fault == "hang" else 30.0}
     batch = play("go", "stop", args={"fault": fault}, **limits)
     ((failed, fine),) = batch.groups
     assert failed.failure.error_kind == kind and reason in failed.failure.reason, failed.failure
@@ -297,6 +303,21 @@ def test_calls_and_tags_are_read_as_actions(play):
 NAMED = textwrap.dedent(WORLD).replace("Observation(text=self.first)", 'Observation(state="n0")')
 
 
+def test_siblings_and_blind_probes_get_one_seed_and_other_samples_another(tiny, play, base):
+    (base / "seeded.py").write_text(NAMED.replace('Observation(state="n0")', "Observation(state=str(seed))"))
+    batch = responses(tiny, "stop", "stop")
+    ((rollout, sibling),) = batch.groups
+
+    def rename(name):
+        return replace(rollout, prompt=replace(rollout.prompt, sample=replace(rollout.prompt.sample, id=name, meta={})))
+
+    own_id = rollout.prompt.sample.id
+    group = (rename(own_id), replace(rename(own_id), index=sibling.index), rename(f"{own_id}~grey"), rename("other"))
+    (played,) = play(batch=RolloutBatch(groups=(group,)), fn="./seeded.py:make").groups
+    first, second, blind, other = (rollout.turns[0].state for rollout in played)
+    assert first == second == blind != other
+
+
 @pytest.mark.parametrize("on_invalid", ["tell", "end"])
 def test_turn_without_an_action_is_in_the_state_in_which_it_was_written(tiny, play, base, on_invalid):
     (base / "named.py").write_text(NAMED)
@@ -353,11 +374,10 @@ def test_expert_makes_demonstrations(tiny, base):
     config = EnvironmentConfig(kind="environment", fn="./world.py:make", args={"expert": True}, turns=5)
     frames = Path(tiny.samples[0].images[0].path).parent / "frames"
     with closing(ToolRunner(base, frames_dir=frames)) as runner:
-        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
-        demonstrations, metrics = ExpertDemonstrations(player=player).complete(empty)
+        demonstrations, metrics = make_pipeline(tiny, config, tool_runner=runner).steps[0].complete(empty)
         with pytest.raises(UserError, match="no method `expert`"):
-            plain = make_pipeline(tiny, config.model_copy(update={"args": {}}), tool_runner=runner).steps[0].player
-            ExpertDemonstrations(player=plain).complete(empty)
+            plain = make_pipeline(tiny, config.model_copy(update={"args": {}}), tool_runner=runner).steps[0]
+            plain.complete(empty)
     for demonstration in demonstrations:
         assert authors(demonstration) == "deeedeeed"
         assert [turn.action for turn in demonstration.turns] == ["go", "go", "stop"]
@@ -375,9 +395,8 @@ def test_the_example_plays(tiny):
     meta = {SEED_KEY: 6, DIGEST_KEY: observation_digest(first)}
     prompt = tiny.processor.build(replace(tiny.samples[0], id="guess", meta=meta))
     with closing(ToolRunner(examples)) as runner:
-        player = make_pipeline(tiny, config, tool_runner=runner).steps[0].player
-        empty = tiny.processor.build_demonstration(prompt, "")
-        (episode,), metrics = ExpertDemonstrations(player=player).complete([empty])
+        step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
+        (episode,), metrics = step.complete([tiny.processor.build_demonstration(prompt, "")])
     assert [turn.action for turn in episode.turns] == ["5", "7"]
     assert [turn.state for turn in episode.turns][1] == "6 to 9"
     assert episode.turns[-1].info == {"success": 1.0} and metrics["environment/info/success"] == 1.0

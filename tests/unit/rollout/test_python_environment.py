@@ -154,11 +154,11 @@ def test_what_code_does_to_its_pipes_and_children_costs_its_own_process_alone(py
     assert python("1") == "1\n"
 
 
-def test_random_numbers_can_be_played_again():
+@pytest.mark.parametrize("code", ["import random; random.random()", "set('abcdefgh')"])
+def test_random_numbers_and_the_order_of_sets_can_be_played_again(code):
     found = set()
-    for _ in range(2):
+    for _ in range(3):
         environment = make()
-        result = environment.step(Action("python", {"code": "import random; random.random()"}))
-        found.add(result.observation.text)
+        found.add(environment.step(Action("python", {"code": code})).observation.text)
         environment.close()
     assert len(found) == 1

@@ -72,6 +72,22 @@ def test_a_replayed_rollout_is_a_group_of_its_own(groups):
     assert [badge.text for badge in rollout["badges"]] == ["replayed", "5 steps off-policy"]
 
 
+def test_turns_of_an_episode_have_what_they_earned_and_their_advantage(tmp_path):
+    turns = [
+        {"action": "up", "state": "start", "reward": 0.5, "terminated": False, "truncated": False, "valid": True},
+        {"action": None, "state": "level 4", "reward": 0.0, "terminated": False, "truncated": True, "valid": False},
+    ]
+    credited = rollout_row(turns=turns, turn_rewards=[0.25, 0.0], turn_advantages=[1.5, -0.5])
+    write_lines(tmp_path / "rollouts/rl-000001.jsonl", [credited, rollout_row(turns=turns, rollout=1)])
+    first, second = (rollout["turns"] for rollout in build(tmp_path, "rl-000001")["groups"][0]["rollouts"])
+    assert [(turn["action"], turn["state"], turn["valid"], turn["end"]) for turn in first] == [
+        ("up", "start", True, ""),
+        (None, "level 4", False, "truncated"),
+    ]
+    assert [(turn["earned"], turn["advantage"]) for turn in first] == [(0.25, 1.5), (0.0, -0.5)]
+    assert [(turn["earned"], turn["advantage"]) for turn in second] == [(0.5, None), (0.0, None)]
+
+
 def test_held_out_rollouts_were_not_trained_on(tmp_path):
     document = build(make_run(tmp_path / "small"), "rl-000002-validation")
     assert (document["kind"], document["stage"], document["step"]) == ("validation", "rl", 2)
