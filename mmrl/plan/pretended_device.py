@@ -20,7 +20,6 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
@@ -33,7 +32,10 @@ _MOST_VALUES = 2**18  # numbers of a tensor whose values are known: grids and id
 _STAGED_BYTES = 2**16  # CUDA waits before it copies more than this out of memory that is not pinned
 _PACKAGES = ("mmrl", "transformers")  # a synchronisation is ascribed to the innermost line of one of them
 
+_Operator = Any  # torch gives operators no type
+_Values = Any  # what operators take and return: tensors, numbers, lists of them
 _aten = torch.ops.aten
+_kernels = torch.library.Library("aten", "IMPL")  # `register_device` fills it
 _READS = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default}
 # CUDA reads values before it can allocate these results.
 _SIZED_BY_VALUES = {
@@ -81,7 +83,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
                         placed[id(tensor)] = self._empty_like(tensor, new_dtype)
                     tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
 
-    def read(self, tensor: Any) -> Any:  # noqa: ANN401
+    def read(self, tensor: _Values) -> _Values:
         """Return the values of a tensor on the CPU, in its shape; ones if they are unknown."""
         values = self._values_of(tensor)
         if values is None and isinstance(tensor, FakeTensor):
@@ -105,12 +107,8 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         self.synchronisations["elsewhere"] += 1
 
     def dispatch(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+        self, func: _Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> _Values:
         """Run an operator: as usual if it concerns the CPU alone, else on the pretended device."""
         kwargs = kwargs or {}
         leaves = list(_iter_leaves(*args, *kwargs.values()))
@@ -118,8 +116,6 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
         if not is_fake and target != _NAME:
             return self._pin(args[0]) if func is _aten._pin_memory.default else func(*args, **kwargs)
-        if func is _aten._fused_sdp_choice.default:
-            return SDPBackend.OVERRIDEABLE.value
         if func in _READS:
             self.synchronise()
             return func(*map(self.read, args))
@@ -158,11 +154,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         return pinned  # type: ignore[no-any-return]
 
     def _copy_across(
-        self,
-        func: Any,  # noqa: ANN401
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        target: str | None,
+        self, func: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], target: str | None
     ) -> torch.Tensor:
         """Copy a tensor to the other device, into a new one or into an old one, and count the wait."""
         source = args[0] if func is _aten._to_copy.default else args[1]
@@ -213,7 +205,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             placed._known_values = values  # type: ignore[attr-defined]
         return placed
 
-    def _values_of(self, tensor: Any) -> torch.Tensor | None:  # noqa: ANN401
+    def _values_of(self, tensor: _Values) -> torch.Tensor | None:
         """Return the values of a tensor on the CPU, in its shape, or None if they are not known or too many."""
         if not isinstance(tensor, FakeTensor):
             return tensor.detach() if tensor.numel() <= _MOST_VALUES else None
@@ -222,7 +214,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         values: torch.Tensor | None = getattr(tensor, "_known_values", None)
         return values
 
-    def _carry_values(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+    def _carry_values(self, func: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: _Values) -> None:
         """Give results the values that follow from those of the arguments; forget values that were overwritten."""
         results: list[Any] = _find_tensors(out)
         is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
@@ -241,7 +233,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             for result in results:
                 result.untyped_storage()._is_overwritten = True
 
-    def _count(self, func: Any, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
+    def _count(self, func: _Operator, args: Sequence[Any], out: _Values) -> None:
         """Count a call, unless it made a view or allocated memory alone."""
         if func.__name__.startswith(("empty", "new_empty")):
             return
@@ -292,6 +284,9 @@ def register_device() -> None:
         raise UserError(f"torch {torch.__version__} cannot pretend a device: {error}; torch 2.13 can") from error
     # Once there is a device, checkpointing asks for its autocast in each backward pass, even on the CPU.
     torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
+    # A GPU runs each of these as one kernel. torch would decompose them on a device that it does not know.
+    _kernels.impl("scaled_dot_product_attention", _attend, "AutogradPrivateUse1")
+    _kernels.impl("silu_backward", lambda grad, values: torch.empty_like(values), "PrivateUse1")
 
 
 @cache
@@ -308,7 +303,7 @@ def _check_autograd() -> None:
             ) from error
 
 
-def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
+def _iter_leaves(*values: _Values) -> Iterator[Any]:
     """Yield arguments or results of an operator, and those in lists. torch's `tree_leaves` takes ten times as long."""
     for value in values:
         if isinstance(value, list | tuple):
@@ -317,7 +312,7 @@ def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
             yield value
 
 
-def _find_tensors(*values: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def _find_tensors(*values: _Values) -> list[torch.Tensor]:
     """Return the tensors among arguments or results of an operator."""
     return [leaf for leaf in _iter_leaves(*values) if isinstance(leaf, torch.Tensor)]
 
@@ -326,31 +321,33 @@ def _is_on_gpu(tensor: FakeTensor) -> bool:
     return tensor.device.type == _NAME
 
 
-def _tolist(tensor: FakeTensor) -> Any:  # noqa: ANN401
+def _tolist(tensor: FakeTensor) -> _Values:
     """Return the values of a tensor as lists. Torch's own would read them one by one; a GPU copies them at once."""
     device: Any = tensor.fake_mode
     device.synchronise()
     return device.read(tensor).tolist()
 
 
+def _attend(*arguments: _Values, scale: float | None = None, enable_gqa: bool = False) -> torch.Tensor:
+    """Attend in one operator, as SDPA does on a GPU. It copies no keys for the query heads that share them."""
+    output: torch.Tensor = _aten._scaled_dot_product_fused_attention_overrideable(*arguments, scale=scale)[0]
+    return output
+
+
 def _flex_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    block_mask: BlockMask,
-    scale: float | None,
-    enable_gqa: bool,
-    kernel_options: Mapping[str, object],
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, block_mask: BlockMask, scale: float, **_: object
 ) -> torch.Tensor:
     """Attend as compiled FlexAttention would, in one call; return the output in the shape of `query`.
 
     Raises:
         RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
     """
+    device: Any = query.fake_mode  # type: ignore[attr-defined]
+    calls = device.calls.copy()
     place = torch.arange(query.shape[2], device=query.device)
     parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     for tensor in (*parts, block_mask.mask_mod(place[:1], place[:1], place, place)):
         if tensor is not None and tensor.device != query.device:
             raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
-    return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+    device.calls = calls  # a GPU evaluates the rule inside the kernel
+    return _attend(query, key, value, scale=scale)
