@@ -120,7 +120,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     Raises:
         UserError: this torch cannot pretend a device, or the memory of a part would be negative.
     """
-    blocks = {"vision": model.vision.depth, "language": model.text.num_hidden_layers}
+    blocks = {"vision": model.config.vision_config.depth, "language": model.config.text_config.num_hidden_layers}
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
     if model.num_recurrent_layers:
         # In each process, the first forward of such layers keeps its tensors alive, so a run on few tokens comes first.
@@ -144,7 +144,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
         if key not in flops:
             continue
         flops["vision", pass_name] += flops.pop(key)
-        num_full = len(getattr(model.vision, "fullatt_block_indexes", None) or ())
+        num_full = len(getattr(model.config.vision_config, "fullatt_block_indexes", None) or ())
         if num_full and left["vision"]:
             # One block of a trimmed model sees whole images. The others see windows, as does each that was added.
             window = large.flops[key] - small.flops[key]
@@ -168,7 +168,7 @@ def visible_pairs(prompt: int, responses: Sequence[int]) -> int:
 
 def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
     """Return a packed batch of these sizes, on the CPU: every token the same word, every patch grey."""
-    vision, image_id = model.vision, model.config.image_token_id
+    vision, image_id = model.config.vision_config, model.config.image_token_id
     prompt: list[int] = []
     for grid in micro_batch.grids:
         prompt += [1, *[image_id] * model.image_tokens((grid,))]
