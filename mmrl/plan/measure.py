@@ -125,12 +125,12 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     if model.num_recurrent_layers:
         # In each process, the first forward of such layers keeps its tensors alive, so a run on few tokens comes first.
         few = MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,))
-        _run(model.trim(4, 1), options, few)
-    runs = []
-    for number in (0, 1):
-        layers, depth = (min(blocks[part], depths[part][number]) for part in ("language", "vision"))
-        runs.append(_run(model.trim(layers, depth), options, micro_batch))
-    small, large = runs
+        _run(model.trim(language=min(blocks["language"], 4), vision=1), options, few)
+    few_blocks, more_blocks = (
+        {part: min(blocks[part], depths[part][number]) for part in ("language", "vision")} for number in (0, 1)
+    )
+    small = _run(model.trim(**few_blocks), options, micro_batch)
+    large = small if few_blocks == more_blocks else _run(model.trim(**more_blocks), options, micro_batch)
     # How many times the difference of the two runs must be added to the larger one, to reach all blocks.
     left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
     left |= {"attention": left["language"], "vision attention": left["vision"]}

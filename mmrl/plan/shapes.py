@@ -54,20 +54,20 @@ class ModelShapes:
         """Return how many tokens of a prompt stand for images of these grids."""
         return sum(map(prod, grids)) // int(self.config.vision_config.spatial_merge_size) ** 2
 
-    def trim(self, layers: int, depth: int) -> ModelShapes:
+    def trim(self, *, language: int, vision: int) -> ModelShapes:
         """Return the same shapes with so many language blocks and vision blocks, of the same kinds."""
         config = copy.deepcopy(self.config)
-        text, vision = config.text_config, config.vision_config
-        text.num_hidden_layers = layers
+        text, tower = config.text_config, config.vision_config
+        text.num_hidden_layers = language
         if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[:layers]
-        if depth < vision.depth:
+            text.layer_types = text.layer_types[:language]
+        if vision < tower.depth:
             # One block keeps full attention, because `measure` counts it apart from window attention.
-            if getattr(vision, "fullatt_block_indexes", None):
-                vision.fullatt_block_indexes = [0]
-            if getattr(vision, "deepstack_visual_indexes", None):
-                vision.deepstack_visual_indexes = list(range(len(vision.deepstack_visual_indexes)))
-        vision.depth = depth
+            if getattr(tower, "fullatt_block_indexes", None):
+                tower.fullatt_block_indexes = [0]
+            if getattr(tower, "deepstack_visual_indexes", None):
+                tower.deepstack_visual_indexes = list(range(len(tower.deepstack_visual_indexes)))
+        tower.depth = vision
         return ModelShapes(self.family, config)
 
     def build(self, dtype: str, device: str = "meta") -> PreTrainedModel:
