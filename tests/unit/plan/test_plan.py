@@ -147,6 +147,28 @@ def test_line_through_two_depths_is_the_whole_model(monkeypatch, family):
     assert sum(extrapolated.peak.values()) == pytest.approx(sum(whole.peak.values()), rel=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_windows_of_all_blocks_are_counted(monkeypatch, dtype):
+    """Of seven blocks three see whole images; in float32 a block attends once for each length of its windows."""
+    spec = {"family": "qwen2_5_vl", "vision": {"num_layers": 7}, "language": {"num_layers": 3}}
+    options = ModelConfig(from_scratch=spec, dtype=dtype)
+    model = read_shapes(options)
+    model.config.vision_config.fullatt_block_indexes = [1, 4, 6]
+    # A window is 8 x 8 patches, which do not fill this image.
+    micro_batch = MicroBatchSizes(num_groups=1, prompt_tokens=100, grids=((1, 12, 20),), responses=(16, 16))
+    extrapolated = measure(model, options, micro_batch)
+    monkeypatch.setattr(measuring, "_DEPTHS", (6, 7))
+    assert extrapolated.flops == pytest.approx(measure(model, options, micro_batch).flops, rel=1e-9)
+
+
+def test_a_recurrent_model_of_few_blocks_is_measured():
+    spec = {"family": "qwen3_5", "vision": {"num_layers": 1}, "language": {"num_layers": 2}}
+    options = ModelConfig(from_scratch=spec)
+    micro_batch = MicroBatchSizes(num_groups=1, prompt_tokens=20, grids=((1, 4, 4),), responses=(8,))
+    assert measure(read_shapes(options), options, micro_batch).total_flops() > 0
+
+
 def test_pairs_that_see_each_other_are_those_of_the_mask():
     # Prompt 0-2, responses 3-4 and 5: each token sees the prompt, and its own response up to itself.
     piece = torch.tensor([0, 0, 0, 1, 1, 2])
