@@ -162,6 +162,17 @@ def test_windows_of_all_blocks_are_counted(monkeypatch, dtype):
     assert extrapolated.flops == pytest.approx(measure(model, options, micro_batch).flops, rel=1e-9)
 
 
+def test_a_frozen_tower_attends_to_the_image_of_each_group():
+    """The policy runs it once for each image, in separate forwards."""
+    options = ModelConfig(from_scratch={"family": "qwen2_5_vl"}, freeze=("vision", "projector"))
+    counts = []
+    for num_groups in (1, 2):
+        micro_batch = MicroBatchSizes(num_groups=num_groups, prompt_tokens=20, grids=((1, 4, 8),), responses=(8,))
+        counts.append(measure(read_shapes(options), options, micro_batch).flops)
+    assert counts[1]["vision", "forward"] == 2 * counts[0]["vision", "forward"]
+    assert ("vision", "backward") not in counts[1]
+
+
 def test_a_recurrent_model_of_few_blocks_is_measured():
     spec = {"family": "qwen3_5", "vision": {"num_layers": 1}, "language": {"num_layers": 2}}
     options = ModelConfig(from_scratch=spec)
