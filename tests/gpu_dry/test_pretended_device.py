@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from fork_server import run_forked
@@ -130,10 +132,15 @@ def test_attention_is_one_call_and_copies_no_keys(device, attend):
 
 
 def test_a_mask_of_flex_attention_on_the_cpu_raises(device):
-    mask = build_block_mask((PrefixGroup(4, (2, 2)),), torch.device("cpu"))
     query = torch.zeros(1, 2, 8, 16, device=device.device)
+    attend = partial(shared_prefix_attention._compiled_flex_attention(), query, query, query, scale=0.1)
+    groups = (PrefixGroup(4, (2, 2)),)
+    mask = build_block_mask(groups, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="reads a tensor of the CPU by indices on the device"):
+        attend(block_mask=mask)
+    mask.mask_mod = build_block_mask(groups, device.device).mask_mod
     with pytest.raises(RuntimeError, match="the mask of FlexAttention is on cpu"):
-        shared_prefix_attention._compiled_flex_attention()(query, query, query, block_mask=mask, scale=0.1)
+        attend(block_mask=mask)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
