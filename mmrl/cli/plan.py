@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from operator import attrgetter
 
 from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
 from mmrl.types import UserError
@@ -48,9 +47,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.stage not in (None, *stages):
         raise UserError(f"--stage: no stage {arguments.stage!r} trains; those that do: {', '.join(stages)}")
     with pause_gc_for_imports():
-        from mmrl.plan.estimate import Plan, find_gpu, make_plan
-        from mmrl.plan.report import Settings, as_json, find_remedy, stage_lines, table_lines, yaml_lines
+        from mmrl.plan.memory import fits, peak_phase
+        from mmrl.plan.remedy import Settings, find_remedy, yaml_lines
+        from mmrl.plan.report import as_json, stage_lines, table_lines
         from mmrl.plan.shapes import read_shapes
+        from mmrl.plan.stage_plan import Plan, find_gpu, make_plan
         from mmrl.plan.workload import find_workload
 
     gpu, model = find_gpu(arguments.gpu), read_shapes(loaded.config.model)
@@ -69,18 +70,18 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     plans = list(plan_with({}))
     # The stage that needs most comes first from here on: if it does not fit, the others need not be measured.
-    ordered = sorted(plans, key=attrgetter("peak"), reverse=True)
+    ordered = sorted(plans, key=peak_phase, reverse=True)
     workloads = {plan.stage.name: plan.workload for plan in ordered}
-    plan, fits = ordered[0], all(plan.fits for plan in plans)
-    remedy = None if fits else find_remedy(ordered, plan_with)
+    plan, all_fit = ordered[0], all(map(fits, plans))
+    remedy = None if all_fit else find_remedy(ordered, plan_with)
     if arguments.json:
         echo(json.dumps(as_json(plan, plans, remedy), indent=2))
-        return int(not fits)
+        return int(not all_fit)
     if len(plans) > 1:
         echo("\n".join([*stage_lines(plans), f"\nStage {plan.stage.name}, which needs the most memory\n"]))
     recompute = [] if plan.config.model.gradient_checkpointing else ["vision", "language"]
     echo("\n".join(table_lines(plan, next(plan_with({"model.gradient_checkpointing": recompute})))))
-    if not fits:
+    if not all_fit:
         echo(f"\nIt does not fit into {gpu.memory_gb:.0f} GB.")
         echo("\n".join(["These settings do:", *yaml_lines(remedy)] if remedy else ["No change of the ladder helps."]))
-    return int(not fits)
+    return int(not all_fit)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
-from unittest.mock import patch
 from weakref import ref
 
 import torch
@@ -26,7 +25,6 @@ from mmrl.config.schema import ModelConfig
 from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes
 from mmrl.plan.workload import MicroBatchSizes
-from mmrl.policy import shared_prefix_attention, vision_attention
 from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import PlaceholderRun
@@ -35,8 +33,8 @@ from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 
 # Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
+_Operator = Any  # torch gives operators no type
 _DEPTHS, _RECURRENT_DEPTHS = (3, 4), (4, 8)
-_ATTENTION = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +57,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.pass_name = "rest", "forward"
         self.flops: Counter[tuple[str, str]] = Counter()
-        self.vision_attention: list[float] = []
-        """FLOPs of attention in each vision block, forward."""
         self.peaks: dict[str, Counter[str]] = {}
         """For each part and pass that ran, the live bytes by part at the moment of their largest sum."""
         self._read, self._visible_frac = read, visible_frac
@@ -73,12 +69,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages[id(storage)] = ref(storage)
 
     def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+        self, func: _Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> _Operator:
         """Run an operator, and count it."""
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
@@ -92,10 +84,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
-        key = id(storage)
+        key, part, size = id(storage), self.part, storage.nbytes()
         if key in self._storages:
             return
-        part, size = self.part, storage.nbytes()
         self._storages[key] = ref(storage, partial(self._free, key, part, size))
         self._live[part] += size
         phase = f"{self.part} {self.pass_name}"
@@ -115,14 +106,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             pairs = query.shape[1] * float(self._read(borders).diff().square().sum())
         else:
             pairs = prod(query.shape[:3]) * key.shape[2]
-        # Two products forward; backward five, because the probabilities are computed again.
-        flops = (10 if is_backward else 4) * pairs * query.shape[-1]
         if self.part == "language":
-            self.flops["attention", self.pass_name] += flops * self._visible_frac
+            part, pairs = "attention", pairs * self._visible_frac
         else:
-            self.flops["vision attention", self.pass_name] += flops
-            if self.pass_name == "forward":
-                self.vision_attention.append(flops)
+            part = "vision attention"
+        # Two products forward; backward five, because the probabilities are computed again.
+        self.flops[part, self.pass_name] += (10 if is_backward else 4) * pairs * query.shape[-1]
 
 
 def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes) -> Measurement:
@@ -131,37 +120,35 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     Raises:
         UserError: this torch cannot pretend a device, or the memory of a part would be negative.
     """
-    blocks = {"vision": model.vision.depth, "language": model.text.num_hidden_layers}
+    blocks = {"vision": model.config.vision_config.depth, "language": model.config.text_config.num_hidden_layers}
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
     if model.num_recurrent_layers:
         # In each process, the first forward of such layers keeps its tensors alive, so a run on few tokens comes first.
-        _run(
-            model.trim(4, 1),
-            options,
-            MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,)),
-        )
-    small, large = (
-        _run(
-            model.trim(*(min(blocks[part], depths[part][run]) for part in ("language", "vision"))), options, micro_batch
-        )
-        for run in (0, 1)
+        few = MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,))
+        _run(model.trim(language=min(blocks["language"], 4), vision=1), options, few)
+    few_blocks, more_blocks = (
+        {part: min(blocks[part], depths[part][number]) for part in ("language", "vision")} for number in (0, 1)
     )
+    small = _run(model.trim(**few_blocks), options, micro_batch)
+    large = small if few_blocks == more_blocks else _run(model.trim(**more_blocks), options, micro_batch)
     # How many times the difference of the two runs must be added to the larger one, to reach all blocks.
     left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
-    left["attention"] = left["language"]
+    left |= {"attention": left["language"], "vision attention": left["vision"]}
 
     def extend(part: str, before: float, after: float) -> float:
         return float(after + (after - before) * left.get(part, 0.0))
 
     flops = {key: extend(key[0], small.flops[key], count) for key, count in large.flops.items()}
     for pass_name in ("forward", "backward"):
-        counted = flops.pop(("vision attention", pass_name), 0.0)
-        if counted:
-            forward = large.vision_attention
-            # Some blocks see whole images, others windows.
-            num_full = len(getattr(model.vision, "fullatt_block_indexes", None) or range(blocks["vision"]))
-            total = num_full * max(forward) + (blocks["vision"] - num_full) * min(forward)
-            flops["vision", pass_name] += total * counted / sum(forward)
+        key = "vision attention", pass_name
+        if key not in flops:
+            continue
+        flops["vision", pass_name] += flops.pop(key)
+        num_full = len(getattr(model.config.vision_config, "fullatt_block_indexes", None) or ())
+        if num_full and left["vision"]:
+            # One block of a trimmed model sees whole images. The others see windows, as does each that was added.
+            window = large.flops[key] - small.flops[key]
+            flops["vision", pass_name] += (num_full - 1) * (small.flops[key] - _DEPTHS[0] * window)
     peaks = []
     for phase, parts in large.peaks.items():
         before = small.peaks.get(phase, Counter())
@@ -181,7 +168,7 @@ def visible_pairs(prompt: int, responses: Sequence[int]) -> int:
 
 def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
     """Return a packed batch of these sizes, on the CPU: every token the same word, every patch grey."""
-    vision, image_id = model.vision, model.config.image_token_id
+    vision, image_id = model.config.vision_config, model.config.image_token_id
     prompt: list[int] = []
     for grid in micro_batch.grids:
         prompt += [1, *[image_id] * model.image_tokens((grid,))]
@@ -240,14 +227,7 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
     """Score a batch, and compute the gradient of its log-probs, on the pretended device."""
     batch, size = make_batch(model, micro_batch), micro_batch
     pairs = size.num_groups * visible_pairs(size.prompt_tokens, size.responses)
-    with (
-        pretend_device() as device,
-        patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _attend),
-        patch.object(vision_attention, "scaled_dot_product_attention", _attend),
-        torch.library._scoped_library("aten", "IMPL") as library,
-    ):
-        # A GPU runs this as one kernel. torch would decompose it, and hold several wide tensors at once.
-        library.impl("silu_backward", lambda grad, values: torch.empty_like(values), "PrivateUse1")
+    with pretend_device() as device:
         policy, meter = make_policy(model, options), Meter(device.read, pairs / size.num_tokens**2)
         device.place(policy.model)
         for parameter in policy.trained.values():
@@ -262,15 +242,6 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
             meter.part, meter.pass_name = "logits", "backward"
             scores.logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
         return meter
-
-
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:  # noqa: ANN401
-    """Attend in one operator that, like FlexAttention, copies no keys for the query heads that share them.
-
-    On a device that it does not know, torch would decompose attention into several operators.
-    """
-    output: torch.Tensor = _ATTENTION(query, key, value, scale=options["scale"])[0]
-    return output
 
 
 def _watch_parts(policy: PolicyModel, meter: Meter) -> None:

@@ -9,18 +9,19 @@ value, such as a sampled token, reads as 1, so a mask is true everywhere and a l
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from traceback import walk_stack
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
@@ -31,27 +32,18 @@ from mmrl.types import UserError
 _NAME = "gpu"
 _MOST_VALUES = 2**18  # numbers of a tensor whose values are known: grids and ids of long rows, but no patches
 _STAGED_BYTES = 2**16  # CUDA waits before it copies more than this out of memory that is not pinned
-_PACKAGES = ("mmrl", "transformers")  # a synchronisation is ascribed to the innermost line of one of them
+_PACKAGES = re.compile(".*/((?:mmrl|transformers)/.*)")  # a wait is ascribed to the innermost line of one of them
 
-_aten = torch.ops.aten
-_READS = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default}
+_Operator = Any  # torch gives operators no type
+_Values = Any  # what operators take and return: tensors, numbers, lists of them
+_kernels: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # `register_device` fills it
+# Operators by name, without overload.
+_READS = {"_local_scalar_dense", "is_nonzero", "equal"}
 # CUDA reads values before it can allocate these results.
-_SIZED_BY_VALUES = {
-    _aten.nonzero.default,
-    _aten.masked_select.default,
-    _aten.bincount.default,
-    _aten._unique2.default,
-    _aten.unique_consecutive.default,
-    _aten.unique_dim.default,
-}
-_COPIES = (_aten._to_copy.default, _aten.copy_.default)
-_JOINS = (_aten.cat.default, _aten.stack.default)
-_INDEXING = {
-    _aten.index.Tensor,
-    _aten.index_put.default,
-    _aten.index_put_.default,
-    _aten._index_put_impl_.default,
-}
+_SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim"}
+_COPIES = {"_to_copy", "copy_"}
+_JOINS = {"cat", "stack"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -81,7 +73,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
                         placed[id(tensor)] = self._empty_like(tensor, new_dtype)
                     tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
 
-    def read(self, tensor: Any) -> Any:  # noqa: ANN401
+    def read(self, tensor: _Values) -> _Values:
         """Return the values of a tensor on the CPU, in its shape; ones if they are unknown."""
         values = self._values_of(tensor)
         if values is None and isinstance(tensor, FakeTensor):
@@ -92,46 +84,37 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
 
     def synchronise(self) -> None:
         """Count that the CPU waits for the device here."""
-        frame = sys._getframe(1)
-        while frame is not None:
+        place = "elsewhere"
+        for frame, line in walk_stack(sys._getframe(1)):
             path = frame.f_code.co_filename
-            if path != __file__:
-                for package in _PACKAGES:
-                    _, found, file = path.rpartition(f"/{package}/")
-                    if found:
-                        self.synchronisations[f"{package}/{file}:{frame.f_lineno}"] += 1
-                        return
-            frame = frame.f_back  # type: ignore[assignment]
-        self.synchronisations["elsewhere"] += 1
+            if path != __file__ and (found := _PACKAGES.match(path)):
+                place = f"{found[1]}:{line}"
+                break
+        self.synchronisations[place] += 1
 
     def dispatch(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+        self, func: _Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> _Values:
         """Run an operator: as usual if it concerns the CPU alone, else on the pretended device."""
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, func._overloadpacket.__name__
         leaves = list(_iter_leaves(*args, *kwargs.values()))
         target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
         if not is_fake and target != _NAME:
-            return self._pin(args[0]) if func is _aten._pin_memory.default else func(*args, **kwargs)
-        if func is _aten._fused_sdp_choice.default:
-            return SDPBackend.OVERRIDEABLE.value
-        if func in _READS:
+            return self._pin(args[0]) if name == "_pin_memory" else func(*args, **kwargs)
+        if name in _READS:
             self.synchronise()
             return func(*map(self.read, args))
         is_mixed = not is_fake or not all(isinstance(tensor, FakeTensor) for tensor in _find_tensors(*args))
-        if func in _COPIES and (target == "cpu" or is_mixed):
+        if name in _COPIES and (target == "cpu" or is_mixed):
             return self._copy_across(func, args, kwargs, target)
-        if func in _JOINS and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
+        if name in _JOINS and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
             # Elsewhere, a tensor without dimensions may come from the CPU.
             raise RuntimeError(f"{func} needs all tensors on the device {self.device}")
-        if func in _INDEXING:
+        if name in _INDEXING:
             args = (args[0], self._index_by_numbers(args[1]), *args[2:])
-        if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+        is_repeat = name == "repeat_interleave" and kwargs.get("output_size") is None
+        if name in _SIZED_BY_VALUES or is_repeat:
             self.synchronise()
             is_known = all(self._values_of(tensor) is not None for tensor in _find_tensors(*leaves))
             values = func(*tree_map_only(torch.Tensor, self.read, args), **kwargs)
@@ -158,31 +141,28 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         return pinned  # type: ignore[no-any-return]
 
     def _copy_across(
-        self,
-        func: Any,  # noqa: ANN401
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        target: str | None,
+        self, func: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], target: str | None
     ) -> torch.Tensor:
         """Copy a tensor to the other device, into a new one or into an old one, and count the wait."""
-        source = args[0] if func is _aten._to_copy.default else args[1]
+        makes_new = func._overloadpacket.__name__ == "_to_copy"
+        source = args[0] if makes_new else args[1]
+        dtype = (kwargs.get("dtype") or source.dtype) if makes_new else args[0].dtype
         if isinstance(source, FakeTensor):
             self.synchronise()
             values: torch.Tensor = self.read(source)
-            if func is _aten.copy_.default:
+            if not makes_new:
                 return args[0].copy_(values)  # type: ignore[no-any-return]
-            return values.to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
+            return values.to(dtype, copy=source.numel() <= _MOST_VALUES)
         is_staged = source.nbytes <= _STAGED_BYTES or hasattr(source, "_is_pinned")
         if source.numel() and not (is_staged and (kwargs.get("non_blocking") or args[2:] == (True,))):
             self.synchronise()
-        if func is _aten.copy_.default:
-            moved = self._place_values(source.detach().expand(args[0].shape).to(args[0].dtype, copy=True))
-            self.dispatch(func, (), (args[0], moved))
-            return args[0]  # type: ignore[no-any-return]
-        values = source.detach().to(kwargs.get("dtype") or source.dtype, copy=source.numel() <= _MOST_VALUES)
-        moved = self._place_values(values)
-        self._count(func, (), moved)
-        return moved
+        if makes_new:
+            moved = self._place_values(source.detach().to(dtype, copy=source.numel() <= _MOST_VALUES))
+            self._count(func, (), moved)
+            return moved
+        moved = self._place_values(source.detach().expand(args[0].shape).to(dtype, copy=True))
+        self.dispatch(func, (), (args[0], moved))
+        return args[0]  # type: ignore[no-any-return]
 
     def _index_by_numbers(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Return indices on the device in which masks are replaced by the numbers of the elements that they select."""
@@ -213,7 +193,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             placed._known_values = values  # type: ignore[attr-defined]
         return placed
 
-    def _values_of(self, tensor: Any) -> torch.Tensor | None:  # noqa: ANN401
+    def _values_of(self, tensor: _Values) -> torch.Tensor | None:
         """Return the values of a tensor on the CPU, in its shape, or None if they are not known or too many."""
         if not isinstance(tensor, FakeTensor):
             return tensor.detach() if tensor.numel() <= _MOST_VALUES else None
@@ -222,7 +202,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
         values: torch.Tensor | None = getattr(tensor, "_known_values", None)
         return values
 
-    def _carry_values(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+    def _carry_values(self, func: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: _Values) -> None:
         """Give results the values that follow from those of the arguments; forget values that were overwritten."""
         results: list[Any] = _find_tensors(out)
         is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
@@ -241,7 +221,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             for result in results:
                 result.untyped_storage()._is_overwritten = True
 
-    def _count(self, func: Any, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
+    def _count(self, func: _Operator, args: Sequence[Any], out: _Values) -> None:
         """Count a call, unless it made a view or allocated memory alone."""
         if func.__name__.startswith(("empty", "new_empty")):
             return
@@ -262,7 +242,7 @@ def pretend_device() -> Iterator[PretendedDevice]:
     device = PretendedDevice()
     lifts_cpu_only = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
-        stack.enter_context(patch.object(FakeTensor, "is_cuda", property(_is_on_gpu)))
+        stack.enter_context(patch.object(FakeTensor, "is_cuda", property(lambda tensor: tensor.device.type == _NAME)))
         stack.enter_context(patch.object(FakeTensor, "tolist", _tolist))
         # Compiling FlexAttention takes half a minute, and needs a GPU.
         stack.enter_context(patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _flex_attention))
@@ -292,6 +272,9 @@ def register_device() -> None:
         raise UserError(f"torch {torch.__version__} cannot pretend a device: {error}; torch 2.13 can") from error
     # Once there is a device, checkpointing asks for its autocast in each backward pass, even on the CPU.
     torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
+    # A GPU runs each of these as one kernel. torch would decompose them on a device that it does not know.
+    _kernels.impl("scaled_dot_product_attention", _attend, "AutogradPrivateUse1")
+    _kernels.impl("silu_backward", lambda grad, values: torch.empty_like(values), "PrivateUse1")
 
 
 @cache
@@ -308,7 +291,7 @@ def _check_autograd() -> None:
             ) from error
 
 
-def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
+def _iter_leaves(*values: _Values) -> Iterator[Any]:
     """Yield arguments or results of an operator, and those in lists. torch's `tree_leaves` takes ten times as long."""
     for value in values:
         if isinstance(value, list | tuple):
@@ -317,40 +300,38 @@ def _iter_leaves(*values: Any) -> Iterator[Any]:  # noqa: ANN401
             yield value
 
 
-def _find_tensors(*values: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def _find_tensors(*values: _Values) -> list[torch.Tensor]:
     """Return the tensors among arguments or results of an operator."""
     return [leaf for leaf in _iter_leaves(*values) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_on_gpu(tensor: FakeTensor) -> bool:
-    return tensor.device.type == _NAME
-
-
-def _tolist(tensor: FakeTensor) -> Any:  # noqa: ANN401
+def _tolist(tensor: FakeTensor) -> _Values:
     """Return the values of a tensor as lists. Torch's own would read them one by one; a GPU copies them at once."""
     device: Any = tensor.fake_mode
     device.synchronise()
     return device.read(tensor).tolist()
 
 
+def _attend(*arguments: _Values, scale: float | None = None, enable_gqa: bool = False) -> torch.Tensor:
+    """Attend in one operator, as SDPA does on a GPU. It copies no keys for the query heads that share them."""
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_fused_attention_overrideable(*arguments, scale=scale)[0]
+    return output
+
+
 def _flex_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    block_mask: BlockMask,
-    scale: float | None,
-    enable_gqa: bool,
-    kernel_options: Mapping[str, object],
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, block_mask: BlockMask, scale: float, **_: object
 ) -> torch.Tensor:
     """Attend as compiled FlexAttention would, in one call; return the output in the shape of `query`.
 
     Raises:
         RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
     """
+    device: Any = query.fake_mode  # type: ignore[attr-defined]
+    calls = device.calls.copy()
     place = torch.arange(query.shape[2], device=query.device)
     parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     for tensor in (*parts, block_mask.mask_mod(place[:1], place[:1], place, place)):
         if tensor is not None and tensor.device != query.device:
             raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
-    return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+    device.calls = calls  # a GPU evaluates the rule inside the kernel
+    return _attend(query, key, value, scale=scale)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,10 @@ from mmrl.types import UserError
 from mmrl.utils.model_files import UNSUPPORTED
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 _MODELS = files("mmrl.plan").joinpath("models")
-_VARIANTS = ("-instruct", "-thinking", "-base")  # they differ in weights, not in shapes
+_VARIANTS = ("", "-instruct", "-thinking", "-base")  # they differ in weights, not in shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +32,42 @@ class ModelShapes:
     """A family and the sizes of one of its models."""
 
     family: ModelFamily
-    config: PretrainedConfig
+    config: Any  # transformers' config, which gives its attributes no type
     note: str = ""  # names the model whose shapes are assumed, if any
-
-    @property
-    def text(self) -> Any:  # noqa: ANN401  (transformers gives its attributes no type)
-        """The config of the language model."""
-        return self.config.text_config
-
-    @property
-    def vision(self) -> Any:  # noqa: ANN401
-        """The config of the vision tower."""
-        return self.config.vision_config
 
     @property
     def num_recurrent_layers(self) -> int:
         """Language blocks that keep a state in place of keys and values."""
-        return int((getattr(self.text, "layer_types", None) or []).count("linear_attention"))
+        return int((getattr(self.config.text_config, "layer_types", None) or []).count("linear_attention"))
+
+    def cache_bytes(self, width: int) -> tuple[float, float]:
+        """Return the bytes that a token's keys and values take, of `width` bytes a number, and a row's states."""
+        text, recurrent = self.config.text_config, self.num_recurrent_layers
+        channels = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        keys = 2.0 * width * (text.num_hidden_layers - recurrent) * text.num_key_value_heads * channels
+        if not recurrent:
+            return keys, 0.0
+        state = text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim
+        return keys, 4.0 * recurrent * state
 
     def image_tokens(self, grids: Sequence[Grid]) -> int:
         """Return how many tokens of a prompt stand for images of these grids."""
-        return sum(map(prod, grids)) // int(self.vision.spatial_merge_size) ** 2
+        return sum(map(prod, grids)) // int(self.config.vision_config.spatial_merge_size) ** 2
 
-    def trim(self, layers: int, depth: int) -> ModelShapes:
+    def trim(self, *, language: int, vision: int) -> ModelShapes:
         """Return the same shapes with so many language blocks and vision blocks, of the same kinds."""
         config = copy.deepcopy(self.config)
-        text, vision = config.text_config, config.vision_config
-        text.num_hidden_layers = layers
+        text, tower = config.text_config, config.vision_config
+        text.num_hidden_layers = language
         if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[:layers]
-        if depth < vision.depth:
+            text.layer_types = text.layer_types[:language]
+        if vision < tower.depth:
             # One block keeps full attention, because `measure` counts it apart from window attention.
-            if getattr(vision, "fullatt_block_indexes", None):
-                vision.fullatt_block_indexes = [0]
-            if getattr(vision, "deepstack_visual_indexes", None):
-                vision.deepstack_visual_indexes = list(range(len(vision.deepstack_visual_indexes)))
-        vision.depth = depth
+            if getattr(tower, "fullatt_block_indexes", None):
+                tower.fullatt_block_indexes = [0]
+            if getattr(tower, "deepstack_visual_indexes", None):
+                tower.deepstack_visual_indexes = list(range(len(tower.deepstack_visual_indexes)))
+        tower.depth = vision
         return ModelShapes(self.family, config)
 
     def build(self, dtype: str, device: str = "meta") -> PreTrainedModel:
@@ -95,17 +96,15 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
             config = make_model(model.from_scratch, train_tokenizer(["words"], vocab_size), seed=0).config
         config.text_config.vocab_size = vocab_size
         return ModelShapes(FAMILIES[model.from_scratch.family], config)
-    path = Path(str(model.path))
+    path, known, note = Path(str(model.path)), shipped_models(), ""
+    file: Traversable = path / "config.json"
     name = path.name.lower()
-    for variant in _VARIANTS:
-        name = name.removesuffix(variant)
-    note, known = "", shipped_models()
-    contained = [shipped for shipped in known if shipped in name]
-    if contained and not path.is_dir() and name not in known:
-        # The longest match, because some names are the beginning of others.
-        name = max(contained, key=len)
-        note = f"assumed: {path} has the shapes of {name}, which its name contains"
-    file = path / "config.json" if path.is_dir() else _MODELS.joinpath(f"{name}.json")
+    shipped = [each for each in known if each in name]
+    if shipped and not path.is_dir():
+        match = max(shipped, key=len)  # the longest, because some names are the beginning of others
+        file = _MODELS.joinpath(f"{match}.json")
+        if name.removeprefix(match) not in _VARIANTS:
+            note = f"assumed: {path} has the shapes of {match}, which its name contains"
     if not file.is_file():
         raise UserError(
             f"model.path: {str(path)!r} has no config.json, and names none of the models whose shapes come with mmrl "

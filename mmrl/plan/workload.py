@@ -191,10 +191,10 @@ def _demonstration(config: Config, stage: SftStage | RlStage, sample: Sample) ->
 
 def _image_grid(config: Config, model: ModelShapes, size: Size | None) -> Grid:
     """Return the grid of an image of `size` pixels; without a size, of a square one of `model.max_pixels`."""
-    patch, side = model.vision.patch_size, int(config.model.max_pixels**0.5)
+    patch, side = model.config.vision_config.patch_size, int(config.model.max_pixels**0.5)
     width, height = model.family.resized_image_size(
         size or Size(side, side),
-        factor=patch * model.vision.spatial_merge_size,
+        factor=patch * model.config.vision_config.spatial_merge_size,
         min_pixels=config.model.min_pixels,
         max_pixels=config.model.max_pixels,
     )
@@ -203,7 +203,7 @@ def _image_grid(config: Config, model: ModelShapes, size: Size | None) -> Grid:
 
 def _video_grid(config: Config, model: ModelShapes) -> Grid:
     """Return the grid of a square video of as many frames as `model.video` and `model.max_prompt_tokens` allow."""
-    vision, video = model.vision, config.model.video
+    vision, video = model.config.vision_config, config.model.video
     side = int(video.max_pixels**0.5)
     sampling = FrameSampling(video=video, patch_size=vision.patch_size)
     width, height = resized_frame_size(Size(side, side), video.max_frames, sampling)

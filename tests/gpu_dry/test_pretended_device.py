@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from fork_server import run_forked
+from torch.torch_version import TorchVersion
 from torch.utils import backend_registration
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.plan import pretended_device
+from mmrl.policy import shared_prefix_attention
+from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.shared_prefix_attention import build_block_mask
 from mmrl.types import UserError
+
+ATTENTION = "aten._scaled_dot_product_fused_attention_overrideable"
 
 
 def test_a_torch_that_cannot_pretend_a_device_says_so_and_skips_the_tests(request, monkeypatch):
@@ -21,6 +29,15 @@ def test_a_torch_that_cannot_pretend_a_device_says_so_and_skips_the_tests(reques
         pass
     with pytest.raises(pytest.skip.Exception, match=message):
         request.getfixturevalue("device")
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.12.0"])
+def test_a_torch_that_would_end_the_process_is_refused_before_it_is_tried(monkeypatch, version):
+    # A version, because as text "2.9.1" is not below "2.13".
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(backend_registration, "_setup_privateuseone_for_python_backend", pytest.fail)
+    with pytest.raises(UserError, match=f"torch {version} cannot pretend a device; torch 2.13 can"):
+        pretended_device.register_device.__wrapped__()
 
 
 @pytest.mark.slow
@@ -88,6 +105,42 @@ def test_views_and_allocations_are_no_calls(device):
         "aten.native_layer_norm.default": 1,
         "aten.add_.Tensor": 1,
     }
+
+
+def attend_by_sdpa(query, key, value):
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+
+def attend_by_flex_attention(query, key, value):
+    mask = build_block_mask((PrefixGroup(4, (2, 2)),), query.device)
+    return shared_prefix_attention._compiled_flex_attention()(
+        query, key, value, block_mask=mask, scale=0.1, enable_gqa=True
+    )
+
+
+@pytest.mark.parametrize("attend", [attend_by_sdpa, attend_by_flex_attention])
+def test_attention_is_one_call_and_copies_no_keys(device, attend):
+    query, key, value = (torch.zeros(1, heads, 8, 16, device=device.device, requires_grad=True) for heads in (4, 2, 2))
+    attend(query.detach(), key.detach(), value.detach())  # the mask of FlexAttention is made once
+    device.calls.clear()
+    output = attend(query, key, value)
+    assert output.shape == query.shape
+    assert device.calls == {f"{ATTENTION}.default": 1}
+    output.backward(torch.zeros_like(output))
+    assert device.calls[f"{ATTENTION}_backward.default"] == 1
+    assert key.grad.shape == key.shape
+
+
+def test_a_mask_of_flex_attention_on_the_cpu_raises(device):
+    query = torch.zeros(1, 2, 8, 16, device=device.device)
+    attend = partial(shared_prefix_attention._compiled_flex_attention(), query, query, query, scale=0.1)
+    groups = (PrefixGroup(4, (2, 2)),)
+    mask = build_block_mask(groups, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="reads a tensor of the CPU by indices on the device"):
+        attend(block_mask=mask)
+    mask.mask_mod = build_block_mask(groups, device.device).mask_mod
+    with pytest.raises(RuntimeError, match="the mask of FlexAttention is on cpu"):
+        attend(block_mask=mask)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -33,7 +33,8 @@ def read_model(size: str, max_layers: int | None = None) -> ModelShapes:
     model = read_shapes(ModelConfig(path=f"Qwen/Qwen2.5-VL-{size}"))
     if max_layers is None:
         return model
-    return model.trim(min(max_layers, model.text.num_hidden_layers), min(max_layers, model.vision.depth))
+    text, tower = model.config.text_config, model.config.vision_config
+    return model.trim(language=min(max_layers, text.num_hidden_layers), vision=min(max_layers, tower.depth))
 
 
 def make_group(model: ModelShapes, patches_per_side: int, pictures: int) -> Batch:

@@ -27,9 +27,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.config import load_config
 from mmrl.config.schema import FromScratchConfig, LoraConfig, ModelConfig, RlStage
-from mmrl.plan.estimate import Plan, find_gpu, make_plan, step_seconds
 from mmrl.plan.measure import make_batch, make_policy, measure
+from mmrl.plan.memory import memory_parts, phase_gigabytes
 from mmrl.plan.shapes import read_shapes
+from mmrl.plan.stage_plan import Plan, find_gpu, make_plan
+from mmrl.plan.step_time import step_seconds
 from mmrl.plan.workload import MicroBatchSizes, Workload
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "grounding_3b.yaml"
@@ -272,8 +274,8 @@ def plan_published(row: Published) -> Plan:
 def compare_row(row: Published) -> dict[str, float]:
     """Return memory and time of a published run, planned and published."""
     plan = plan_published(row)
-    vllm, phases = plan.config.rollout.vllm, plan.phase_gigabytes()
-    for part in plan.memory_parts():
+    vllm, phases = plan.config.rollout.vllm, phase_gigabytes(plan)
+    for part in memory_parts(plan):
         if part.name == "reference" and row.reference_in_host:
             phases = {phase: size - part.gigabytes for phase, size in phases.items()}
         if part.name == "vLLM: weights" and row.engine_gpus > 1:

@@ -18,12 +18,14 @@ from mmrl.config.schema import ModelConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.rows import read_filtered_source
 from mmrl.media.cache import MediaCache
-from mmrl.plan import estimate
 from mmrl.plan import measure as measuring
-from mmrl.plan.estimate import HF_LAYER_S, find_gpu, learning_flops, make_plan, step_seconds
+from mmrl.plan import stage_plan
 from mmrl.plan.measure import Measurement, make_batch, make_policy, measure, visible_pairs
-from mmrl.plan.report import find_remedy, yaml_lines
+from mmrl.plan.memory import fits, memory_parts, phase_gigabytes
+from mmrl.plan.remedy import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
+from mmrl.plan.stage_plan import find_gpu, make_plan
+from mmrl.plan.step_time import HF_LAYER_S, learning_flops, step_seconds, step_tokens
 from mmrl.plan.workload import MicroBatchSizes, Workload, find_workload
 from mmrl.policy.build import build_encoder, build_processor
 from mmrl.policy.processor import PromptProcessor
@@ -85,8 +87,8 @@ def plan_small(*overrides, gpus=1, kind="rl"):
 
 def count_with(measure, monkeypatch):
     """Let plans take what a micro-batch needs from a function, in place of a run on the pretended device."""
-    monkeypatch.setattr(estimate, "measure", measure)
-    monkeypatch.setattr(estimate, "_measured", {})
+    monkeypatch.setattr(stage_plan, "measure", measure)
+    monkeypatch.setattr(stage_plan, "_measured", {})
 
 
 def measure_by_tokens(model, options, micro_batch):
@@ -105,13 +107,13 @@ def test_a_ladder_measures_only_what_may_fit_and_nothing_twice(monkeypatch):
     count_with(count, monkeypatch)
     plan = plan_small()
     # Libraries alone take more than a gigabyte.
-    assert not replace(plan, gpu=plan.gpu._replace(memory_gb=1.0)).fits and not measured
-    assert plan.fits and plan_small("deepspeed={zero_stage: 3}", gpus=4).fits and len(measured) == 1
-    assert plan_small("model.lora={rank: 4}").fits and len(measured) == 2
+    assert not fits(replace(plan, gpu=plan.gpu._replace(memory_gb=1.0))) and not measured
+    assert fits(plan) and fits(plan_small("deepspeed={zero_stage: 3}", gpus=4)) and len(measured) == 1
+    assert fits(plan_small("model.lora={rank: 4}")) and len(measured) == 2
 
 
 def sizes_of(plan):
-    return {part.name: part.gigabytes for part in plan.memory_parts()}
+    return {part.name: part.gigabytes for part in memory_parts(plan)}
 
 
 def test_parameters_of_shipped_models_are_the_published_ones():
@@ -145,6 +147,39 @@ def test_line_through_two_depths_is_the_whole_model(monkeypatch, family):
     assert sum(extrapolated.peak.values()) == pytest.approx(sum(whole.peak.values()), rel=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_windows_of_all_blocks_are_counted(monkeypatch, dtype):
+    """Of seven blocks three see whole images; in float32 a block attends once for each length of its windows."""
+    spec = {"family": "qwen2_5_vl", "vision": {"num_layers": 7}, "language": {"num_layers": 3}}
+    options = ModelConfig(from_scratch=spec, dtype=dtype)
+    model = read_shapes(options)
+    model.config.vision_config.fullatt_block_indexes = [1, 4, 6]
+    # A window is 8 x 8 patches, which do not fill this image.
+    micro_batch = MicroBatchSizes(num_groups=1, prompt_tokens=100, grids=((1, 12, 20),), responses=(16, 16))
+    extrapolated = measure(model, options, micro_batch)
+    monkeypatch.setattr(measuring, "_DEPTHS", (6, 7))
+    assert extrapolated.flops == pytest.approx(measure(model, options, micro_batch).flops, rel=1e-9)
+
+
+def test_a_frozen_tower_attends_to_the_image_of_each_group():
+    """The policy runs it once for each image, in separate forwards."""
+    options = ModelConfig(from_scratch={"family": "qwen2_5_vl"}, freeze=("vision", "projector"))
+    counts = []
+    for num_groups in (1, 2):
+        micro_batch = MicroBatchSizes(num_groups=num_groups, prompt_tokens=20, grids=((1, 4, 8),), responses=(8,))
+        counts.append(measure(read_shapes(options), options, micro_batch).flops)
+    assert counts[1]["vision", "forward"] == 2 * counts[0]["vision", "forward"]
+    assert ("vision", "backward") not in counts[1]
+
+
+def test_a_recurrent_model_of_few_blocks_is_measured():
+    spec = {"family": "qwen3_5", "vision": {"num_layers": 1}, "language": {"num_layers": 2}}
+    options = ModelConfig(from_scratch=spec)
+    micro_batch = MicroBatchSizes(num_groups=1, prompt_tokens=20, grids=((1, 4, 4),), responses=(8,))
+    assert measure(read_shapes(options), options, micro_batch).total_flops() > 0
+
+
 def test_pairs_that_see_each_other_are_those_of_the_mask():
     # Prompt 0-2, responses 3-4 and 5: each token sees the prompt, and its own response up to itself.
     piece = torch.tensor([0, 0, 0, 1, 1, 2])
@@ -166,7 +201,7 @@ def test_zero_divides_what_its_stage_says():
 @pytest.mark.slow
 def test_an_update_holds_each_gradient_once():
     for dtype, name in (("float32", "gradients"), ("bfloat16", "gradients in float32")):
-        parts = plan_small(f"model.dtype={dtype}").memory_parts()
+        parts = memory_parts(plan_small(f"model.dtype={dtype}"))
         held = [part.name for part in parts if "gradients" in part.name and "updating" in part.phases]
         assert held == [name]
 
@@ -174,7 +209,7 @@ def test_an_update_holds_each_gradient_once():
 @pytest.mark.slow
 def test_the_hf_engine_waits_for_the_host():
     plan = plan_small("rollout.engine=hf")
-    least = plan.model.text.num_hidden_layers * plan.workload.mean_response * HF_LAYER_S
+    least = plan.model.config.text_config.num_hidden_layers * plan.workload.mean_response * HF_LAYER_S
     assert step_seconds(plan)["decoding"] == pytest.approx(least)
     assert step_seconds(plan_small("rollout.engine=vllm"))["decoding"] < least
 
@@ -240,7 +275,7 @@ def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
     with pytest.raises(UserError, match="shapes come with mmrl"):
         read_shapes(ModelConfig(path="Qwen/Qwen9-VL-3B"))
     tuned = read_shapes(ModelConfig(path="somebody/Mine-Qwen2.5-VL-3B-SFT"))
-    assert tuned.text.hidden_size == 2048 and "has the shapes of qwen2.5-vl-3b" in tuned.note
+    assert tuned.config.text_config.hidden_size == 2048 and "has the shapes of qwen2.5-vl-3b" in tuned.note
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UserError, match="'llama' model; a plan knows qwen2_vl"):
         read_shapes(ModelConfig(path=str(tmp_path)))
@@ -265,9 +300,9 @@ def test_a_supervised_stage_needs_what_its_demonstrations_need():
     # Each of the six has a prompt of its own, and is learned once.
     assert learning_flops(plan) == pytest.approx(6 * counter.get_total_flops(), rel=0.001)
     assert sum(plan.measurement.peak.values()) == pytest.approx(tool.peak_bytes(lambda: run(2)), rel=0.1)
-    assert plan.step_tokens == 6 * (WORKLOAD.prompt_tokens + WORKLOAD.mean_response)
+    assert step_tokens(plan) == 6 * (WORKLOAD.prompt_tokens + WORKLOAD.mean_response)
     assert {name for name, seconds in step_seconds(plan).items() if seconds} == {"learning", "update"}
-    assert set(plan.phase_gigabytes()) == {"learning", "updating", "serving"}
+    assert set(phase_gigabytes(plan)) == {"learning", "updating", "serving"}
     vllm = plan_small("rollout.engine=vllm", "stages.rl.loss.kl.coef=0.1", kind="sft")
     assert not [name for name in sizes_of(vllm) if "vLLM" in name or "keys" in name or name == "reference"]
 

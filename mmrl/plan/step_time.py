@@ -1,0 +1,99 @@
+"""Work of a training step, and its seconds by part."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from mmrl.config.schema import RlStage
+from mmrl.plan.measure import visible_pairs
+from mmrl.plan.stage_plan import Plan
+
+HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assumed
+DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
+# Seconds of a layer for a token of all rows, by the hf engine: the GPU waits for the host. Measured on an H100's host.
+HF_LAYER_S = 1.4e-3
+
+
+def step_tokens(plan: Plan) -> float:
+    """Return the prompt and response tokens of a step."""
+    return plan.groups.num_groups * (_mean_prompt(plan) + plan.groups.group_size * plan.workload.mean_response)
+
+
+def step_flops(plan: Plan, *passes: str) -> float:
+    """Return the FLOPs of one pass over a step's experiences: those measured, scaled by tokens, images and pairs."""
+    num_groups, group_size = plan.groups.num_groups, plan.groups.group_size
+    work, micro = plan.workload, plan.micro_batch
+    prompt, response = round(_mean_prompt(plan)), work.mean_response
+    # A group that does not fit into a micro-batch is split, and its prompt runs with each part.
+    parts = ceil(group_size / len(micro.responses))
+    measured_pairs = visible_pairs(micro.prompt_tokens, micro.responses) * micro.num_groups
+    scale = {
+        "language": (parts * prompt + group_size * response) / micro.num_tokens,
+        "vision": parts * work.mean_prompt_frac / micro.num_groups,
+        "attention": parts * visible_pairs(prompt, (response,) * len(micro.responses)) / measured_pairs,
+        "logits": group_size * response / (micro.num_groups * sum(micro.responses)),
+    }
+    counts = (factor * plan.measurement.total_flops(part, passes=passes) for part, factor in scale.items())
+    return num_groups * sum(counts)
+
+
+def learning_flops(plan: Plan) -> float:
+    """Return the FLOPs by which a step learns: forward and backward, in each of its epochs."""
+    return plan.groups.epochs * step_flops(plan, "forward", "backward")
+
+
+def step_seconds(plan: Plan) -> dict[str, float]:
+    """Return the seconds of a step by part."""
+    groups, gpu_flops = plan.groups, _flops_a_second(plan)
+    # All wait for the GPU that has most groups.
+    share = groups.of_one_gpu(plan.learners) * groups.mini_batches / groups.num_groups
+    seconds = {"learning": learning_flops(plan) * share / gpu_flops}
+    if isinstance(plan.stage, RlStage):
+        forward = step_flops(plan, "forward") * share / gpu_flops
+        recomputes = plan.stage.loss.old_logprobs == "recomputed"
+        seconds["old log-probs"] = forward * (1 - 1 / groups.mini_batches) if recomputes else 0.0
+        seconds["reference"] = forward if plan.has_reference else 0.0
+        seconds |= _generating_seconds(plan, plan.stage)
+    # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
+    updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)
+    seconds["update"] = updated / (HOST_LINK_GBS * 1e9 if plan.offloads_optimizer else plan.gpu.bandwidth_tbs * 1e12)
+    return seconds
+
+
+def stage_hours(plan: Plan) -> float:
+    """Return the hours that a stage takes."""
+    return sum(step_seconds(plan).values()) * plan.stage.steps / 3600
+
+
+def _generating_seconds(plan: Plan, stage: RlStage) -> dict[str, float]:
+    """Return the seconds in which a step's responses are generated, and weights sent to the engine, by part."""
+    engine, vllm, gpus, rows = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus, plan.engine_rows
+    prompt, response, gpu_flops = _mean_prompt(plan), plan.workload.mean_response, _flops_a_second(plan)
+    batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)
+    token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens
+    image_flops = plan.measurement.total_flops("vision", passes=("forward",)) / plan.micro_batch.num_groups
+    # Arithmetic limits the prefill; each further token reads all weights and the keys of all rows.
+    prompt_flops = prompt * token_flops + image_flops * plan.workload.mean_prompt_frac
+    seconds = {"prefill": stage.prompts_per_step * prompt_flops / (plan.num_engines * gpus * gpu_flops)}
+    key_bytes, state_bytes = plan.model.cache_bytes(plan.width)
+    reads = plan.width * plan.parameters + batch * ((prompt + response / 2) * key_bytes + state_bytes)
+    token_seconds = max(
+        reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * DECODE_BANDWIDTH_FRAC),
+        batch * token_flops / (gpus * gpu_flops),
+    )
+    if engine == "hf":
+        token_seconds = max(token_seconds, plan.model.config.text_config.num_hidden_layers * HF_LAYER_S)
+    seconds["decoding"] = ceil(rows / batch) * response * token_seconds
+    if engine != "hf":
+        seconds["weights to the engine"] = plan.width * plan.trained / (HOST_LINK_GBS * 1e9)
+    return seconds
+
+
+def _flops_a_second(plan: Plan) -> float:
+    """Return the FLOPs that a GPU is assumed to do in a second."""
+    return plan.gpu.peak_tflops * 1e12 * plan.efficiency
+
+
+def _mean_prompt(plan: Plan) -> float:
+    """Return the mean tokens of a prompt."""
+    return plan.micro_batch.prompt_tokens * plan.workload.mean_prompt_frac
