@@ -225,7 +225,7 @@ def box_of(environment, name):
 
 def open_app(environment, name):
     x1, y1, x2, y2 = box_of(environment, name)
-    return act(environment, "tap", coordinate=[x1 + x2, y1 + y2])
+    return act(environment, "tap", coordinate=[(x1 + x2) // 2, (y1 + y2) // 2])
 
 
 def test_finishing_too_early_or_with_other_changes_earns_nothing():
