@@ -165,5 +165,5 @@ class ImmediateExecutor:
 
 def train_rl(run, state, *, steps=3, prompts_per_round=2, **parts):
     """Train an RL stage with the fakes of `run`, except for `parts`."""
-    settings = rl.RlSettings(num_steps=steps, prompts_per_round=prompts_per_round)
-    rl.run_rl_stage(settings, run.rl_components(**parts), state)
+    components = run.rl_components(num_steps=steps, prompts_per_round=prompts_per_round, **parts)
+    rl.run_rl_stage(components, state)

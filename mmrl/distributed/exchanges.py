@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from operator import attrgetter
 from typing import TypeVar
 
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
@@ -38,7 +37,8 @@ def gather_groups(groups: Iterable[Group], ranks: Ranks, media_owners: MediaOwne
     `media_owners` records which rank has the media of each prompt in memory.
     """
     groups_by_rank = ranks.all_gather(tuple(groups))
-    media_owners.record([list(map(attrgetter("prompt"), own)) for own in groups_by_rank])
+    for rank, own_groups in enumerate(groups_by_rank):
+        media_owners.update((group.prompt.digest, rank) for group in own_groups)
     return list(chain.from_iterable(groups_by_rank))
 
 
@@ -47,7 +47,8 @@ def gather_demonstrations(
 ) -> list[Experience]:
     """Return the demonstrations of all ranks, in the order of the samples; `media_owners` as in `gather_groups`."""
     demonstrations_by_rank = ranks.all_gather(tuple(demonstrations))
-    media_owners.record([list(map(attrgetter("rollout.prompt"), own)) for own in demonstrations_by_rank])
+    for rank, own_demonstrations in enumerate(demonstrations_by_rank):
+        media_owners.update((each.rollout.prompt.digest, rank) for each in own_demonstrations)
     return list(chain.from_iterable(demonstrations_by_rank))
 
 
@@ -107,7 +108,7 @@ def find_media_problems_on_all_ranks(
     # ranks would drop different rollouts and disagree about the step from then on.
     own_rollouts = []
     for index, rollout in enumerate(rollouts):
-        rank = media_owners.rank_by_digest.setdefault(rollout.prompt.digest, index % ranks.size)
+        rank = media_owners.setdefault(rollout.prompt.digest, index % ranks.size)
         if rank == ranks.rank:
             own_rollouts.append(rollout)
     problems: dict[tuple[str, ...], str] = {}

@@ -7,14 +7,20 @@ receives the groups of the others, so that every later decision is taken identic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from mmrl.types import Prompt, UserError
+from mmrl.types import UserError
 
 T = TypeVar("T")
 RowT = TypeVar("RowT")
+
+MediaOwners: TypeAlias = dict[str, int]
+"""The rank that built each prompt of the current step, and so has its decoded media in memory, by `Prompt.digest`.
+
+The learner prefers to train a group on that rank. Each step begins with an empty one.
+"""
 
 
 class RankLostError(UserError):
@@ -88,24 +94,3 @@ class RankShard(Generic[RowT]):
         start = max(0, own_places.start - num_unfinished)
         stop = max(0, own_places.stop - num_unfinished)
         return self.take_rows(start_position, count)[start:stop]
-
-
-@dataclass(slots=True)
-class MediaOwners:
-    """The rank that built each prompt of the current step, and so has its decoded media in memory.
-
-    The learner prefers to train a group on that rank. Each step begins with `clear`.
-    """
-
-    rank_by_digest: dict[str, int] = field(default_factory=dict)
-    """Rank by `Prompt.digest`, the hash of a prompt's tokens and media."""
-
-    def clear(self) -> None:
-        """Forget the prompts of the step before."""
-        self.rank_by_digest.clear()
-
-    def record(self, prompts_by_rank: Sequence[Sequence[Prompt]]) -> None:
-        """Add the prompts of each rank."""
-        for rank, prompts in enumerate(prompts_by_rank):
-            for prompt in prompts:
-                self.rank_by_digest[prompt.digest] = rank

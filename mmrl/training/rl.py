@@ -32,22 +32,16 @@ from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
-from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
+from mmrl.types import Group, Prompt, RolloutBatch, TrainingState
 from mmrl.utils.activity import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RlSettings:
-    """Sizes of one RL stage."""
+class RlComponents:
+    """The sizes and parts of one RL stage. `mmrl.protocols` says what each part does."""
 
     num_steps: int  # training steps of the stage
     prompts_per_round: int  # prompts that all ranks together roll out at a time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RlComponents:
-    """The parts of one RL stage. `mmrl.protocols` says what each of them does."""
-
     source: SampleSource
     processor: Processor
     rollout_pipeline: RolloutPipeline
@@ -76,19 +70,22 @@ class StepBatch:
     timer: StepTimer = field(default_factory=StepTimer)
 
 
-def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
+def run_rl_stage(components: RlComponents, state: TrainingState) -> None:
     """Train an RL stage from `state.step` to its end."""
-    while state.step < settings.num_steps and not state.stage_done:
+    while state.step < components.num_steps and not state.stage_done:
         collected = StepBatch(timer=StepTimer(components.activity))
         timer = collected.timer
-        collect_groups(settings, components, state, collected)
+        collect_groups(components, state, collected)
 
         # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage.
         # Collective: ranks agree on which replayed rollouts have media that changed.
         with timer.time("select"):
             selected = components.selector.select(collected.groups, state)
-        # With `async_rollouts`, the next step's first round is generated while the learner works; otherwise None.
-        next_round = start_next_round(settings, components, state, timer)
+        # With `async_rollouts`, the next step's first round is generated while the learner works.
+        next_round = None
+        if components.async_rollouts is not None and state.step + 1 < components.num_steps:
+            prompts = build_prompts(components, state, components.prompts_per_round, timer)
+            next_round = components.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
         with timer.time("learn"):
             components.sleep_engine()
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
@@ -96,46 +93,63 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         # The next round samples with weights `state.version`, so it must be complete before the sampler gets new ones.
         if next_round is not None:
             with timer.time("rollout"):
-                state.next_batch = finish_next_round(next_round, settings.prompts_per_round, components.ranks)
+                state.next_batch = finish_next_round(next_round, components.prompts_per_round, components.ranks)
         with timer.time("learn"):
             components.sync_weights(state.version + 1)
-        end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
+
+        # From here on rollouts are sampled from the new weights, whose number is `state.version`.
+        state.step, state.version = state.step + 1, state.version + 1
+        metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.scored), **selected.metrics}
+        metrics |= {**learner_metrics, **reference_metrics}
+        result = TrainStepResult(selected=selected, metrics=metrics, seconds=timer.seconds)
+        for callback in components.callbacks:
+            callback.on_step_end(state, result)
 
 
-def collect_groups(settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch) -> None:
-    """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
+def collect_groups(components: RlComponents, state: TrainingState, collected: StepBatch) -> None:
+    """Generate and score rounds: one, several with dynamic sampling, or none if enough groups wait."""
+    ranks, selector, timer = components.ranks, components.selector, collected.timer
     components.media_owners.clear()
-    with collected.timer.time("select"):
+    with timer.time("select"):
         # Before they are counted, or the step would be short of the groups that this drops. Collective.
-        collected.metrics.update(components.selector.recheck_carried_over(state))
-    if state.next_batch is not None:
-        score_batch(components, state, own_share(state.next_batch, components.ranks), collected)
-        collected.metrics.update(state.next_batch.metrics)
-        state.next_batch = None
-    while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
-        generate_and_score(settings, components, state, collected)
+        collected.metrics.update(selector.recheck_carried_over(state))
+    while state.next_batch is not None or selector.needs_another_round(
+        collected.groups, state, rounds=collected.rounds
+    ):
+        if state.next_batch is None:
+            own_batch, metrics = generate_round(components, state, timer)
+        else:  # generated while the step before was learned, with the groups of all ranks
+            own_batch, metrics = own_share(state.next_batch, ranks), state.next_batch.metrics
+            state.next_batch = None
+        with timer.time("score"):
+            own_groups = components.scorer.score_groups(own_batch.groups, step=state.step, probes=own_batch.probes)
+            for group in gather_groups(own_groups, ranks, components.media_owners):
+                # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
+                collected.groups.append(components.add_group_rewards(group, state.step))
+        collected.metrics.update(metrics)
+        collected.rounds += 1
 
 
-def generate_and_score(
-    settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch
-) -> None:
-    """Roll out one round of prompts and score it. With partial rollouts, unfinished groups go to `state.unfinished`."""
-    ranks = components.ranks
+def generate_round(
+    components: RlComponents, state: TrainingState, timer: StepTimer
+) -> tuple[RolloutBatch, Mapping[str, float]]:
+    """Roll out one round of prompts; return this rank's rollouts, and the metrics of all ranks.
+
+    With partial rollouts, unfinished groups go to `state.unfinished`.
+    """
     # Responses that an earlier round cut off midway are finished before new ones begin: they take the first places of
     # this round, and new prompts the rest. Each rank works on its own slice of the places.
-    num_unfinished = len(state.unfinished)
-    num_prompts = settings.prompts_per_round - num_unfinished
-    own_unfinished = state.unfinished[rank_slice(settings.prompts_per_round, ranks)]
-    prompts = build_prompts(components, state, num_prompts, collected.timer)
-    with collected.timer.time("rollout"):
+    ranks, num_unfinished = components.ranks, len(state.unfinished)
+    num_prompts = components.prompts_per_round - num_unfinished
+    own_unfinished = state.unfinished[rank_slice(components.prompts_per_round, ranks)]
+    prompts = build_prompts(components, state, num_prompts, timer)
+    with timer.time("rollout"):
         with components.gather_for_sampling():  # collective under ZeRO-3, if the policy itself generates
             batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=own_unfinished)
         metrics = sum_metrics(batch.metrics, ranks)
         state.unfinished = gather_items(batch.unfinished, ranks)
-    dropped = count_dropped_samples(num_prompts, len(prompts), ranks, may_be_all=num_unfinished > 0)
-    collected.metrics.update(dropped)
-    score_batch(components, state, batch, collected)
-    collected.metrics.update(metrics)
+    metrics |= count_dropped_samples(num_prompts, len(prompts), ranks, may_be_all=num_unfinished > 0)
+    return batch, metrics
 
 
 def build_prompts(components: RlComponents, state: TrainingState, count: int, timer: StepTimer) -> list[Prompt]:
@@ -146,46 +160,9 @@ def build_prompts(components: RlComponents, state: TrainingState, count: int, ti
         return [components.processor.build(sample) for sample in samples]
 
 
-def score_batch(components: RlComponents, state: TrainingState, batch: RolloutBatch, collected: StepBatch) -> None:
-    """Score this rank's rollouts of one round and add the groups of all ranks to `collected`."""
-    with collected.timer.time("score"):
-        own_groups = components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes)
-        groups = gather_groups(own_groups, components.ranks, components.media_owners)
-        for group in groups:
-            # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
-            collected.groups.append(components.add_group_rewards(group, state.step))
-    collected.rounds += 1
-
-
-def start_next_round(
-    settings: RlSettings, components: RlComponents, state: TrainingState, timer: StepTimer
-) -> PendingRound | None:
-    """Start to generate the next step's first round; return None without `async_rollouts`, and in the last step."""
-    if components.async_rollouts is None or state.step + 1 >= settings.num_steps:
-        return None
-    prompts = build_prompts(components, state, settings.prompts_per_round, timer)
-    return components.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
-
-
 def finish_next_round(next_round: PendingRound, prompts_per_round: int, ranks: Ranks) -> RolloutBatch:
     """Wait for this rank's rollouts; return those of all ranks, so that every rank can save the same state."""
     own_batch = next_round.wait()
     metrics = sum_metrics(own_batch.metrics, ranks)
     metrics |= count_dropped_samples(prompts_per_round, len(next_round.prompts), ranks)
     return replace(gather_batch(own_batch, ranks), metrics=metrics)
-
-
-def end_step(
-    components: RlComponents,
-    state: TrainingState,
-    collected: StepBatch,
-    selected: SelectedExperiences,
-    learner_metrics: Mapping[str, float],
-) -> None:
-    """Count the step, put its metrics together, and run the callbacks."""
-    # From here on rollouts are sampled from the new weights, whose number is `state.version`.
-    state.step, state.version = state.step + 1, state.version + 1
-    metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.scored), **selected.metrics}
-    result = TrainStepResult(selected=selected, metrics={**metrics, **learner_metrics}, seconds=collected.timer.seconds)
-    for callback in components.callbacks:
-        callback.on_step_end(state, result)

@@ -24,7 +24,7 @@ from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
-from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
+from mmrl.training.rl import RlComponents, run_rl_stage
 from mmrl.training.stage import (
     StageServices,
     build_callbacks,
@@ -50,8 +50,7 @@ def train_rl_stage(
         components = build_components(
             stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
         )
-        settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.prompts_per_round)
-        run_rl_stage(settings, components, state)
+        run_rl_stage(components, state)
         run.console.info(health.summary())
     if stage.track_rewards:
         # Later `select` stages read the rewards of each sample from this table.
@@ -105,6 +104,8 @@ def build_components(
             services.logger.log_metrics(replace(state, step=state.step + 1), metrics)
 
     return RlComponents(
+        num_steps=stage.steps,
+        prompts_per_round=stage.prompts_per_round,
         source=source,
         processor=run.processor,
         rollout_pipeline=pipeline,

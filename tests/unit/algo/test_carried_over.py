@@ -128,7 +128,7 @@ class Run:
 
     def step(self, experiences, *, step):
         # A rank is known to have the media of each, also of groups of earlier steps.
-        assert {e.rollout.prompt.digest for e in experiences} <= self.media_owners.rank_by_digest.keys()
+        assert {e.rollout.prompt.digest for e in experiences} <= self.media_owners.keys()
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
         return {}
 
@@ -181,6 +181,8 @@ class Run:
             find_changed_media=partial(find_changed_media, find_problems=problems, warn=lambda text: None),
         )
         components = rl.RlComponents(
+            num_steps=STEPS,
+            prompts_per_round=plan.prompts_per_round,
             source=RankShard(
                 lambda start, count: [make_sample(id=str(start + i)) for i in range(count)],
                 ranks,
@@ -201,8 +203,7 @@ class Run:
             ranks=ranks,
             media_owners=media_owners,
         )
-        settings = rl.RlSettings(num_steps=STEPS, prompts_per_round=plan.prompts_per_round)
-        rl.run_rl_stage(settings, components, self.state)
+        rl.run_rl_stage(components, self.state)
         return self
 
 

@@ -50,15 +50,13 @@ def test_a_group_stays_with_its_media_while_loads_are_even(groups):
 
 def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups):
     image, _, text, video, _ = groups
-    media_owners = MediaOwners()
-    media_owners.record([[text[0].rollout.prompt], [image[0].rollout.prompt]])
+    media_owners: MediaOwners = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
 
     def pack(experiences):
         return [[group] for group in group_by_prompt(experiences)]
 
     first, second = (
-        rank_micro_batches([*text, *image, *video], media_owners.rank_by_digest, FakeRanks(rank, 2), pack)
-        for rank in range(2)
+        rank_micro_batches([*text, *image, *video], media_owners, FakeRanks(rank, 2), pack) for rank in range(2)
     )
     assert len(first) == len(second) == 2  # of three groups, so one is empty
     assert sum(not micro_batch.groups for micro_batch in (*first, *second)) == 1
