@@ -29,7 +29,6 @@ from mmrl.types import (
     UserError,
     use_media_opener,
 )
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
@@ -169,13 +168,13 @@ def _convert_errors(
     compute: Callable[[Group], Sequence[RewardValue] | RewardFailure], group: Group
 ) -> Sequence[RewardValue] | RewardFailure:
     """Return the values; whatever the function raises becomes a UserError with file and line, which ends the run."""
-    with ErrorCatcher() as caught:
+    try:
         return compute(group)
-    error = caught.error
-    assert error is not None
-    if isinstance(error, UserError):
-        raise error
-    raise UserError(describe_plugin_error(error) or f"a group reward raised {type(error).__name__}: {error}")
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        message = describe_plugin_error(error) or f"a group reward raised {type(error).__name__}: {error}"
+        raise UserError(message) from error
 
 
 def load_group_rewards(config: Config, base: Path, terms: Sequence[BoundTerm]) -> tuple[BoundGroupReward, ...]:

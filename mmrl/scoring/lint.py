@@ -38,7 +38,6 @@ from mmrl.types import (
     Unscorable,
     UserError,
 )
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
 _TIMEOUT_S = 10.0
@@ -187,7 +186,7 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     [modules] = _run_all_in_processes([partial(_list_new_modules, reward, correct_pairs)])
     for name in modules if isinstance(modules, list) else []:
         # Some libraries list modules that cannot be imported by their names.
-        with ErrorCatcher():
+        with suppress(Exception, SystemExit):
             importlib.import_module(name)
     tries = []
     for sample in samples:
@@ -322,10 +321,10 @@ def _check_range(reward: BoundReward, attempts: Sequence[Attempt]) -> LintFindin
 
 
 def _check_pickling(reward: BoundReward) -> LintFinding:
-    with ErrorCatcher() as caught:
+    try:
         same = pickle.loads(pickle.dumps(reward)) == reward
-    if caught.error:
-        return LintFinding("picklable", False, f"{type(caught.error).__name__}: {caught.error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return LintFinding("picklable", False, f"{type(error).__name__}: {error}")
     return LintFinding("picklable", same, "by reference" if same else "what comes back differs")
 
 
@@ -378,7 +377,7 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
     sys.addaudithook(audit)
     sys.setprofile(profile)
     for response, sample in pairs:
-        with ErrorCatcher():
+        with suppress(Exception, SystemExit):
             reward(response, sample)
     sys.setprofile(None)
     return list(found)

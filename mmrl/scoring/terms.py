@@ -29,7 +29,6 @@ from mmrl.types import (
     Unscorable,
     UserError,
 )
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
 from mmrl_rewards.contract import BoundReward, Of, TurnRewards, value_and_reason
@@ -52,13 +51,12 @@ class RewardProcessError(RewardError):
 
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
-    with ErrorCatcher() as caught:
+    try:
         return _check_result(reward, reward(response, sample), len(response.turns))
-    error = caught.error
-    if isinstance(error, Unscorable):
+    except Unscorable as error:
         kind, reason = RewardErrorKind.UNSCORABLE, str(error)
-    else:
-        frames = list(traceback.extract_tb(error.__traceback__ if error else None))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
+        frames = list(traceback.extract_tb(error.__traceback__))
         own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
         # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
         last = (own_frames or frames)[-1]

@@ -27,7 +27,6 @@ from time import monotonic
 from typing import Any, Final, Generic, TypeVar
 
 from mmrl.types import UserError
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.processes import kill_processes, list_tree
 from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
 from mmrl.utils.worker_server import (
@@ -411,14 +410,12 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
         if worker is not None and wait([worker.line.connection], timeout=0.0):
             workers.end(worker)
             worker = None
-        # Any error is caught: if this thread ended, its callers would wait for ever.
-        with ErrorCatcher() as starting:
+        try:
             worker = worker or workers.start()
-        if starting.error is not None:
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # if this thread ended, callers would wait for ever
             for task in tasks:
-                task.fail(starting.error)
+                task.fail(error)
             continue
-        assert worker is not None
         worker = _run_batch(tasks, worker, queue, workers)
         if worker is not None and fork_each_call:
             workers.end(worker)
@@ -430,27 +427,26 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
 def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, workers: _WorkerStarter) -> _Worker | None:
     """Run tasks in a worker and return it; None if it hung or died, which fails one task and puts the rest back."""
     worker.progress.begin(0)
-    # Pickling calls code of the payloads, which may raise anything.
-    with ErrorCatcher() as sending:
+    try:
         worker.line.send(list(map(attrgetter("payload"), tasks)))
-    # After a ConnectionError the worker is dead, as `receive_results` reports.
-    if sending.error is not None and not isinstance(sending.error, ConnectionError):
+    except ConnectionError:
+        pass  # the worker is dead, as `receive_results` reports
+    except (Exception, SystemExit) as unsent:  # noqa: BLE001  # pickling calls code of the payloads
         for task in tasks:
-            task.fail(sending.error)
+            task.fail(unsent)
         return worker
     timeouts_s = [task.timeout_s for task in tasks]
     num_done = 0
     while num_done < len(tasks):
         start = monotonic()
-        # Unpickling calls code of the results, which may raise anything.
-        with ErrorCatcher() as receiving:
+        try:
             results = worker.progress.receive_results(worker.line, timeouts_s)
-        if receiving.error is not None:
+        except (Exception, SystemExit) as caught:  # noqa: BLE001  # unpickling calls code of the results
             exit_code = workers.end(worker)
             # The call that ended the worker, which is dead by now.
             failed = max(num_done, worker.progress.read()[0])
             limit = workers.server.take_reason(worker.pid)
-            error: Exception | SystemExit = receiving.error
+            error: Exception | SystemExit = caught
             if limit is not None:
                 error = WorkerLimitError(limit)
             elif isinstance(error, CallTimeoutError):

@@ -38,7 +38,6 @@ from mmrl.types import (
     VideoRef,
 )
 from mmrl.utils.digests import file_digest
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward, value_and_reason
 
 _ModelT = TypeVar("_ModelT")
@@ -225,15 +224,13 @@ class Case(_CaseModel):
 
     def score(self, reward: BoundReward) -> CaseResult:
         """Score the case. Any error of the reward other than `Unscorable` fails the case instead of being raised."""
-        with ErrorCatcher() as caught:
+        try:
             result = reward(*self.build())
-        match caught.error:
-            case None:
-                value, reason = value_and_reason(result, "no reason given")
-            case Unscorable() as error:
-                return CaseResult("unscorable", str(error), self.expected == "unscorable")
-            case error:
-                return CaseResult(None, f"raised {type(error).__name__}: {error}", False)
+        except Unscorable as error:
+            return CaseResult("unscorable", str(error), self.expected == "unscorable")
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return CaseResult(None, f"raised {type(error).__name__}: {error}", False)
+        value, reason = value_and_reason(result, "no reason given")
         if not isinstance(value, int | float):
             return CaseResult(None, f"returned {value!r:.80}, which is not a number", False)
         if not reward.reward.low <= value <= reward.reward.high:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 from unicodedata import normalize
-
-from mmrl.utils.error_catcher import ErrorCatcher
 
 # pint takes Nm for the count of yarn in textiles.
 _ALIASES: Final = {
@@ -48,7 +47,7 @@ def find_unit(name: str) -> Unit | None:
 
     for spelling in (text, re.sub(r"[A-Za-z]+", _lower_word, text)):
         # pint raises errors of several kinds, some of them of Python's tokenizer.
-        with ErrorCatcher():
+        with suppress(Exception, SystemExit):
             unit = REGISTRY.parse_units(spelling)
             zero, one = (REGISTRY.Quantity(size, unit).to_root_units() for size in (0.0, 1.0))
             return Unit(f"{zero.units}", one.magnitude - zero.magnitude, zero.magnitude)

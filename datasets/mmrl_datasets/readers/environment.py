@@ -7,6 +7,7 @@ visits becomes a sample instead, with the expert's action as the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -31,7 +32,6 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.observations import DIGEST_KEY, SEED_KEY, check_observation, check_step_result, observation_digest
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.seeds import derive_seed
@@ -114,7 +114,7 @@ def _list_steps(
         sample_id = f"{episode.id}/{number}"
         text = "\n".join(filter(None, (goal, shown.text if number else "")))
         target = Target(answer_type=AnswerType.TEXT, value=action)
-        with ErrorCatcher():  # text that does not parse as an action stays text
+        with suppress(Exception, SystemExit):  # text that does not parse as an action stays text
             value = parse_answer_value(AnswerType.ACTION, action) if isinstance(action, str) else action
             target = Target(answer_type=AnswerType.ACTION, value=value, coordinate_system=coordinates)
         parts = _save_parts(context, shown, text, sample_id)
@@ -145,15 +145,16 @@ def _load(
 
 def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> _States | str:
     """Return the first state of an episode, or with `steps` all that its expert visits; or the reason for none."""
-    # An error in the user's code rejects this row only.
-    with ErrorCatcher() as caught:
+    try:
         environment = make()
         shown = _check_question(environment.reset(sample, sample.meta[SEED_KEY]))
         states: _States = _follow_expert(environment, shown) if steps else [(shown, "")]
         environment.close()
         return states
-    error = caught.error
-    return str(error) if isinstance(error, UserError) else f"the environment raised {type(error).__name__}: {error}"
+    except UserError as error:
+        return str(error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # an error in the user's code rejects this row only
+        return f"the environment raised {type(error).__name__}: {error}"
 
 
 def _follow_expert(environment: Environment, shown: Observation) -> _States:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -27,7 +28,6 @@ from mmrl.types import (
     UserError,
     use_media_opener,
 )
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.observations import check_observation, check_step_result, observation_digest, state_name
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
@@ -233,27 +233,30 @@ class _Episodes:
 
     def __call__(self, request: EpisodeRequest | list[EpisodeKey] | None) -> EpisodeOutcome | None:
         if request is None:
-            with ErrorCatcher() as caught:
+            try:
                 self.make().close()
-            # Other errors, such as those of a busy server, are left to `on_error` in each episode.
-            if isinstance(caught.error, UserError):
-                raise caught.error
+            except UserError:
+                raise
+            except (Exception, SystemExit):  # noqa: BLE001
+                return None  # other errors, such as those of a busy server, are left to `on_error` in each episode
             return None
         if isinstance(request, list):
             for key in request:
                 self._close(key)
             return None
         # An error of the user's code is an outcome of the episode, not of the worker.
-        with ErrorCatcher() as caught, use_media_opener(self.media_opener):
-            return self._act(request)
+        try:
+            with use_media_opener(self.media_opener):
+                return self._act(request)
+        except Unscorable as error:
+            failure = RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
+        except UserError as error:
+            failure = RewardFailure(RewardErrorKind.ERROR, str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            message = f"the environment raised {type(error).__name__}: {error}"
+            failure = RewardFailure(RewardErrorKind.ERROR, message)
         self._close(request.key)
-        error = caught.error
-        match error:
-            case Unscorable():
-                return RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
-            case UserError():
-                return RewardFailure(RewardErrorKind.ERROR, str(error))
-        return RewardFailure(RewardErrorKind.ERROR, f"the environment raised {type(error).__name__}: {error}")
+        return failure
 
     def _act(self, request: EpisodeRequest) -> EpisodeReply:
         episode = self.episodes.get(request.key)
@@ -298,7 +301,7 @@ class _Episodes:
     def _close(self, key: EpisodeKey) -> None:
         episode = self.episodes.pop(key, None)
         if episode is not None:
-            with ErrorCatcher():  # nobody needs this environment any more
+            with suppress(Exception, SystemExit):  # nobody needs this environment any more
                 episode.environment.close()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoClip, VideoFrames
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
@@ -111,8 +110,8 @@ def _load_tools(
 
 
 def _call_tool(tools: Mapping[str, ToolFunction], request: ToolRequest) -> ToolResult:
-    # ErrorCatcher keeps whatever a tool raises, since an error of the user's code is an outcome, not a crash.
-    with ErrorCatcher() as caught:
+    # An error of the user's code is an outcome of the call, not of the worker.
+    try:
         match tools[request.call.name](request.call.arguments, request.sample):
             case str() as text:
                 return ToolResult(text, "results")
@@ -120,8 +119,7 @@ def _call_tool(tools: Mapping[str, ToolFunction], request: ToolRequest) -> ToolR
                 return ToolResult("", "results", media)
             case other:
                 return ToolResult(f"The tool returned {other!r:.80}.", "errors")
-    match caught.error:
-        case ValueError() as error:
-            return ToolResult(f"The tool refuses: {error}", "refused")
-        case error:
-            return ToolResult(f"The tool failed: {type(error).__name__}: {error}", "errors")
+    except ValueError as error:
+        return ToolResult(f"The tool refuses: {error}", "refused")
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return ToolResult(f"The tool failed: {type(error).__name__}: {error}", "errors")
