@@ -148,7 +148,7 @@ class _EvalCommand:
         self.console.info(f"Loading {self.model_source.name} ...")
         loaded = load_model(self.model_source, self.eval_config, self.question_set.media_policy)
         policy = loaded.policy
-        slow_path = policy.family.describe_slow_path(policy.device, policy.model.dtype)
+        slow_path = policy.family.describe_slow_path(policy.model.device, policy.model.dtype)
         if slow_path and self.eval_config.rollout.engine_name == "hf":
             self.console.warn(slow_path)
         return loaded

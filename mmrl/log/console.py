@@ -219,12 +219,13 @@ class Console:
         is_tenth = step % max(1, round(stage.total_steps / 10)) == 0
         is_first_or_last = steps_here == 1 or step == stage.total_steps
         if is_tenth or is_first_or_last or now - stage.last_printed_at >= _MAX_SILENCE_S:
-            self._print_pending_line(stage, now)
+            self.info(stage.pending_line)
+            stage.pending_line, stage.last_printed_at = "", now
 
     def end_stage(self) -> None:
         """End the display of the stage; the line of its last step stays visible."""
         if self._stage is not None and self._stage.pending_line:
-            self._print_pending_line(self._stage, time.monotonic())
+            self.info(self._stage.pending_line)
         self._display.close()
         self._bar = self._stage = None
 
@@ -251,10 +252,6 @@ class Console:
     def _describe_long_activity(self, stage: str) -> str:
         text = describe_activity(self.activity, _MAX_SILENCE_S)
         return text and f"{stage}: {text}, {time.monotonic() - self.activity.started_at:.0f} s so far"
-
-    def _print_pending_line(self, stage: _StageProgress, now: float) -> None:
-        self.info(stage.pending_line)
-        stage.pending_line, stage.last_printed_at = "", now
 
 
 def describe_activity(activity: Activity, min_seconds: float) -> str:

@@ -144,12 +144,6 @@ class PolicyModel:
         self.runner = ModelRunner(model)  # a `DeepspeedModel` while DeepSpeed runs the model
 
     @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        device: torch.device = self.model.device
-        return device
-
-    @property
     def logits_dtype(self) -> torch.dtype:
         """Type that logits are computed in."""
         return torch.float32 if self._head.is_float32 else self.model.dtype
@@ -258,7 +252,7 @@ class PolicyModel:
         `UNKNOWN_EXPERT` for all experts of a token, the routers choose.
         """
         set_routes(self.routers, routes_XTK)
-        batch = batch.to(self.device)
+        batch = batch.to(self.model.device)
         # Only training mode recomputes activations and applies the adapter's dropout; the reference needs neither.
         self.model.train(torch.is_grad_enabled())
         # No attention mask: a row is causal, and either padded on the right or packed along its prefix tree. Position
@@ -268,7 +262,7 @@ class PolicyModel:
             target_ids_N=batch.target_ids_N,
             predictor_index_N=batch.predictor_index_N,
             temperature_N=batch.temperature_N,
-            banned_token_ids=send_numbers(batch.banned_token_ids, self.device),
+            banned_token_ids=send_numbers(batch.banned_token_ids, self.model.device),
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
@@ -298,16 +292,16 @@ class PolicyModel:
 
         The new tokens are padded on the left. The cache is extended in place.
         """
-        mask_RK = rows.mask_after_append(send(batch.attention_mask_BP, self.device))
+        mask_RK = rows.mask_after_append(send(batch.attention_mask_BP, self.model.device))
         return self._append(batch, mask_RK, rows.model_arguments())
 
     def _append(self, batch: PromptBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
         """Return the logits after the last column, [R, V]; `cache` has the arguments that extend a cache."""
-        batch = batch.to(self.device)
+        batch = batch.to(self.model.device)
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=send(mask_RK, self.device),
+                attention_mask=send(mask_RK, self.model.device),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
                 **cache,
                 logits_to_keep=1,

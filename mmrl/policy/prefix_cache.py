@@ -84,26 +84,27 @@ class RowCache:
 
     def keep_rows(self, kept: Sequence[int]) -> list[int]:
         """Drop all rows but `kept`; rows from the end fill the gaps. Return the old number of the row in each place."""
-        order = _fill_gaps(kept)
-        index = send_numbers(order, self._device)
+        rows = _plan_moves(kept, self._device)
+        order = rows.order
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
         if self._keep_RK is not None:
-            self._keep_RK = self._keep_RK[index]
+            self._keep_RK = rows.take(self._keep_RK)
         if not self._shares_prompts:
-            self.cache.reorder_cache(index)
+            self.cache.reorder_cache(send_numbers(order, self._device))
             return order
-        prompt_order = _fill_gaps(sorted(set(self._prompt_of_row)))
-        place_of_prompt = {prompt: place for place, prompt in enumerate(prompt_order)}
+        prompts = _plan_moves(sorted(set(self._prompt_of_row)), self._device)
+        place_of_prompt = {prompt: place for place, prompt in enumerate(prompts.order)}
         self._prompt_of_row = [place_of_prompt[prompt] for prompt in self._prompt_of_row]
-        rows, prompts = _plan_moves(order, self._device), _plan_moves(prompt_order, self._device)
         if self._keep_BP is not None:
             self._keep_BP = prompts.take(self._keep_BP)
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 layer.conv_states[0] = rows.take(layer.conv_states[0])
                 layer.recurrent_states[0] = rows.take(layer.recurrent_states[0])
-            else:
-                layer.take(rows, prompts)
+                continue
+            layer.prompt_keys, layer.prompt_values = prompts.take(layer.prompt_keys), prompts.take(layer.prompt_values)
+            if layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = rows.take(layer.keys), rows.take(layer.values)
         self._group_rows()
         return order
 
@@ -170,7 +171,7 @@ class _Moves(NamedTuple):
     An index in CPU memory would make the CPU wait for a GPU at each use.
     """
 
-    num_left: int  # rows that are left
+    order: list[int]  # numbers of the rows that are left, in their new places
     to: torch.Tensor  # places that are filled, int64
     start: torch.Tensor  # where the rows come from that fill them, int64
 
@@ -178,7 +179,7 @@ class _Moves(NamedTuple):
         """Return the rows of a tensor [R, ...] that are left, as a part of its memory."""
         if len(self.to):
             tensor[self.to] = tensor[self.start]
-        return tensor[: self.num_left]
+        return tensor[: len(self.order)]
 
 
 class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
@@ -206,12 +207,6 @@ class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers ha
     def get_seq_length(self) -> int:
         """Return the number of own columns."""
         return self._length
-
-    def take(self, rows: _Moves, prompts: _Moves) -> None:
-        """Keep some rows and some prompts."""
-        self.prompt_keys, self.prompt_values = prompts.take(self.prompt_keys), prompts.take(self.prompt_values)
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = rows.take(self.keys), rows.take(self.values)
 
     def _grow(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         """Return a buffer with room for `self._length` columns like those of `new`, which begins with `buffer`."""
@@ -249,17 +244,11 @@ def _to_bias(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill_(~keep, torch.finfo(dtype).min)
 
 
-def _fill_gaps(kept: Sequence[int]) -> list[int]:
-    """Return `kept`, ascending numbers of rows, in an order that moves as few rows as possible."""
+def _plan_moves(kept: Sequence[int], device: torch.device) -> _Moves:
+    """Return moves that leave the rows `kept`, ascending numbers: rows from the end fill the gaps before them."""
     order = list(range(len(kept)))
     gaps = sorted(set(order).difference(kept))
-    for gap, number in zip(gaps, kept[len(kept) - len(gaps) :], strict=True):
+    moved = kept[len(kept) - len(gaps) :]
+    for gap, number in zip(gaps, moved, strict=True):
         order[gap] = number
-    return order
-
-
-def _plan_moves(order: Sequence[int], device: torch.device) -> _Moves:
-    """Return the moves that put rows into an order of `_fill_gaps`."""
-    moves = [(place, number) for place, number in enumerate(order) if place != number]
-    places, starts = [place for place, _ in moves], [start for _, start in moves]
-    return _Moves(len(order), send_numbers(places, device), send_numbers(starts, device))
+    return _Moves(order, send_numbers(gaps, device), send_numbers(moved, device))

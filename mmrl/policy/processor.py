@@ -72,7 +72,7 @@ class PromptProcessor:
             # Validation and test data may give one id to two samples.
             if encoded is None or encoded.prompt.sample is not sample:
                 encoded = self.encoder.encode(sample)
-                self._put_in_cache(encoded)
+                self._cache.put(sample.id, encoded, encoded.tensors.nbytes, is_pinned=self._is_retained)
             return encoded
 
     def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
@@ -244,7 +244,9 @@ class PromptProcessor:
             self._retained_ids.append(frozenset(sample.id for sample in samples))
             for sample, own in zip(samples, encoded, strict=True):
                 # A prompt from a worker process holds a copy of the sample, and `encode` compares by identity.
-                self._put_in_cache(replace(own, prompt=replace(own.prompt, sample=sample)))
+                prompt = replace(own.prompt, sample=sample)
+                stored = replace(own, prompt=prompt)
+                self._cache.put(sample.id, stored, own.tensors.nbytes, is_pinned=self._is_retained)
 
     def decode_segments(self, segments: Sequence[Segment]) -> str:
         """Return the text of segments, without special tokens."""
@@ -289,9 +291,6 @@ class PromptProcessor:
         if ids not in self._pieces:
             self._pieces[ids] = self.decode(ids)
         return self._pieces[ids]
-
-    def _put_in_cache(self, encoded: EncodedPrompt) -> None:
-        self._cache.put(encoded.prompt.sample.id, encoded, encoded.tensors.nbytes, is_pinned=self._is_retained)
 
     def _is_retained(self, sample_id: str) -> bool:
         return any(sample_id in retained for retained in self._retained_ids)

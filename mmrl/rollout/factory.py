@@ -144,7 +144,7 @@ class SamplerFactory:
         # Kept as long as the engine: the kernel ends a server when the thread that started it ends (not only when the
         # process does), and this thread restarts servers.
         if self._rollout_thread is None:
-            init_thread = partial(init_worker_thread, self._policy.device, torch.get_num_threads())
+            init_thread = partial(init_worker_thread, self._policy.model.device, torch.get_num_threads())
             self._rollout_thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=init_thread)
         return self._rollout_thread
 

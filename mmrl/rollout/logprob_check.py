@@ -93,7 +93,7 @@ class LogprobCheck:
         experience = Experience(rollout=rollout, advantage=0.0)
         eos_id: int = self.processor.tokenizer.eos_token_id
         # Without prefix sharing: the check must not depend on the learner's optimization either.
-        batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.device)
+        batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.model.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
         # As in training, the learner uses the engine's routes if they are recorded: its routers may round differently.
         if batch.engine_routes_XTK is not None:

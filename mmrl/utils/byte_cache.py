@@ -28,7 +28,8 @@ class ByteCache(Generic[KeyT, ValueT]):
 
     def put(self, key: KeyT, value: ValueT, num_bytes: int, *, is_pinned: Callable[[KeyT], bool] | None = None) -> None:
         """Store a value, replacing an earlier one of this key. If the cache is full, unpinned others are removed."""
-        self._remove(key)
+        if key in self._entries:
+            self._used_bytes -= self._entries.pop(key)[1]
         self._entries[key] = (value, num_bytes)
         self._used_bytes += num_bytes
         excess, leaving = self._used_bytes - self._max_bytes, []
@@ -40,8 +41,4 @@ class ByteCache(Generic[KeyT, ValueT]):
                 leaving.append(candidate)
                 excess -= size
         for candidate in leaving:
-            self._remove(candidate)
-
-    def _remove(self, key: KeyT) -> None:
-        if key in self._entries:
-            self._used_bytes -= self._entries.pop(key)[1]
+            self._used_bytes -= self._entries.pop(candidate)[1]

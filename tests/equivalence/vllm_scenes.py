@@ -221,7 +221,7 @@ class Scene:
         experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
         pad_id = self.processor.tokenizer.eos_token_id
         batch = collate(group_by_prompt(experiences), tensor_provider or self.processor, pad_id=pad_id)
-        scores = self.policy.compute_logprobs(batch.to(self.policy.device))
+        scores = self.policy.compute_logprobs(batch.to(self.policy.model.device))
         return (scores.logprobs_N.cpu() - recorded(experiences)).abs()
 
     @torch.no_grad()

@@ -102,7 +102,7 @@ class GenerationComparison:
     def generate_transformers(self) -> list[list[int]]:
         """Token ids by `generate`."""
         batch = collate_prompts(self.prompts, self.processor, pad_id=self.processor.tokenizer.eos_token_id)
-        batch = batch.to(self.policy.device)
+        batch = batch.to(self.policy.model.device)
         config = GenerationConfig(
             do_sample=True,  # among one token
             top_k=0,
@@ -111,7 +111,7 @@ class GenerationComparison:
             eos_token_id=None,
             pad_token_id=self.processor.tokenizer.eos_token_id,
         )
-        patches, grids = batch.media.image_patches_MD, batch.media.image_grids_I3.to(self.policy.device)
+        patches, grids = batch.media.image_patches_MD, batch.media.image_grids_I3.to(self.policy.model.device)
         images = {"pixel_values": patches}
         if "image" not in self.plain_model.input_modalities:
             # Of such a class, Qwen3.5's, `generate` repeats single patches in place of images. Others encode them once,
@@ -156,7 +156,7 @@ class ForcedTokenProcessor(LogitsProcessor):
             np.random.Generator(np.random.Philox(seed)).random(comparison.sampling_params.max_new_tokens)
             for seed in seeds
         ]
-        self._uniforms_RT = torch.from_numpy(np.stack(chances)).to(comparison.policy.device)
+        self._uniforms_RT = torch.from_numpy(np.stack(chances)).to(comparison.policy.model.device)
         self._sampling_params = comparison.sampling_params
         self._position = 0
 
@@ -238,10 +238,10 @@ def main() -> None:
         for pair in range(asked.pairs + 1):
             drawn = {}
             for name, run in (("transformers", bench.generate_transformers), ("ours", bench.generate_mmrl)):
-                start = read_clock(bench.policy.device)
+                start = read_clock(bench.policy.model.device)
                 drawn[name] = run()
                 if pair:  # the first warms up
-                    seconds[name].append(read_clock(bench.policy.device) - start)
+                    seconds[name].append(read_clock(bench.policy.model.device) - start)
             same = np.mean(np.array(drawn["ours"]) == np.array(drawn["transformers"]))
             if same < 1 and asked.size != "3b":
                 raise SystemExit("the two drew different tokens")

@@ -226,7 +226,7 @@ def measure_logprob_diff(
     gaps = []
     for rollout in first:
         batch = collate(group_by_prompt([Experience(rollout=rollout, advantage=0.0)]), processor, pad_id=eos)
-        batch = batch.to(policy.device)
+        batch = batch.to(policy.model.device)
         gaps.append(
             (policy.compute_logprobs(batch).logprobs_N.cpu() - torch.tensor(rollout.segments[0].logprobs)).abs()
         )

@@ -128,7 +128,7 @@ class HfEngine(RolloutEngine):
         """Return the new tokens of each row. Each prompt of the batch is encoded once."""
         from mmrl.policy.prefix_cache import RowCache
 
-        device, rollouts = self._policy.device, [row.rollout for row in rows]
+        device, rollouts = self._policy.model.device, [row.rollout for row in rows]
         recorder = _RouteRecorder(self._policy.routers) if record_routes else None
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
@@ -169,7 +169,7 @@ class HfEngine(RolloutEngine):
         self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None
     ) -> _DecodeState:
         """Append the tokens that responses already have to the caches of their prompts."""
-        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.device)
+        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.model.device)
         # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
         logits_RV = self._policy.append(state.cache, replace(responses, position_ids_3BP=positions_3RP))
@@ -195,7 +195,8 @@ class HfEngine(RolloutEngine):
 
         R counts rows that have not ended. `uniforms_RT` has a number in [0, 1) for each token, float64.
         """
-        cache, logits_RV, next_R, device = state.cache, state.logits_RV, state.next_position_R, self._policy.device
+        cache, logits_RV, next_R = state.cache, state.logits_RV, state.next_position_R
+        device = self._policy.model.device
         max_new_tokens = sampling_params.max_new_tokens
         decoded: list[tuple[list[int], list[float]]] = [([], []) for _ in uniforms_RT]
         alive = list(range(len(decoded)))  # number of the rollout in each row; rollouts that ended have no row
