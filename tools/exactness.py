@@ -21,7 +21,7 @@ from rich.table import Table
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.learner.shared_prefix_check import compare_layouts
-from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
+from mmrl.policy.batch import Batch, PackedGroup, Placeholders, PromptTensors, collate
 from mmrl.policy.families import FAMILIES, Grid, PlaceholderRun, VideoTimeEncoding, get_family
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelBundle, load_pretrained
@@ -140,12 +140,12 @@ class NoiseProcessor:
 
 def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
     """Return batches that a check must refuse: positions that do not restart, and siblings that see each other."""
-    assert batch.prefix_tree is not None
-    ((prompt, lengths),) = batch.prefix_tree
+    assert batch.packed_groups is not None
+    ((prompt, lengths),) = batch.packed_groups
     first, count = batch.position_ids_3BL[..., :prompt], sum(lengths)
     onward = (first.max() + 1 + torch.arange(count)).expand(3, 1, -1)
     yield "wrong: positions", replace(batch, position_ids_3BL=torch.cat([first, onward], dim=-1))
-    yield "wrong: leak", replace(batch, prefix_tree=(PrefixGroup(prompt, (count,)),))
+    yield "wrong: leak", replace(batch, packed_groups=(PackedGroup(prompt, (count,)),))
 
 
 def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:

@@ -57,7 +57,7 @@ class LearnerConfig:
     micro_batch_tokens: int  # most tokens of a micro-batch, padding included; a longer sequence runs alone
     epochs: int  # passes over the experiences of a step
     mini_batches: int = 1  # updates in each pass
-    shared_prefix: bool  # run a prompt once for its group, rather than once for each completion
+    shared_prefix: bool  # run a prompt once for its group, rather than once for each response
     pad_id: int
     policy_loss_fn: PolicyLossFn | None = None  # function that `loss.policy_loss` names; None for a built-in one
 
@@ -188,7 +188,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
-        """Score mini-batches before the first update of the step. Collective under ZeRO-3, as any forward is."""
+        """Compute old log-probs before the first update of the step. Collective under ZeRO-3, as any forward is."""
         for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
             self._ranks.set_activity("recomputing old log-probs")
             self._forward(micro_batch, self._build_batch(micro_batch))
@@ -240,20 +240,20 @@ class PolicyLearner:
         self, micro_batch: MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
     ) -> LossResult:
         """Return a micro-batch's share of an update's loss and metrics. Collective under ZeRO-3."""
-        scores = self._forward(micro_batch, batch)
+        token_logprobs = self._forward(micro_batch, batch)
         if self._reference is not None and micro_batch.reference_logprobs_N is None:
             # Once a step: later epochs find it in the micro-batch.
             with torch.no_grad():
                 micro_batch.reference_logprobs_N = self._reference.compute_logprobs(batch).logprobs_N
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
-            return LossResult(scores.logprobs_N.sum(), Metrics(), None)
+            return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
         assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
-            current_logprobs_N=scores.logprobs_N,
-            entropies_N=scores.entropies_N,
+            current_logprobs_N=token_logprobs.logprobs_N,
+            entropies_N=token_logprobs.entropies_N,
             recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
@@ -268,14 +268,14 @@ class PolicyLearner:
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
-        """Score a micro-batch, and keep the log-probs and routes that its later passes in this step need."""
+        """Return the log-probs of a micro-batch, and keep those and the routes that later passes of this step need."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
-        scores = self._policy.compute_logprobs(batch, routes_XTK)
+        token_logprobs = self._policy.compute_logprobs(batch, routes_XTK)
         if micro_batch.recomputed_logprobs_N is None:
-            micro_batch.recomputed_logprobs_N = scores.logprobs_N.detach()
+            micro_batch.recomputed_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
-        return scores
+        return token_logprobs
 
     def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.batch import Batch, BatchMedia, Placeholders, PrefixGroup, group_by_prompt
+from mmrl.policy.batch import Batch, BatchMedia, PackedGroup, Placeholders, group_by_prompt
 from mmrl.policy.expert_routing import UNKNOWN_EXPERT
 from mmrl.types import Experience, ImageRef, VideoRef
 
@@ -98,7 +98,7 @@ def assign_to_ranks(
 def pack_micro_batches(
     experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
 ) -> list[list[list[Experience]]]:
-    """Cut the experiences of a rank into micro-batches, group by group, those with short completions first.
+    """Cut the experiences of a rank into micro-batches, group by group, those with short responses first.
 
     A group with more than `max_tokens` tokens, padding included, is split and its prompt repeated. A single sequence
     that is longer becomes a micro-batch by itself. With `shared_prefix` a prompt counts once for its group.
@@ -152,7 +152,7 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
         input_ids_BL=torch.tensor([[pad_id]]),
         token_types_BL=torch.zeros(1, 1, dtype=torch.int64),
         position_ids_3BL=torch.zeros(3, 1, 1, dtype=torch.int64),
-        prefix_tree=(PrefixGroup(1, ()),) if shared_prefix else None,
+        packed_groups=(PackedGroup(1, ()),) if shared_prefix else None,
         media=BatchMedia(
             image_patches_MD=no_patches,
             image_grids_I3=no_grids,
@@ -173,21 +173,21 @@ def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> i
     packed_tokens, longest, num_rows = 0, 0, 0
     for group in groups:
         prompt_length = len(group[0].rollout.prompt.token_ids)
-        completion_lengths = [experience.rollout.num_tokens for experience in group]
-        packed_tokens += prompt_length + sum(completion_lengths)
-        longest = max(longest, prompt_length + max(completion_lengths))
+        response_lengths = [experience.rollout.num_tokens for experience in group]
+        packed_tokens += prompt_length + sum(response_lengths)
+        longest = max(longest, prompt_length + max(response_lengths))
         num_rows += len(group)
     return packed_tokens if shared_prefix else longest * num_rows
 
 
 def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batch:
     """Append a sequence of one token at position 0: at the end of the packed row, or as another row."""
-    prefix_tree, (num_rows, length) = batch.prefix_tree, batch.input_ids_BL.shape
-    if prefix_tree is None:
+    packed_groups, (num_rows, length) = batch.packed_groups, batch.input_ids_BL.shape
+    if packed_groups is None:
         shape, dim = (1, length), 0
     else:
         shape, dim = (num_rows, 1), 1
-        prefix_tree = (*prefix_tree, PrefixGroup(1, ()))
+        packed_groups = (*packed_groups, PackedGroup(1, ()))
     ids, types = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     ids[0, 0], types[0, 0] = token_id, token_type
     positions = torch.zeros(3, *shape, dtype=torch.int64)
@@ -201,5 +201,5 @@ def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batc
         input_ids_BL=torch.cat([batch.input_ids_BL, ids], dim=dim),
         token_types_BL=torch.cat([batch.token_types_BL, types], dim=dim),
         position_ids_3BL=torch.cat([batch.position_ids_3BL, positions], dim=dim + 1),
-        prefix_tree=prefix_tree,
+        packed_groups=packed_groups,
     )

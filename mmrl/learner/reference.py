@@ -29,8 +29,8 @@ class ReferencePolicy:
         one without its adapter.
         """
         self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
-        self.policy = initial_copy or policy.frozen_copy()
-        """The copy of the policy, which the learner scores tokens with."""
+        self.policy = initial_copy or policy.untrained_copy()
+        """The copy of the policy, whose log-probs the KL penalty compares with."""
         self.is_frozen = options.update == "never"
         tracked = {} if self.is_frozen else policy.trained
         self._tracked_parameters = list(tracked.values())

@@ -22,7 +22,7 @@ from mmrl.types import Experience, UserError
 
 
 class ForwardDifference(NamedTuple):
-    """Difference between two ways to score the same tokens."""
+    """Difference between two ways to compute log-probs of the same tokens."""
 
     logprobs: float  # largest difference of a log-prob, in nats
     gradient: float  # norm of the difference of the gradients, relative to the norm of the second
@@ -59,7 +59,7 @@ def check_shared_prefix(
     pad_id: int,
     ranks: Ranks | None = None,
 ) -> None:
-    """Score two or more experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
+    """Run two or more experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
 
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.

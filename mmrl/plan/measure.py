@@ -25,7 +25,7 @@ from mmrl.config.schema import ModelConfig
 from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes
 from mmrl.plan.workload import MicroBatchSizes
-from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup
+from mmrl.policy.batch import Batch, BatchMedia, PackedGroup
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.lora import create_adapter
@@ -192,7 +192,7 @@ def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
         input_ids_BL=input_ids_BL,
         token_types_BL=(input_ids_BL == image_id).long(),
         position_ids_3BL=torch.cat(positions, dim=1).unsqueeze(1),
-        prefix_tree=(PrefixGroup(len(prompt), micro_batch.responses),) * micro_batch.num_groups,
+        packed_groups=(PackedGroup(len(prompt), micro_batch.responses),) * micro_batch.num_groups,
         media=BatchMedia(
             image_patches_MD=torch.zeros(sum(map(prod, grids)), patch),
             image_grids_I3=torch.tensor(grids, dtype=torch.int64).view(-1, 3),

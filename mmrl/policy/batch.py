@@ -1,12 +1,12 @@
 """Packs and pads: experiences become the tensors of a forward pass.
 
-The learner's batch is one row that holds each prompt once, before all of its completions, and no padding:
+The learner's batch is one row that holds each prompt once, before all of its responses, and no padding:
 
     prompt | first | second second second | prompt' prompt' | first' first' ...
 
-A completion attends to its prompt and itself, and its positions continue from the prompt's. It may contain images and
+A response attends to its prompt and itself, and its positions continue from the prompt's. It may contain images and
 videos that tools showed: patches come in the order of placeholders in the row. The plain layout, one padded row for
-each completion, must give the same log-probs and gradients.
+each response, must give the same log-probs and gradients.
 
 Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
 
@@ -88,11 +88,11 @@ class MediaItem(NamedTuple):
     key: str  # name of its content, for a cache
 
 
-class PrefixGroup(NamedTuple):
-    """Lengths, in tokens, of a prompt and of the completions that follow it in a packed row."""
+class PackedGroup(NamedTuple):
+    """Lengths, in tokens, of a prompt and of the responses that follow it in a packed row."""
 
     prompt_length: int
-    completion_lengths: tuple[int, ...]
+    response_lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,8 @@ class Batch(DeviceTensors):
     input_ids_BL: torch.Tensor  # token ids, int64
     token_types_BL: torch.Tensor  # 0 for text, 1 for an image, 2 for a video, int64
     position_ids_3BL: torch.Tensor  # position ids, int64
-    # Lengths of the prompts and completions in the one row; None where rows are ordinary sequences.
-    prefix_tree: tuple[PrefixGroup, ...] | None
+    # Lengths of the prompts and responses in the one row; None where rows are ordinary sequences.
+    packed_groups: tuple[PackedGroup, ...] | None
     media: BatchMedia
     target_ids_N: torch.Tensor  # ids of the trained tokens, sampled or demonstrated, int64
     predictor_index_N: torch.Tensor  # index in the flattened `input_ids_BL` of the token that predicts each, int64
@@ -149,7 +149,7 @@ class Batch(DeviceTensors):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBatch(DeviceTensors):
+class LeftPaddedBatch(DeviceTensors):
     """Tensors of prompts, or of responses without their prompts, padded on the left."""
 
     input_ids_BP: torch.Tensor  # token ids, int64
@@ -242,7 +242,7 @@ class _PackedRow:
 
     ids: list[int] = field(default_factory=list)
     positions: list[torch.Tensor] = field(default_factory=list)  # position ids of each piece, int64 [3, S]
-    prefix_groups: list[PrefixGroup] = field(default_factory=list)
+    packed_groups: list[PackedGroup] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
     scored_tokens: list[_ScoredToken] = field(default_factory=list)
     # Routes that the rollout engine recorded, with columns that count from the row's start.
@@ -302,7 +302,7 @@ def collate(
         input_ids_BL=input_ids_BL,
         token_types_BL=processor.placeholders.token_types(input_ids_BL),
         position_ids_3BL=torch.stack(positions, dim=1),
-        prefix_tree=tuple(rows[0].prefix_groups) if shared_prefix else None,
+        packed_groups=tuple(rows[0].packed_groups) if shared_prefix else None,
         media=collect_media(spans),
         # torch would make float32 of an empty list, so int64 is given.
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
@@ -313,13 +313,13 @@ def collate(
     )
 
 
-def collate_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pad_id: int) -> PromptBatch:
+def collate_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pad_id: int) -> LeftPaddedBatch:
     """Pack prompts into tensors, padded on the left. Raises as `TokenSpan.from_prompt`."""
     spans = [TokenSpan.from_prompt(prompt, processor) for prompt in prompts]
     return _pad_left(spans, processor.placeholders, pad_id)
 
 
-def collate_responses(rollouts: Sequence[Rollout], processor: PromptProcessor, *, pad_id: int) -> PromptBatch:
+def collate_responses(rollouts: Sequence[Rollout], processor: PromptProcessor, *, pad_id: int) -> LeftPaddedBatch:
     """Pack responses so far, without their prompts, padded on the left; positions count from the first token of each.
 
     Raises as `TokenSpan.from_response`.
@@ -385,7 +385,7 @@ def check_placeholders(
         raise UserError(f"{owner}: {len(ids)} tokens, positions {list(tensors.position_ids_3P.shape)}")
 
 
-def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> PromptBatch:
+def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> LeftPaddedBatch:
     # At least two columns: transformers passes a mask of one column to no recurrent layer, and such a layer would read
     # the padding of an empty row as a token.
     shape = (len(spans), max(2, *(len(span.ids) for span in spans)))
@@ -397,7 +397,7 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
         input_ids_BP[row, start:] = torch.tensor(span.ids, dtype=torch.int64)
         attention_mask_BP[row, start:] = 1
         position_ids_3BP[:, row, start:] = span.position_ids_3S
-    return PromptBatch(
+    return LeftPaddedBatch(
         input_ids_BP=input_ids_BP,
         token_types_BP=placeholders.token_types(input_ids_BP),
         attention_mask_BP=attention_mask_BP,
@@ -407,7 +407,7 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
 
 
 def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor) -> _PackedRow:
-    """Return one row that holds the prompt of each group once, before its completions."""
+    """Return one row that holds the prompt of each group once, before its responses."""
     row = _PackedRow()
     for group in groups:
         prompt = group[0].rollout.prompt
@@ -425,24 +425,24 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         last_prompt_column, next_position = len(row.ids) - 1, int(prompt_span.position_ids_3S.max()) + 1
         lengths = []
         for experience in group:
-            completion = TokenSpan.from_response(experience.rollout, processor)
+            response = TokenSpan.from_response(experience.rollout, processor)
             row.scored_tokens.extend(_scored_tokens(experience.rollout, last_prompt_column, len(row.ids)))
-            row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in completion.routes)
-            row.spans.append(completion)
-            row.ids.extend(completion.ids)
+            row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in response.routes)
+            row.spans.append(response)
+            row.ids.extend(response.ids)
             # The positions of every sibling continue from the prompt, as if there were no other sibling.
-            row.positions.append(next_position + completion.position_ids_3S)
-            # A completion without tokens takes no columns, and the attention kernel refuses blocks of length 0.
-            if completion.ids:
-                lengths.append(len(completion.ids))
-        row.prefix_groups.append(PrefixGroup(len(prompt_span.ids), tuple(lengths)))
+            row.positions.append(next_position + response.position_ids_3S)
+            # A response without tokens takes no columns, and the attention kernel refuses blocks of length 0.
+            if response.ids:
+                lengths.append(len(response.ids))
+        row.packed_groups.append(PackedGroup(len(prompt_span.ids), tuple(lengths)))
     return row
 
 
 def _scored_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_ScoredToken]:
-    """Return the trained tokens of a completion that begins at `first_column` of its row."""
+    """Return the trained tokens of a response that begins at `first_column` of its row."""
     tokens: list[_ScoredToken] = []
-    # The prompt's last token predicts the first of every completion, also where siblings lie in between.
+    # The prompt's last token predicts the first of every response, also where siblings lie in between.
     predictor, column = last_prompt_column, first_column
     for segment in rollout.segments:
         # A continuation after a rethink trigger may have been sampled at another temperature.

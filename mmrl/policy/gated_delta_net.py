@@ -2,10 +2,10 @@
 
 Two parts of such a layer link tokens: a causal convolution over the last few tokens, and a recurrent state for each
 head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
-and each of its completions starts from the state and the last columns that the prompt ends with. Gradients of all
-completions add up in the prompt, because autograd sums over every use of a tensor.
+and each of its responses starts from the state and the last columns that the prompt ends with. Gradients of all
+responses add up in the prompt, because autograd sums over every use of a tensor.
 
-Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or completions)
+Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or responses)
 of a batch, R cached rows, S columns of a padded batch, H value heads, K and V channels of a key and of a value.
 
 The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with zeros, or flash-linear-attention's
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from mmrl.policy.delta_rule import gated_delta_rule, gated_delta_step
 from mmrl.policy.gated_delta_kernels import has_rule_kernel, install_kernel_choice, run_rule_kernel
-from mmrl.policy.shared_prefix_attention import PrefixTree
+from mmrl.policy.shared_prefix_attention import PackedGroups
 from mmrl.utils.torch_transfer import send_numbers
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class SequenceBatch(NamedTuple):
 
     # Positions of their tokens in the row; T, one past the last, for padding. int64 [N, S], or [1, S].
     tokens_NS: torch.Tensor
-    # Number of each piece in the order of the row, counted apart for prompts and for completions. int64.
+    # Number of each piece in the order of the row, counted apart for prompts and for responses. int64.
     pieces_N: torch.Tensor
     # First token of each piece in a joint row, and the end of the last. int64 [N + 1]; None if each has a row.
     bounds: torch.Tensor | None = None
@@ -56,8 +56,8 @@ class SharedPrefixPlan(NamedTuple):
     conv_tokens: torch.Tensor
     conv_kept_T: torch.Tensor  # places of the row's own tokens in `conv_tokens`. int64.
     prompts: tuple[SequenceBatch, ...]
-    completions: tuple[SequenceBatch, ...]
-    prompt_of_completion: torch.Tensor  # number of the prompt of each completion. int64.
+    responses: tuple[SequenceBatch, ...]
+    prompt_of_response: torch.Tensor  # number of the prompt of each response. int64.
 
 
 class RuleInputs(NamedTuple):
@@ -69,7 +69,7 @@ class RuleInputs(NamedTuple):
 
 
 def install_gated_delta_net(model: PreTrainedModel) -> None:
-    """Let each Gated DeltaNet layer fork its state along a `prefix_tree` and skip padding after a cache."""
+    """Let each Gated DeltaNet layer fork its state along `packed_groups` and skip padding after a cache."""
     layers = [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
     for layer in layers:
         install_kernel_choice(sys.modules[type(layer).__module__])
@@ -83,12 +83,12 @@ def _forward(
     hidden_states: torch.Tensor,
     cache_params: Cache | None = None,
     attention_mask: torch.Tensor | None = None,
-    prefix_tree: PrefixTree | None = None,
+    packed_groups: PackedGroups | None = None,
     **options: Any,  # noqa: ANN401
 ) -> torch.Tensor:
     """Return the layer's output for hidden states [R, S, W], in their shape."""
-    if prefix_tree is not None:
-        return fork_forward(layer, hidden_states, prefix_tree)
+    if packed_groups is not None:
+        return fork_forward(layer, hidden_states, packed_groups)
     # transformers sets the hidden states of padding to zero. That is exact before the first token, but not after a
     # cached one, where padding makes the state decay and the convolution writes the end of the cached text again.
     is_continued = cache_params is not None and cache_params.has_previous_state(layer.layer_idx, state_idx=0)
@@ -104,9 +104,9 @@ def _forward(
     return output
 
 
-def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) -> torch.Tensor:  # noqa: ANN401
-    """Return the layer's output for a packed row, [1, T, W]; each completion starts from its prompt's state."""
-    plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
+def fork_forward(layer: Any, hidden_1TW: torch.Tensor, packed_groups: PackedGroups) -> torch.Tensor:  # noqa: ANN401
+    """Return the layer's output for a packed row, [1, T, W]; each response starts from its prompt's state."""
+    plan = plan_fork(packed_groups, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
     conv_input = F.pad(mixed_TC, _ZERO_ROW).index_select(0, plan.conv_tokens)
     convolved_TC = _convolve(layer, conv_input[None])[0].index_select(0, plan.conv_kept_T)
@@ -120,13 +120,13 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
         states.append(state)
     order = torch.cat([batch.pieces_N for batch in plan.prompts]).argsort()
     state_of_prompt = torch.cat(states)[order]
-    for batch in plan.completions:
-        initial = state_of_prompt[plan.prompt_of_completion[batch.pieces_N]]
+    for batch in plan.responses:
+        initial = state_of_prompt[plan.prompt_of_response[batch.pieces_N]]
         output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial, batch.bounds)
         outputs.append(output.flatten(0, 1))
 
     # Each token of the row is in one batch; padding, all of which has position T, is cut off.
-    places = torch.cat([batch.tokens_NS.flatten() for batch in (*plan.prompts, *plan.completions)])
+    places = torch.cat([batch.tokens_NS.flatten() for batch in (*plan.prompts, *plan.responses)])
     place_of_token = torch.empty(len(mixed_TC) + 1, dtype=torch.int64, device=places.device)
     place_of_token[places] = torch.arange(len(places), device=places.device)
     output_THV = torch.cat(outputs).index_select(0, place_of_token[:-1])
@@ -189,32 +189,32 @@ def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Te
 
 @lru_cache(maxsize=2)  # every layer of a forward pass needs the same plan
 def plan_fork(
-    prefix_tree: PrefixTree, kernel_size: int, device: torch.device, in_one_row: bool = False
+    packed_groups: PackedGroups, kernel_size: int, device: torch.device, in_one_row: bool = False
 ) -> SharedPrefixPlan:
     """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens.
 
     With `in_one_row` the plan is for flash-linear-attention's kernel.
     """
-    padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in prefix_tree)
+    padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in packed_groups)
     context_length = kernel_size - 1
     conv_tokens: list[int] = []
     conv_kept: list[int] = []
     prompts: list[range] = []
-    completions: list[range] = []
-    prompt_of_completion: list[int] = []
+    responses: list[range] = []
+    prompt_of_response: list[int] = []
     end = 0
-    for prompt_length, completion_lengths in prefix_tree:
+    for prompt_length, response_lengths in packed_groups:
         prompt = range(end, end + prompt_length)
         nothing = [padding] * context_length
         pieces = [(prompt, nothing)]
         end = prompt.stop
-        for length in completion_lengths:
-            completion = range(end, end + length)
+        for length in response_lengths:
+            response = range(end, end + length)
             # Zeros come before a prompt that is shorter than the kernel.
-            pieces.append((completion, [*nothing, *prompt][-context_length:]))
-            completions.append(completion)
-            prompt_of_completion.append(len(prompts))
-            end = completion.stop
+            pieces.append((response, [*nothing, *prompt][-context_length:]))
+            responses.append(response)
+            prompt_of_response.append(len(prompts))
+            end = response.stop
         prompts.append(prompt)
         for piece, context in pieces:
             conv_tokens += context
@@ -225,8 +225,8 @@ def plan_fork(
         conv_tokens=send_numbers(conv_tokens, device),
         conv_kept_T=send_numbers(conv_kept, device),
         prompts=tuple(make_batches(prompts, device=device)),
-        completions=tuple(make_batches(completions, device=device)),
-        prompt_of_completion=send_numbers(prompt_of_completion, device),
+        responses=tuple(make_batches(responses, device=device)),
+        prompt_of_response=send_numbers(prompt_of_response, device),
     )
 
 

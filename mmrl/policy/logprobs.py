@@ -1,4 +1,4 @@
-"""Log-probabilities: the distribution that tokens are sampled from, and scores of given tokens in chunks.
+"""Log-probabilities: the distribution that tokens are sampled from, and those of given tokens in chunks.
 
 The engine `hf` and the learner both call `compute_logprobs`. Suffixes of tensor names as in `mmrl.policy.batch`: R rows
 to sample from, V vocabulary, N trained tokens, W hidden channels, C tokens of a chunk.
@@ -116,7 +116,7 @@ class LogprobHead(nn.Linear):
 
     @contextmanager
     def use_request(self, request: LogprobRequest) -> Iterator[None]:
-        """Score the tokens of `request` in every forward inside this block."""
+        """Compute the log-probs of `request` in every forward inside this block."""
         self._request = request
         try:
             yield

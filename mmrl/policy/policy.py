@@ -1,4 +1,4 @@
-"""The model in training: frozen components, log-probabilities of completions, and generation on a key-value cache.
+"""The model in training: frozen components, log-probabilities of responses, and generation on a key-value cache.
 
 `VisionCache` keeps the outputs of a frozen vision tower, computed once for each image or video, while there is room.
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.batch import Batch, BatchMedia, PromptBatch, collect_media
+from mmrl.policy.batch import Batch, BatchMedia, LeftPaddedBatch, collect_media
 from mmrl.policy.expert_routing import find_routers, set_routes
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
@@ -206,7 +206,7 @@ class PolicyModel:
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
 
-    def frozen_copy(self) -> PolicyModel:
+    def untrained_copy(self) -> PolicyModel:
         """Return a copy that the learner does not train, such as a reference. It shares the frozen weights.
 
         Of a sharded policy, each rank gets a whole copy that shares nothing.
@@ -232,7 +232,7 @@ class PolicyModel:
     def without_adapter(self) -> PolicyModel:
         """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
         if self.runner.is_sharded:
-            return self.frozen_copy().without_adapter()
+            return self.untrained_copy().without_adapter()
         return self._like_this(without_adapter(self.model))
 
     def _like_this(self, model: PreTrainedModel) -> PolicyModel:
@@ -255,9 +255,9 @@ class PolicyModel:
         batch = batch.to(self.model.device)
         # Only training mode recomputes activations and applies the adapter's dropout; the reference needs neither.
         self.model.train(torch.is_grad_enabled())
-        # No attention mask: a row is causal, and either padded on the right or packed along its prefix tree. Position
+        # No attention mask: a row is causal, and either padded on the right or packed along its packed groups. Position
         # ids have 3 rows: with a 4th, transformers takes restarts for other sequences and hides the prompt from them.
-        packed = {} if batch.prefix_tree is None else {"prefix_tree": batch.prefix_tree}
+        packed = {} if batch.packed_groups is None else {"packed_groups": batch.packed_groups}
         request = LogprobRequest(
             target_ids_N=batch.target_ids_N,
             predictor_index_N=batch.predictor_index_N,
@@ -266,16 +266,16 @@ class PolicyModel:
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
-            scores = self.runner(
+            computed = self.runner(
                 input_ids=batch.input_ids_BL,
                 **self.family.model_arguments(batch.position_ids_3BL, batch.token_types_BL, batch.media),
                 **packed,
                 use_cache=False,
             ).logits
-        return TokenLogprobs(*scores)
+        return TokenLogprobs(*computed)
 
     @torch.no_grad()
-    def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
+    def prefill(self, batch: LeftPaddedBatch) -> tuple[Cache, torch.Tensor]:
         """Encode prompts; return their key-value cache and the logits of the next token, [B, V]."""
         from transformers import DynamicCache
 
@@ -287,7 +287,7 @@ class PolicyModel:
         return cache, logits_BV
 
     @torch.no_grad()
-    def append(self, rows: RowCache, batch: PromptBatch) -> torch.Tensor:
+    def append(self, rows: RowCache, batch: LeftPaddedBatch) -> torch.Tensor:
         """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
 
         The new tokens are padded on the left. The cache is extended in place.
@@ -295,7 +295,7 @@ class PolicyModel:
         mask_RK = rows.mask_after_append(send(batch.attention_mask_BP, self.model.device))
         return self._append(batch, mask_RK, rows.model_arguments())
 
-    def _append(self, batch: PromptBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
+    def _append(self, batch: LeftPaddedBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
         """Return the logits after the last column, [R, V]; `cache` has the arguments that extend a cache."""
         batch = batch.to(self.model.device)
         with self._use_vision_cache(batch.media):

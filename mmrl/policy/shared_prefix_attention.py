@@ -1,8 +1,8 @@
-"""Attention in a packed row, where the completions of a group share one copy of their prompt.
+"""Attention in a packed row, where the responses of a group share one copy of their prompt.
 
     prompt | first | second second | prompt' | first' ...
 
-A completion attends to its prompt and to itself. On a CPU no mask is made: the visible part of a group consists of a
+A response attends to its prompt and to itself. On a CPU no mask is made: the visible part of a group consists of a
 few rectangles and triangles, each a call of the flash kernel, and parts that share queries are merged by their
 log-sum-exps in float32. CUDA has FlexAttention, which skips the blocks that a mask empties.
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 from mmrl.types import UserError
 from mmrl.utils.torch_transfer import send
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mmrl.policy.prefix_cache import RowCache
 
 ATTENTION_NAME = "mmrl_shared_prefix"
-PrefixTree = tuple[PrefixGroup, ...]
+PackedGroups = tuple[PackedGroup, ...]
 
 _LEAST_FLEX_CHANNELS = 16  # of a head
 _MASK_BLOCK = 128  # side of a block of FlexAttention's mask, in tokens: what its kernels are tuned for
@@ -48,7 +48,7 @@ class AttentionBlock(NamedTuple):
 
 
 def install_shared_prefix_attention(model: PreTrainedModel) -> None:
-    """Let the language model attend along the `prefix_tree` given to its forward, and as SDPA does without one.
+    """Let the language model attend along the `packed_groups` given to its forward, and as SDPA does without one.
 
     It stays installed: a layer recomputed in the backward pass must find the attention of its forward.
     """
@@ -69,20 +69,20 @@ def shared_prefix_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    prefix_tree: PrefixTree | None = None,
+    packed_groups: PackedGroups | None = None,
     row_cache: RowCache | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
 
     Args:
-        module: the attention layer; not read with a prefix tree.
+        module: the attention layer; not read with a packed groups.
         query: queries [1, H, T, D], float32 or bfloat16.
         key: keys [1, K, T, D].
         value: values [1, K, T, D].
-        attention_mask: mask for rows without a prefix tree.
+        attention_mask: mask for rows without a packed groups.
         scaling: factor of query-key products.
-        prefix_tree: lengths of the prompts and completions in the row; None for ordinary rows.
+        packed_groups: lengths of the prompts and responses in the row; None for ordinary rows.
         row_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.
         **options: transformers' other arguments.
 
@@ -91,7 +91,7 @@ def shared_prefix_attention(
     """
     if row_cache is not None:
         return row_cache.attend(module, query, key, value, attention_mask, scaling), None
-    if prefix_tree is None:
+    if packed_groups is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -106,7 +106,7 @@ def shared_prefix_attention(
                 f"shared_prefix: heads of {query.shape[-1]} channels are too narrow for FlexAttention on CUDA, which "
                 f"needs {_LEAST_FLEX_CHANNELS}; use off"
             )
-        mask = build_block_mask(prefix_tree, query.device)
+        mask = build_block_mask(packed_groups, query.device)
         attend = _compiled_flex_attention()
         # For fewer than 128 queries torch would take its kernel for decoding, which this mask does not suit.
         options = {"FORCE_USE_FLEX_ATTENTION": True}
@@ -114,40 +114,40 @@ def shared_prefix_attention(
             query, key, value, block_mask=mask, scale=scaling, enable_gqa=True, kernel_options=options
         )
         return flex.transpose(1, 2).contiguous(), None
-    merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, prefix_tree, scaling)  # type: ignore[no-untyped-call]
+    merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, packed_groups, scaling)  # type: ignore[no-untyped-call]
     return merged, None
 
 
-def attention_blocks(prefix_tree: PrefixTree) -> Iterator[AttentionBlock]:
+def attention_blocks(packed_groups: PackedGroups) -> Iterator[AttentionBlock]:
     """Yield disjoint blocks that cover what is visible in a packed row; the first with a query does not merge."""
     start = 0
-    for prompt_length, completion_lengths in prefix_tree:
-        end = start + prompt_length + sum(completion_lengths)
-        if len(completion_lengths) < 2:
+    for prompt_length, response_lengths in packed_groups:
+        end = start + prompt_length + sum(response_lengths)
+        if len(response_lengths) < 2:
             # Nothing is shared, so the group is one sequence.
             yield AttentionBlock(slice(start, end), slice(start, end), causal=True, merges=False)
         else:
             prompt = slice(start, start + prompt_length)
             yield AttentionBlock(prompt, prompt, causal=True, merges=False)
             yield AttentionBlock(slice(prompt.stop, end), prompt, causal=False, merges=False)
-            for first, last in pairwise(accumulate(completion_lengths, initial=prompt.stop)):
+            for first, last in pairwise(accumulate(response_lengths, initial=prompt.stop)):
                 yield AttentionBlock(slice(first, last), slice(first, last), causal=True, merges=True)
         start = end
 
 
 @lru_cache(maxsize=2)  # every layer of a forward pass needs the same mask
-def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask:
+def build_block_mask(packed_groups: PackedGroups, device: torch.device) -> BlockMask:
     """Return the mask of a packed row for FlexAttention, in memory of (T / 128)² numbers.
 
     It equals the mask that torch's `create_block_mask` makes of the same rule. But torch evaluates the rule for all
     pairs of tokens at once: 2.5 GiB for 16,000 tokens, and four times as much for twice as many.
     """
-    # The number of each token's piece, a prompt or a completion, and that of its prompt.
+    # The number of each token's piece, a prompt or a response, and that of its prompt.
     lengths: list[int] = []
     prompt_pieces: list[int] = []
-    for prompt_length, completion_lengths in prefix_tree:
-        prompt_pieces += [len(lengths)] * (1 + len(completion_lengths))
-        lengths += [prompt_length, *completion_lengths]
+    for prompt_length, response_lengths in packed_groups:
+        prompt_pieces += [len(lengths)] * (1 + len(response_lengths))
+        lengths += [prompt_length, *response_lengths]
     length_of_piece = torch.tensor(lengths)
     piece_T = send(torch.arange(len(lengths)).repeat_interleave(length_of_piece), device)
     prompt_piece_T = send(torch.tensor(prompt_pieces).repeat_interleave(length_of_piece), device)
@@ -157,7 +157,7 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
         same_piece, own_prompt = piece_T[query] == piece_T[key], prompt_piece_T[query] == piece_T[key]
         return (query >= key) & (same_piece | own_prompt)
 
-    visible_pairs = _count_visible_pairs(prefix_tree, sum(lengths))
+    visible_pairs = _count_visible_pairs(packed_groups, sum(lengths))
     # The kernel evaluates the rule only in partial blocks; in full ones every pair is visible.
     is_full = visible_pairs == _MASK_BLOCK**2
     counts, indices = [], []
@@ -177,11 +177,11 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
     )
 
 
-def _count_visible_pairs(prefix_tree: PrefixTree, length: int) -> torch.Tensor:
+def _count_visible_pairs(packed_groups: PackedGroups, length: int) -> torch.Tensor:
     """Return the number of visible query-key pairs in each block of the mask, int64 [T / 128, T / 128]."""
     starts = torch.arange(0, length, _MASK_BLOCK)
     visible_pairs = torch.zeros(len(starts), len(starts), dtype=torch.int64)
-    for block in attention_blocks(prefix_tree):
+    for block in attention_blocks(packed_groups):
         touched, tokens = [], []
         for span in (block.queries, block.keys):
             touched.append(slice(span.start // _MASK_BLOCK, -(-span.stop // _MASK_BLOCK)))
@@ -205,7 +205,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        prefix_tree: PrefixTree,
+        packed_groups: PackedGroups,
         scaling: float,
     ) -> torch.Tensor:
         """Return the output [1, T, H, D] of queries [1, H, T, D], keys and values [1, K, T, D]."""
@@ -214,7 +214,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         # Stored as the result needs it, [T, K, G, D], and written through a view [G, K, T, D].
         merged = torch.empty(length, heads, groups, width, device=q.device)
         out, lse = merged.permute(2, 1, 0, 3), torch.empty(groups, heads, length, device=q.device)
-        for block in attention_blocks(prefix_tree):
+        for block in attention_blocks(packed_groups):
             rows = (..., block.queries, slice(None))
             part, part_lse = _flash_forward(
                 q[rows], k[..., block.keys, :], v[..., block.keys, :], 0.0, block.causal, scale=scaling
@@ -230,7 +230,7 @@ class _BlockwiseAttention(torch.autograd.Function):
             lse[..., block.queries] = merged_lse
         merged = merged.to(query.dtype)
         ctx.save_for_backward(query, key, value, merged, lse)
-        ctx.prefix_tree, ctx.scaling = prefix_tree, scaling
+        ctx.packed_groups, ctx.scaling = packed_groups, scaling
         return merged.view(1, length, heads * groups, width)
 
     @staticmethod
@@ -242,7 +242,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         d_query = torch.zeros(merged.shape, device=q.device)
         d_q = d_query.permute(2, 1, 0, 3)
         d_k, d_v = torch.zeros(key.shape, device=q.device), torch.zeros(key.shape, device=q.device)
-        for block in attention_blocks(ctx.prefix_tree):
+        for block in attention_blocks(ctx.packed_groups):
             rows, columns = (..., block.queries, slice(None)), (..., block.keys, slice(None))
             # The kernel derives the probabilities of a block from the log-sum-exp that it is given: with the merged
             # output and log-sum-exp, not those of this block, its gradients are those of the whole.

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from mmrl.policy import gated_delta_kernels
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
 # Lengths of prompts and of their completions. The rule works in chunks of 64 tokens, the convolution over 4.
@@ -50,7 +50,7 @@ def packed_logits(model, sequences):
     """Logits of every completion's tokens in one packed row."""
     ids, positions, tree = [], [], []
     for prompt, *completions in sequences:
-        tree.append(PrefixGroup(len(prompt), tuple(map(len, completions))))
+        tree.append(PackedGroup(len(prompt), tuple(map(len, completions))))
         ids += [prompt, *completions]
         positions.append(torch.arange(len(prompt)))
         positions += [len(prompt) + torch.arange(len(completion)) for completion in completions]
@@ -59,7 +59,7 @@ def packed_logits(model, sequences):
         input_ids=row,
         position_ids=torch.cat(positions).expand(3, 1, -1),
         mm_token_type_ids=torch.zeros_like(row),
-        prefix_tree=tuple(tree),
+        packed_groups=tuple(tree),
         use_cache=False,
     ).logits[0]
     found, column = [], 0

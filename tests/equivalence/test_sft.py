@@ -15,7 +15,7 @@ from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config.schema import SftStage
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.policy import shared_prefix_attention
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 from mmrl.policy.families import FAMILIES
 from mmrl.training import sft
 from mmrl.types import Author, Experience, Target, UserError
@@ -59,7 +59,7 @@ def test_imitation_refuses_an_attention_that_leaks_too(make_tiny, monkeypatch):
     monkeypatch.setattr(
         shared_prefix_attention,
         "attention_blocks",
-        lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())]),
+        lambda tree: honest([PackedGroup(sum(p + sum(own) for p, own in tree), ())]),
     )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
         step_gradient(tiny, experiences)

@@ -12,7 +12,7 @@ from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import gated_delta_net, shared_prefix_attention
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
@@ -50,12 +50,12 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(make_tiny, famil
         packed, plain = layouts(tiny, experiences)
         found = compare_layouts(tiny.policy, packed, plain)
         assert found.within(EXACT), found
-    assert len(packed.prefix_tree) == len(groups)
+    assert len(packed.packed_groups) == len(groups)
     assert found.logprobs + found.gradient > 0.0  # they are two computations
 
 
 def restart_no_positions(batch):
-    positions, (prompt, lengths) = batch.position_ids_3BL, batch.prefix_tree[0]
+    positions, (prompt, lengths) = batch.position_ids_3BL, batch.packed_groups[0]
     counted = positions[..., :prompt].max() + 1 + torch.arange(sum(lengths))
     positions = torch.cat([positions[..., :prompt], counted.expand(3, 1, -1)], dim=-1)
     return replace(batch, position_ids_3BL=positions)
@@ -67,13 +67,13 @@ def count_columns(batch):
 
 
 def join_siblings(batch):
-    ((prompt, lengths),) = batch.prefix_tree
-    return replace(batch, prefix_tree=(PrefixGroup(prompt, (sum(lengths),)),))
+    ((prompt, lengths),) = batch.packed_groups
+    return replace(batch, packed_groups=(PackedGroup(prompt, (sum(lengths),)),))
 
 
 def hide_the_prompt(batch):
-    ((prompt, lengths),) = batch.prefix_tree
-    return replace(batch, prefix_tree=tuple(PrefixGroup(length, ()) for length in (prompt, *lengths)))
+    ((prompt, lengths),) = batch.packed_groups
+    return replace(batch, packed_groups=tuple(PackedGroup(length, ()) for length in (prompt, *lengths)))
 
 
 @pytest.mark.parametrize("damage", [restart_no_positions, count_columns, join_siblings, hide_the_prompt])
@@ -91,7 +91,7 @@ def leak_between_siblings(monkeypatch):
     blocks = shared_prefix_attention.attention_blocks
 
     def leaky(tree):
-        return blocks(tuple(PrefixGroup(prompt, (sum(lengths),)) for prompt, lengths in tree))
+        return blocks(tuple(PackedGroup(prompt, (sum(lengths),)) for prompt, lengths in tree))
 
     monkeypatch.setattr(shared_prefix_attention, "attention_blocks", leaky)
 
@@ -161,7 +161,7 @@ def test_a_frozen_tower_runs_once_for_each_medium(make_tiny, family):
     logprobs.sum().backward()
     gradients = {name: p.grad for name, p in cached.model.named_parameters() if p.grad is not None}
     assert len(calls) == 6  # one image, two, none, a video, an image and a video
-    assert torch.equal(score(cached), logprobs) and torch.equal(score(cached.frozen_copy()), logprobs)
+    assert torch.equal(score(cached), logprobs) and torch.equal(score(cached.untrained_copy()), logprobs)
     assert len(calls) == 6
     cached.model.zero_grad()
     expected = score(uncached)

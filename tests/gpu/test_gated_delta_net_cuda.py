@@ -9,7 +9,7 @@ import torch
 
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig
 from mmrl.policy import gated_delta_kernels
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 
@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 # Prompts and completions: ragged, at borders of chunks of 64, a prompt shorter than the convolution, one alone.
-TREE = (PrefixGroup(130, (10, 64, 65, 200)), PrefixGroup(2, (1, 63)), PrefixGroup(5, ()), PrefixGroup(64, (128,)))
+TREE = (PackedGroup(130, (10, 64, 65, 200)), PackedGroup(2, (1, 63)), PackedGroup(5, ()), PackedGroup(64, (128,)))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def logprobs_and_gradient(model):
         input_ids=ids,
         position_ids=torch.cat(starts).cuda().expand(3, 1, -1),
         mm_token_type_ids=torch.zeros_like(ids),
-        prefix_tree=TREE,
+        packed_groups=TREE,
         use_cache=False,
     ).logits
     logprobs = logits.float().log_softmax(-1)[0]

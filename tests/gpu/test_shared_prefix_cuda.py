@@ -38,8 +38,8 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(make_tiny, famil
     found = compare_layouts(tiny.policy, packed, plain)
     bound = ForwardDifference(logprobs=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCES[dtype]
     assert found.within(bound), found
-    joined = tuple(group._replace(completion_lengths=(sum(group.completion_lengths),)) for group in packed.prefix_tree)
-    assert not compare_layouts(tiny.policy, replace(packed, prefix_tree=joined), plain).within(TOLERANCES[dtype])
+    joined = tuple(group._replace(response_lengths=(sum(group.response_lengths),)) for group in packed.packed_groups)
+    assert not compare_layouts(tiny.policy, replace(packed, packed_groups=joined), plain).within(TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmrl.plan import pretended_device
 from mmrl.policy import shared_prefix_attention
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 from mmrl.policy.shared_prefix_attention import build_block_mask
 from mmrl.types import UserError
 
@@ -112,7 +112,7 @@ def attend_by_sdpa(query, key, value):
 
 
 def attend_by_flex_attention(query, key, value):
-    mask = build_block_mask((PrefixGroup(4, (2, 2)),), query.device)
+    mask = build_block_mask((PackedGroup(4, (2, 2)),), query.device)
     return shared_prefix_attention._compiled_flex_attention()(
         query, key, value, block_mask=mask, scale=0.1, enable_gqa=True
     )
@@ -134,7 +134,7 @@ def test_attention_is_one_call_and_copies_no_keys(device, attend):
 def test_a_mask_of_flex_attention_on_the_cpu_raises(device):
     query = torch.zeros(1, 2, 8, 16, device=device.device)
     attend = partial(shared_prefix_attention._compiled_flex_attention(), query, query, query, scale=0.1)
-    groups = (PrefixGroup(4, (2, 2)),)
+    groups = (PackedGroup(4, (2, 2)),)
     mask = build_block_mask(groups, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="reads a tensor of the CPU by indices on the device"):
         attend(block_mask=mask)

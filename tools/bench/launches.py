@@ -20,7 +20,7 @@ from mmrl.plan.measure import make_batch, make_policy
 from mmrl.plan.pretended_device import PretendedDevice, pretend_device
 from mmrl.plan.shapes import ModelShapes, read_shapes
 from mmrl.plan.workload import MicroBatchSizes
-from mmrl.policy.batch import Batch, PromptBatch
+from mmrl.policy.batch import Batch, LeftPaddedBatch
 from mmrl.policy.prefix_cache import RowCache
 from mmrl.policy.vision_attention import install_vision_attention
 
@@ -105,9 +105,9 @@ def count_sampling(size: str, patches_per_side: int, max_layers: int | None) -> 
         policy = make_policy(model, ModelConfig(path="", dtype="bfloat16"))
         device.place(policy.model)
         group = make_group(model, patches_per_side, 1)
-        prompt = slice(group.prefix_tree[0].prompt_length)
+        prompt = slice(group.packed_groups[0].prompt_length)
         mask = torch.ones_like(group.input_ids_BL[:, prompt])
-        batch = PromptBatch(
+        batch = LeftPaddedBatch(
             input_ids_BP=group.input_ids_BL[:, prompt],
             token_types_BP=group.token_types_BL[:, prompt],
             attention_mask_BP=mask,

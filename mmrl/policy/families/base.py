@@ -138,9 +138,9 @@ class ModelFamily:
         return "projector" if self.projector_name in parameter_name else "vision"
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Let the model's layers follow the `prefix_tree` of a packed row, and its vision tower take grids on the CPU.
+        """Let the layers follow the `packed_groups` of a packed row, and the vision tower take grids on the CPU.
 
-        Without a tree the layers compute as before.
+        Without them the layers compute as before.
         """
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
@@ -222,7 +222,7 @@ class ModelFamily:
         """Return the time, height and width position of each token of a prompt, int64 [3, P], by default M-RoPE's.
 
         Text advances all three together. A placeholder token takes its time, row and column, and the text after it
-        continues from the largest position so far plus one. So does a completion, equally on all three axes.
+        continues from the largest position so far plus one. So does a response, equally on all three axes.
 
         Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
         Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a

@@ -41,7 +41,7 @@ class ExpertFamily(ModelFamily):
     exports_transposed_experts: bool = False
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Let attention follow the `prefix_tree` of a packed row, and routers record and replay."""
+        """Let attention follow the `packed_groups` of a packed row, and routers record and replay."""
         super().prepare(model)
         install_expert_routing(model)
 

@@ -42,7 +42,7 @@ class HybridFamily(ModelFamily):
     has_recurrent_layers: bool = True
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Let attention and recurrent layers follow the `prefix_tree` of a packed row."""
+        """Let attention and recurrent layers follow the `packed_groups` of a packed row."""
         super().prepare(model)
         install_gated_delta_net(model)
 

@@ -7,7 +7,7 @@ import torch
 from factories import make_answer
 
 from mmrl.learner.micro_batches import pack_micro_batches
-from mmrl.policy.batch import Placeholders, PrefixGroup, PromptTensors, collate, collate_prompts, group_by_prompt
+from mmrl.policy.batch import PackedGroup, Placeholders, PromptTensors, collate, collate_prompts, group_by_prompt
 from mmrl.types import (
     AnswerType,
     Author,
@@ -95,7 +95,7 @@ def test_the_plain_layout_has_a_padded_row_for_each_completion():
     assert batch.input_ids_BL.tolist() == [[1, 9, 2, 11, 12, 0], [1, 9, 2, 13, 14, 15], [3, 16, 17, 0, 0, 0]]
     assert batch.position_ids_3BL[1].tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 0, 0]]
     assert batch.token_types_BL.tolist() == [[0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0] * 6]
-    assert batch.prefix_tree is None
+    assert batch.packed_groups is None
     # A forced token, 14, is context only.
     assert batch.target_ids_N.tolist() == [11, 12, 13, 15, 16, 17]
     assert batch.predictor_index_N.tolist() == [2, 3, 8, 10, 12, 13]  # 6 places a row
@@ -108,7 +108,7 @@ def test_the_packed_layout_has_each_prompt_once():
     assert batch.input_ids_BL.tolist() == [[1, 9, 2, 11, 12, 13, 14, 15, 3, 16, 17]]
     assert batch.position_ids_3BL[1].tolist() == [[0, 1, 2, 3, 4, 3, 4, 5, 0, 1, 2]]
     assert batch.token_types_BL.tolist() == [[0, 1, *[0] * 9]]
-    assert batch.prefix_tree == (PrefixGroup(3, (2, 3)), PrefixGroup(1, (2,)))
+    assert batch.packed_groups == (PackedGroup(3, (2, 3)), PackedGroup(1, (2,)))
     assert batch.target_ids_N.tolist() == [11, 12, 13, 15, 16, 17]
     # The prompt's last token predicts the first of each completion.
     assert batch.predictor_index_N.tolist() == [2, 3, 2, 6, 8, 9]
@@ -142,7 +142,7 @@ def test_micro_batches_keep_both_limits(max_groups, max_tokens, shared_prefix, e
 
 def test_an_empty_completion_takes_no_columns():
     batch = pack([make_experience(A, (POLICY, ())), ONE])
-    assert batch.prefix_tree == (PrefixGroup(3, (2,)),)
+    assert batch.packed_groups == (PackedGroup(3, (2,)),)
     assert batch.predictor_index_N.tolist() == [2, 3]
 
 
@@ -167,7 +167,7 @@ def test_prompts_are_padded_on_the_left_with_images_and_videos_apart():
 def test_moving_a_batch_moves_all_tensors_and_keeps_the_rest():
     batch = pack([ONE, TWO])
     moved = batch.to(torch.device("meta"))
-    assert (moved.banned_token_ids, moved.prefix_tree) == (batch.banned_token_ids, batch.prefix_tree)
+    assert (moved.banned_token_ids, moved.packed_groups) == (batch.banned_token_ids, batch.packed_groups)
     assert moved.media.image_keys == batch.media.image_keys
     assert moved.input_ids_BL.is_meta and moved.media.image_patches_MD.is_meta
     assert moved.input_ids_BL.shape == batch.input_ids_BL.shape

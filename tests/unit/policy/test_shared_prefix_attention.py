@@ -9,14 +9,14 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.batch import PackedGroup
 from mmrl.policy.shared_prefix_attention import attention_blocks, build_block_mask, shared_prefix_attention
 from mmrl.types import UserError
 
 TREES = [
-    (PrefixGroup(5, (3, 1, 4)),),
-    (PrefixGroup(1, (1, 1)), PrefixGroup(7, (2,)), PrefixGroup(4, ()), PrefixGroup(2, (5, 3))),
-    (PrefixGroup(150, (40, 30)), PrefixGroup(20, (9,) * 6)),
+    (PackedGroup(5, (3, 1, 4)),),
+    (PackedGroup(1, (1, 1)), PackedGroup(7, (2,)), PackedGroup(4, ()), PackedGroup(2, (5, 3))),
+    (PackedGroup(150, (40, 30)), PackedGroup(20, (9,) * 6)),
 ]
 
 
@@ -25,7 +25,7 @@ def visible(tree):
     piece, prompt = [], []
     for group in tree:
         first = piece[-1] + 1 if piece else 0
-        lengths = (group.prompt_length, *group.completion_lengths)
+        lengths = (group.prompt_length, *group.response_lengths)
         for number, length in enumerate(lengths, start=first):
             piece += [number] * length
             prompt += [first] * length
@@ -36,7 +36,7 @@ def visible(tree):
 def inputs(tree, dtype, *, heads=6, key_heads=2, width=12):
     """Query, key and value laid out as a Qwen layer has them, [1, heads, T, D]."""
     generator = torch.Generator().manual_seed(0)
-    length = sum(prompt_length + sum(completion_lengths) for prompt_length, completion_lengths in tree)
+    length = sum(prompt_length + sum(response_lengths) for prompt_length, response_lengths in tree)
     return tuple(
         torch.randn(1, length, count, width, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
         for count in (heads, key_heads, key_heads)
@@ -55,7 +55,7 @@ def masked_softmax(query, key, value, mask, scale):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, GRADIENTS), (torch.bfloat16, 1e-2)])
 def test_output_and_gradients_are_those_of_a_masked_softmax(tree, dtype, bound):
     leaves = inputs(tree, dtype)
-    output, _ = shared_prefix_attention(None, *leaves, None, prefix_tree=tree, scaling=0.3)
+    output, _ = shared_prefix_attention(None, *leaves, None, packed_groups=tree, scaling=0.3)
     expected, expected_leaves = masked_softmax(*leaves, visible(tree), 0.3)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     output.backward(upstream.to(dtype))
@@ -83,7 +83,7 @@ def random_tree(rng):
     for _ in range(rng.randint(1, 4)):
         prompt = rng.choice([1, rng.randint(1, 300), *near])
         completions = [rng.choice([0, 1, rng.randint(1, 200), *near]) for _ in range(rng.choice([0, 1, 2, 3, 8]))]
-        tree.append(PrefixGroup(prompt, tuple(completions)))
+        tree.append(PackedGroup(prompt, tuple(completions)))
     return tuple(tree)
 
 
@@ -138,7 +138,7 @@ class AllocatedBytes(TorchDispatchMode):
         return output
 
 
-@pytest.mark.parametrize("tree", [(PrefixGroup(2000, (500,) * 4),) * 8, (PrefixGroup(31_000, (250,) * 4),)])
+@pytest.mark.parametrize("tree", [(PackedGroup(2000, (500,) * 4),) * 8, (PackedGroup(31_000, (250,) * 4),)])
 def test_the_mask_of_32000_tokens_takes_less_than_64_mebibytes(tree):
     with AllocatedBytes() as allocated:
         build_block_mask(tree, torch.device("cpu"))
@@ -161,5 +161,5 @@ def test_attention_blocks_are_disjoint_and_cover_what_is_visible(tree):
 def test_a_sliding_window_is_refused():
     with pytest.raises(UserError, match="shared_prefix: the model attends within a sliding window"):
         shared_prefix_attention(
-            None, *inputs(TREES[0], torch.float32), None, prefix_tree=TREES[0], scaling=1.0, sliding_window=8
+            None, *inputs(TREES[0], torch.float32), None, packed_groups=TREES[0], scaling=1.0, sliding_window=8
         )
