@@ -206,8 +206,8 @@ class _Episodes:
                 self.make().close()
             except UserError:
                 raise
-            except (Exception, SystemExit):  # noqa: BLE001
-                return None  # other errors, such as those of a busy server, are left to `on_error` in each episode
+            except (Exception, SystemExit):  # noqa: BLE001, S110
+                pass  # other errors, such as those of a busy server, are left to `on_error` in each episode
             return None
         if isinstance(request, int):
             self._close(request)

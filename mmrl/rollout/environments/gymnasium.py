@@ -49,7 +49,7 @@ class GymnasiumEnvironment:
 def make(
     *, id: str, question: str, actions: dict[str, int] | None = None, kwargs: dict[str, Any] | None = None
 ) -> Environment:
-    """Make the environment `id`, such as "minigrid:MiniGrid-Empty-5x5-v0" (module and name).
+    """Make the environment `id`, such as "minigrid:MiniGrid-Empty-5x5-v0"; raises UserError if there is none.
 
     Options:
         question: text of the first observation, beside its picture.

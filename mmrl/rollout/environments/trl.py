@@ -56,7 +56,7 @@ class TrlEnvironment:
 
 
 def make(*, fn: str, args: dict[str, Any] | None = None) -> Environment:
-    """Make the object that `fn` names, `package.module:Class` or a file's absolute path, with the options `args`."""
+    """Call `fn`, `package.module:Class` or an absolute path, with `args`; raises UserError if it makes none."""
     instance = load_function(fn, Path.cwd(), role="environment")(**(args or {}))
     if not callable(getattr(instance, "reset", None)):
         raise UserError(f"fn={fn!r}: an environment for TRL has a method `reset`")

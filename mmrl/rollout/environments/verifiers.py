@@ -82,7 +82,7 @@ class VerifiersEpisode:
 
 
 def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
-    """Load the environment `env`, as `verifiers.load_environment` names it, with the options `args`."""
+    """Load `env`, as `verifiers.load_environment` names it, with `args`; raises UserError if it cannot."""
     try:
         import verifiers
     except ImportError as error:
