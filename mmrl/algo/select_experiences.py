@@ -111,8 +111,8 @@ class ExperienceSelector:
         # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
         make = partial(make_experiences, version=state.version, compute_turn_advantages=self.compute_turn_advantages)
         experiences = make(filtered.carried, advantages[:num_carried], stale_old_logprobs="recorded")
-        fresh_groups = trained_groups[num_carried:]
-        experiences += make(fresh_groups, advantages[num_carried:], stale_old_logprobs=self.stale_old_logprobs)
+        new_groups = trained_groups[num_carried:]
+        experiences += make(new_groups, advantages[num_carried:], stale_old_logprobs=self.stale_old_logprobs)
         metrics: dict[str, float] = {}
         if self.rollouts_may_be_stale and experiences:
             ages = [experience.staleness for experience in experiences]

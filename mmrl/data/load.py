@@ -138,9 +138,7 @@ class DatasetLoader:
             streaming = self._config.data.streaming if split == "train" else None
             # A streamed source is checked only in its first rows, as many as training will hold at once.
             rows = self.read_split(split, limit=streaming.shuffle_buffer_size if streaming else None)
-            for sample_id, times in Counter(map(attrgetter("id"), rows.samples)).items():
-                if times > 1:
-                    raise UserError(f"data: two samples have the id {sample_id!r}; {_DUPLICATE_ID_REMEDY}")
+            check_unique_ids(rows.samples)
             usable, damaged = self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
@@ -149,13 +147,7 @@ class DatasetLoader:
                 raise UserError(f"data.{split}: there is not one usable sample")
             loaded[split] = replace(rows, samples=usable, rejected=rejected)
         splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
-        # A sample that is trained on would make its evaluation look better than it is.
-        held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
-        shared = held_out & {sample.id for sample in splits["train"]}
-        if shared:
-            raise UserError(
-                f"data: sample {min(shared)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
-            )
+        check_held_out(splits["train"], [*splits["validation"], *splits["test"]])
         check_stages_have_samples(self._config, splits["train"])
         if not splits["validation"] and any(stage.validation for stage in self._config.training_stages):
             self._console.warn(
@@ -379,6 +371,22 @@ def find_media_errors(samples: Iterable[Sample], opened: Mapping[Any, object]) -
             if isinstance(opened.get(ref), MediaError):
                 problems.setdefault(sample.id, str(opened[ref]))
     return problems
+
+
+def check_unique_ids(samples: Iterable[Sample]) -> None:
+    """Raise a UserError if two samples have the same id."""
+    for sample_id, times in Counter(sample.id for sample in samples).items():
+        if times > 1:
+            raise UserError(f"data: two samples have the id {sample_id!r}; {_DUPLICATE_ID_REMEDY}")
+
+
+def check_held_out(train: Iterable[Sample], held_out: Iterable[Sample]) -> None:
+    """Raise a UserError if a sample is trained on and held out, which would make its evaluation look too good."""
+    shared = {sample.id for sample in train} & {sample.id for sample in held_out}
+    if shared:
+        raise UserError(
+            f"data: sample {min(shared)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+        )
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:

@@ -181,10 +181,8 @@ class PolicyLearner:
                 # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))
-        # Sampler and learner are compared in the first update alone, before any weight has changed. So a mini-batch
-        # with tokens of the current version goes first, or else one with tokens of the version before.
-        mini_batches.sort(key=lambda mini_batch: [not count for count in mini_batch.denominators.forward_tokens_by_age])
-        return mini_batches
+        # Sampler and learner are compared in the first update alone, before any weight has changed.
+        return sorted(mini_batches, key=_order_of_updates)
 
     @torch.no_grad()
     def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
@@ -309,3 +307,9 @@ class _MiniBatch(NamedTuple):
 
     micro_batches: Sequence[MicroBatch]  # those of this rank
     denominators: LossDenominators  # counts over all ranks
+
+
+def _order_of_updates(mini_batch: _MiniBatch) -> tuple[bool, bool]:
+    """Return a key that sorts mini-batches with tokens of the current policy version first, then of the one before."""
+    current, previous = mini_batch.denominators.forward_tokens_by_age
+    return not current, not previous
