@@ -305,7 +305,7 @@ class RewardFunctionScorer(RewardCaller):
             failures={name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)},
             contributions=contributions,
             decided_by=decided_by,
-            by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns),
+            by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns) if num_turns else (),
         )
 
 

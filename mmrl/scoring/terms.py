@@ -311,8 +311,8 @@ def divide_by_turn(
 
     A term in `rewards_by_turn` counts at the turns that its reward named; what else makes up the total, at the last.
     """
-    if num_turns < 2:
-        return (total,) * num_turns
+    if num_turns == 1:
+        return (total,)
     by_turn = [0.0] * num_turns
     for name, rewards in rewards_by_turn.items():
         if contributions[name].counts:
