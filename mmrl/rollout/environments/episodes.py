@@ -94,8 +94,7 @@ class EpisodeWorkers:
     def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeReply | RewardFailure]:
         """Take an action in each of several episodes; return what came of it or why it failed, in order.
 
-        Raises UserError if the environment cannot be loaded or refuses to be made, and KeyboardInterrupt if this
-        process was asked to stop while an environment hangs.
+        Raises UserError if the environment cannot be made, and KeyboardInterrupt if it hangs and the run has to stop.
         """
         self._start()
         timeout_s = self.options.timeout_s
