@@ -20,9 +20,10 @@ def observe_blocks(blocks: Iterable[Mapping[str, Any]], separator: str = "") -> 
     for block in blocks:
         if block["type"] == "text":
             texts.append(block["text"])
-        elif block["type"] in ("image", "image_url"):
-            picture = block[block["type"]]
-            media.append(encode_picture(picture["url"] if isinstance(picture, Mapping) else picture))
+        elif block["type"] == "image":
+            media.append(encode_picture(block["image"]))
+        elif block["type"] == "image_url":  # later versions of verifiers have objects here that are no dictionaries
+            media.append(encode_picture(block["image_url"]["url"]))
     return Observation(text=separator.join(texts), media=tuple(media))
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmrl.rollout.environments import gymnasium as adapter
 from mmrl.rollout.environments import openenv, trl
-from mmrl.rollout.environments.conversions import encode_picture
+from mmrl.rollout.environments.conversions import encode_picture, observe_blocks
 from mmrl.rollout.environments.verifiers import VerifiersEpisode
 from mmrl.types import Action, AnswerType, Observation, Sample, Target, Unscorable, UserError
 from mmrl.utils.observations import check_observation, check_step_result, observation_digest
@@ -283,6 +283,16 @@ def test_episode_of_verifiers(make_env):
     assert (right.reward, right.terminated, right.info["won"]) == (1.0, True, 1.0)
     last = play("1", "2", "3", "4")[-1]
     assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
+
+
+def test_a_picture_in_an_object_that_is_no_dictionary_is_shown():
+    class ImageUrl:  # as verifiers has since 0.1.11
+        def __getitem__(self, key):
+            return {"url": "data:image/png;base64," + base64.b64encode(picture).decode()}[key]
+
+    picture = encode_picture(np.zeros((4, 4, 3), np.uint8))
+    blocks = [{"type": "image_url", "image_url": ImageUrl()}, {"type": "text", "text": "here"}]
+    assert observe_blocks(blocks) == Observation(text="here", media=(picture,))
 
 
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_encoded():
