@@ -93,6 +93,6 @@ def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
             for name in set().union(*(score.terms for score in blind_scores)):
                 seen, blind = pairs.setdefault(f"probe/blind_gap/{probe}/{name}", ([], []))
                 seen += [score.terms[name].value for score in group.scores]
-                blind += [score.terms[name].value for score in blind_scores]
-    # A group whose rollouts were all dropped may have probes, but nothing to compare them with.
-    return {name: fmean(seen) - fmean(blind) for name, (seen, blind) in sorted(pairs.items()) if seen}
+                blind += [score.terms[name].value for score in blind_scores if name not in score.failures]
+    # Rollouts or probes that failed leave nothing to compare.
+    return {name: fmean(seen) - fmean(blind) for name, (seen, blind) in sorted(pairs.items()) if seen and blind}

@@ -8,12 +8,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mmrl.benchmarks.items import ItemResponse
-from mmrl.types import CoordinateSystem, FinishReason, ResizeMap, Size, UserError
+from mmrl.types import (
+    Action,
+    CoordinateSystem,
+    FinishReason,
+    ResizeMap,
+    RewardErrorKind,
+    RewardFailure,
+    Size,
+    Turn,
+    UserError,
+)
 from mmrl.utils.files import json_line, report_write_errors
 
 
@@ -31,9 +41,15 @@ class Prediction:
     resize_maps: tuple[ResizeMap, ...]  # resize of each image, from its own size to the one the model saw
     first_response_chars: int | None = None
     """Characters before the last forced trigger; None for a response without one."""
+    turns: tuple[Turn, ...] = ()  # of an episode in an environment
+    failure: RewardFailure | None = None  # of the environment, if it failed
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of predictions.jsonl."""
+        episode: dict[str, Any] = {}
+        if self.turns or self.failure:
+            failure = None if self.failure is None else [self.failure.error_kind, self.failure.reason]
+            episode = {"turns": list(map(asdict, self.turns)), "failure": failure}
         return {
             "pid": self.id,
             "sample": self.response_index,
@@ -44,6 +60,7 @@ class Prediction:
             "prompt": self.prompt_digest,
             "frame": self.coordinate_system,
             "sizes": [[*resize.original, *resize.resized] for resize in self.resize_maps],
+            **episode,
         }
 
     def to_item_response(self) -> ItemResponse:
@@ -76,7 +93,18 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
         prompt_digest=row["prompt"],
         coordinate_system=CoordinateSystem(row["frame"]),
         resize_maps=tuple(ResizeMap(Size(*sides[:2]), Size(*sides[2:])) for sides in row["sizes"]),
+        turns=tuple(map(_parse_turn, row.get("turns", ()))),
+        failure=_parse_failure(row.get("failure")),
     )
+
+
+def _parse_turn(row: dict[str, Any]) -> Turn:
+    action = row["action"]
+    return Turn(**{**row, "action": Action(*action) if isinstance(action, list) else action})
+
+
+def _parse_failure(row: list[str] | None) -> RewardFailure | None:
+    return None if row is None else RewardFailure(RewardErrorKind(row[0]), row[1])
 
 
 def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
 from mmrl.config.recipes import DATA, find_config
-from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
+from mmrl.config.schema import Config, EvalConfig, SelectStage
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
@@ -83,10 +83,9 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         node = root.find(setting)
         origins[format_path(setting)] = DEFAULT_ORIGIN if node is None else node.origin
     warnings = []
-    for index, stage in enumerate(config.stages):
-        for key_path, text in stage.list_warnings() if isinstance(stage, RlStage) else ():
-            nearest, _ = root.find_nearest(("stages", index, *key_path))
-            warnings.append(str(ConfigProblem(nearest.origin, ("stages", index, *key_path), text)))
+    for key_path, text in config.list_warnings():
+        nearest, _ = root.find_nearest(key_path)
+        warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
     return LoadedConfig(
         config=config,
         origins=MappingProxyType(origins),

@@ -159,7 +159,7 @@ class _EvalCommand:
             model,
             self.question_set.scorer,
             custom_steps=self.custom_steps,
-            work_dir=RunDir(self.request.out_dir).engine,
+            work_dir=self.request.out_dir,
             console=self.console,
         ) as pipeline:
             session = EvalSession(

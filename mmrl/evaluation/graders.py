@@ -63,7 +63,8 @@ class RewardGrader:
         """Return a verdict on each prediction, in order."""
         responses = list(map(self._parse_response, predictions))
         samples = [self.samples[prediction.id] for prediction in predictions]
-        scores = self.scorer.score(list(zip(responses, samples, strict=True)))
+        failures = [prediction.failure for prediction in predictions]
+        scores = self.scorer.score(list(zip(responses, samples, strict=True)), failures)
         return list(map(self._make_verdict, predictions, responses, scores))
 
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
@@ -100,6 +101,7 @@ class RewardGrader:
             resize_maps=prediction.resize_maps,
             coordinate_system=prediction.coordinate_system,
             rethought=prediction.first_response_chars is not None,
+            turns=prediction.turns,
         )
 
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:
@@ -165,6 +167,8 @@ def make_prediction(item_id: str, rollout: Rollout, first_response: str | None =
         prompt_digest=rollout.prompt.digest,
         coordinate_system=rollout.prompt.coordinate_system,
         resize_maps=rollout.prompt.resize_maps,
+        turns=rollout.turns,
+        failure=rollout.failure,
     )
 
 

@@ -19,6 +19,7 @@ from mmrl.evaluation.graders import make_prediction
 from mmrl.evaluation.model_source import LoadedModel
 from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
@@ -190,7 +191,7 @@ def open_pipeline(
 ) -> Iterator[RolloutPipeline]:
     """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
 
-    `work_dir` is for files of an engine in another process.
+    Files of an engine in another process, and pictures of environments, go into `work_dir`, as into that of a run.
 
     Raises:
         UserError: the engine does not start; else as `build_eval_pipeline`.
@@ -200,12 +201,12 @@ def open_pipeline(
         model.policy,
         model.processor,
         adapter=model.adapter,
-        work_dir=work_dir,
+        work_dir=RunDir(work_dir).engine,
         ranks=SingleProcess(),
         console=console,
         make_custom_engine=load_engine(eval_config.rollout.engine, Path.cwd()),
     )
-    tool_runner = ToolRunner(Path.cwd(), frames_dir=work_dir / FRAMES_FOLDER)
+    tool_runner = ToolRunner(Path.cwd(), frames_dir=RunDir(work_dir).data / FRAMES_FOLDER)
     with closing(samplers), closing(tool_runner):
         # The version stays 0, because the weights do not change here.
         samplers.sync_weights(0)

@@ -108,23 +108,19 @@ class RewardFunctionScorer(RewardCaller):
         failed term counts its fallback; if the environment failed, every term does. Raises the same errors as
         `score_groups`.
         """
-        scorable = [rollout for rollout in rollouts if rollout.failure is None]
-        scored = iter(self.score([(make_response(rollout), rollout.prompt.sample) for rollout in scorable]))
-        scores = []
-        for rollout in rollouts:
-            if rollout.failure is None:
-                scores.append(next(scored))
-                continue
-            sample, failure = rollout.prompt.sample, rollout.failure
-            outcomes = {term.name: failure for term in self.applicable_terms(sample, evaluation=True)}
-            scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(rollout.turns)))
-        return tuple(scores)
+        pairs = [(make_response(rollout), rollout.prompt.sample) for rollout in rollouts]
+        return self.score(pairs, [rollout.failure for rollout in rollouts])
 
-    def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:
-        """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
-        all_outcomes = self.call(pairs, evaluation=True)
+    def score(self, pairs: Sequence[ScoringPair], failures: Sequence[RewardFailure | None]) -> tuple[Score, ...]:
+        """Score responses as `score_eval` scores rollouts; `failures` are of environments. Raises the same errors."""
+        scorable = [pair for pair, failure in zip(pairs, failures, strict=True) if failure is None]
+        all_outcomes = iter(self.call(scorable, evaluation=True))
         scores = []
-        for (response, sample), outcomes in zip(pairs, all_outcomes, strict=True):
+        for (response, sample), failure in zip(pairs, failures, strict=True):
+            if failure is None:
+                outcomes = next(all_outcomes)
+            else:
+                outcomes = {term.name: failure for term in self.applicable_terms(sample, evaluation=True)}
             scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
         return tuple(scores)
 

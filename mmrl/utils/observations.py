@@ -41,7 +41,8 @@ def check_step_result(value: object) -> StepResult:
     if not isinstance(value, StepResult):
         raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")
     check_observation(value.observation)
-    for name, number in {"reward": value.reward, **value.info}.items():
+    named = {f"info[{name!r}]": number for name, number in value.info.items()}
+    for name, number in {"reward": value.reward, **named}.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
             raise UserError(f"{name} is {number!r:.40}, which is not a finite number")
     for name in ("terminated", "truncated", "valid"):

@@ -47,6 +47,18 @@ def test_turns_are_credited_recorded_and_counted(whole: Path) -> None:
         assert sum(line["turn_rewards"]) == pytest.approx(line["total"])
 
 
+def test_an_evaluation_plays_the_episodes_that_validation_played(
+    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(whole.parent)  # where the environment's file lies
+    assert here("eval", whole, "--benchmark", "run:validation", "--out", tmp_path / "out").code == 0
+    predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").open()]
+    assert predictions
+    assert all(row["turns"] and row["failure"] is None for row in predictions)
+    told = [record["validation/count"] for record in metrics(whole) if "validation/count" in record]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": pytest.approx(told[-1])}
+
+
 @pytest.mark.parametrize("nth", [3, 14])  # tools/faults.py kills at random moments, on two ranks, too
 def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
     tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, nth: int

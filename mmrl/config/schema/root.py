@@ -23,6 +23,7 @@ from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
+from mmrl.config.schema.rollout_steps import EnvironmentConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
 
@@ -167,6 +168,20 @@ class Config(StrictModel):
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
         """The stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, SftStage | RlStage))
+
+    def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """Return valid settings that are probably a mistake: the path of a key, and what to do."""
+        warnings: list[tuple[tuple[str | int, ...], str]] = []
+        trains_in_environment = False
+        for index, stage in enumerate(self.stages):
+            if isinstance(stage, RlStage):
+                warnings += [(("stages", index, *path), text) for path, text in stage.list_warnings()]
+                trains_in_environment |= any(isinstance(step, EnvironmentConfig) for step in stage.rollout_steps)
+        evaluates_in_environment = any(isinstance(step, EnvironmentConfig) for step in self.evaluation.rollout_steps)
+        if trains_in_environment and not evaluates_in_environment:
+            text = "no step is an environment, as in training: a response is one turn, and earns nothing there; add it"
+            warnings.append((("evaluation", "rollout_steps"), text))
+        return warnings
 
     @property
     def uses_async_rollouts(self) -> bool:

@@ -256,8 +256,8 @@ class _Episodes:
             )
         if asked is not None and self.replayable and observation_digest(first) != asked:
             raise UserError(
-                "reset showed something else than the question does; the same seed must give the same observation, to "
-                "the byte, or set `replayable: false`"
+                "reset showed something else than the question does; the same seed, with `args` as in the data, must "
+                "give the same observation, to the byte, or set `replayable: false`"
             )
         self.episodes[request.key] = _Episode(environment, first)
         return self.episodes[request.key]

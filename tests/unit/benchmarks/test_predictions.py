@@ -1,11 +1,22 @@
 """predictions.jsonl keeps whole batches, and a line that is not a prediction is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
-from mmrl.types import CoordinateSystem, FinishReason, ResizeMap, Size, UserError
+from mmrl.types import (
+    Action,
+    CoordinateSystem,
+    FinishReason,
+    ResizeMap,
+    RewardErrorKind,
+    RewardFailure,
+    Size,
+    Turn,
+    UserError,
+)
 
 
 def make_prediction(number: int) -> Prediction:
@@ -32,6 +43,15 @@ def test_incomplete_batch_and_torn_line_are_dropped(tmp_path: Path) -> None:
     path.write_bytes(whole.splitlines(keepends=True)[0])
     assert read_complete_batches(path, [2, 2, 1]) == []
     assert read_complete_batches(tmp_path / "none.jsonl", [2]) == []
+
+
+def test_turns_and_failure_of_an_episode_are_kept(tmp_path: Path) -> None:
+    call = Action(name="click", arguments={"coordinate": [1, 2]})
+    turns = (Turn(action="left", state="s", valid=False), Turn(action=call, reward=1.0, info={"success": 1.0}), Turn())
+    failure = RewardFailure(RewardErrorKind.TIMEOUT, "action 2: too late")
+    predictions = [replace(make_prediction(0), turns=turns), replace(make_prediction(1), failure=failure)]
+    append_predictions(tmp_path / "predictions.jsonl", predictions)
+    assert read_complete_batches(tmp_path / "predictions.jsonl", [2]) == predictions
 
 
 def test_line_that_is_not_a_prediction_is_refused(tmp_path: Path) -> None:
