@@ -87,11 +87,14 @@ class RowCache:
         rows = _plan_moves(kept, self._device)
         order = rows.order
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
+        if not self._shares_prompts:
+            order_R = send_numbers(order, self._device)
+            assert self._keep_RK is not None  # set above, for rows that do not share prompts
+            self._keep_RK = self._keep_RK[order_R]
+            self.cache.reorder_cache(order_R)
+            return order
         if self._keep_RK is not None:
             self._keep_RK = rows.take(self._keep_RK)
-        if not self._shares_prompts:
-            self.cache.reorder_cache(send_numbers(order, self._device))
-            return order
         prompts = _plan_moves(sorted(set(self._prompt_of_row)), self._device)
         place_of_prompt = {prompt: place for place, prompt in enumerate(prompts.order)}
         self._prompt_of_row = [place_of_prompt[prompt] for prompt in self._prompt_of_row]
