@@ -1,4 +1,4 @@
-"""What one step of a run calls, and what it must not pay for."""
+"""A step of a run calls nothing of the features that the run does not use."""
 
 from __future__ import annotations
 
