@@ -16,6 +16,8 @@ from mmrl.types import VideoRef
 RATE = 12
 SMALL = VideoConfig(min_pixels=1024, max_pixels=2304)
 """Frames for a tiny model."""
+ENCODER_OPTIONS = {"x264-params": "mbtree=0"}
+"""With its tree of macroblocks, x264 writes other bytes for the same small frames from time to time."""
 _TICKS = 100  # of a frame's duration, so that times may vary
 
 
@@ -39,7 +41,7 @@ def write_video(
 ) -> VideoRef:
     """Write one frame at each of `times`, in frames of 1/12 s; the file's name says the container."""
     with av.open(str(path), "w", options=dict(container or {})) as file:
-        stream = file.add_stream(codec, rate=RATE, options={"cpu_threads": "1", **(options or {})})
+        stream = file.add_stream(codec, rate=RATE, options={**ENCODER_OPTIONS, **(options or {})})
         stream.width, stream.height = size
         stream.pix_fmt = pixels
         stream.codec_context.time_base = Fraction(1, RATE * _TICKS)

@@ -186,7 +186,7 @@ def test_the_rewards_of_a_recipe_tell_the_target_of_each_row_from_another(
         for target in (sample.target, make_wrong(sample.target)):
             text = response_format.build_example(target)
             pairs.append((make_trial_response(sample, text, response_format), sample))
-        right, wrong = rewards.score(pairs)
+        right, wrong = rewards.score(pairs, [None, None])
         assert right.total > wrong.total, (sample.task, pairs[0][0].text, pairs[1][0].text)
         compared.add(sample.task)
     rewards.close()
