@@ -82,7 +82,7 @@ def train(
                 raise
             saved = "Saved."
             if not isinstance(stopped, RunInterrupted):
-                saved = "Stopped; the last checkpoint is what is saved."
+                saved = "Stopped. What is saved is the last checkpoint, if there is one."
             console.info(f"{saved} Continue with: {resume_command}")
             # Shells report a process that a signal ended with this exit code.
             return 128 + (stop.received or signal.SIGINT)

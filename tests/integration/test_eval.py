@@ -181,6 +181,7 @@ def test_missing_images_are_named_and_may_count_as_incorrect(
         (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "the same at temperature 0"),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
+        (("{run}", "--benchmark", "canonical", "--data", __file__, "--split", "easy"), "only a folder of questions"),
         (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is not an mmrl run directory"),
     ],
 )
