@@ -144,14 +144,14 @@ class RewardScorer(EvalScorer, Protocol):
         """Return one scored group for each prompt, in order, with the reward weights of `step`.
 
         Rollouts that cannot be scored move to `Group.dropped`. `probes` has, for each prompt, the rollouts of each
-        blind probe; it is empty when the pipeline has no probes.
+        blind probe and the greedy response; it is empty when the pipeline has neither.
         """
 
 
 class Selector(Protocol):
     """Decides what a step trains on: it filters groups, computes advantages, and adds rollouts of earlier steps.
 
-    Called by the RL loops; implemented in `mmrl.algo.select_experiences`.
+    Called by the RL loop; implemented in `mmrl.algo.select_experiences`.
     """
 
     def recheck_carried_over(self, state: TrainingState) -> Mapping[str, float]:
@@ -164,9 +164,9 @@ class Selector(Protocol):
         """
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """Return the experiences of a step, from its groups and the replay buffer; update the buffer in `state`.
+        """Return the experiences of a step, from its groups and the replay buffer.
 
-        Collective with replay.
+        It keeps in `state` what later steps need. Collective with replay.
         """
 
 

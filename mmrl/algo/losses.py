@@ -1,7 +1,7 @@
 """The terms of the RL loss, as pure functions of per-token tensors.
 
-The suffix N of tensor names means trained tokens, those of any number of responses one after the other. `response_N` is
-the index of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats. Arguments without
+The suffix N of tensor names is the number of trained tokens, with all responses concatenated. `response_N` is the index
+of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats. Arguments without
 a suffix also have one entry for each token, in any shape that they share.
 """
 

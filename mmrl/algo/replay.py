@@ -4,9 +4,9 @@ Rollouts are kept as references and tokens, without pixels. Before an old one is
 that tools showed are built again. If the pixels differ, its recorded log-probs belong to another input, so it is
 dropped.
 
-Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with an advantage are kept and sampled with p ∝ |A|^alpha.
-Departures: a rollout can be dropped for its staleness; none is trained on twice in a step unless the options say so;
-each step derives its own seed, so a resumed run samples what an uninterrupted one would.
+Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with a nonzero advantage are kept and sampled with
+p ∝ |A|^alpha. Departures: a rollout can be dropped for its staleness; none is trained on twice in a step unless the
+options say so; each step derives its own seed, so a resumed run samples what an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmrl.types import Experience, Rollout, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
-"""Rollouts with an advantage: the oldest policy version first, equally old ones in order of arrival."""
+"""Rollouts with a nonzero advantage: the oldest policy version first, equally old ones in order of arrival."""
 
 MediaDigests = tuple[str, ...]
 """`Rollout.media_digests`."""
@@ -60,8 +60,8 @@ def replay_experiences(
 ) -> tuple[tuple[Experience, ...], tuple[Experience, ...], dict[str, float]]:
     """Return the fresh experiences that a step trains on, those that it replays, and metrics of the replay.
 
-    Fresh experiences are those of the step itself. Those with an advantage enter `state.replay_buffer`. Sampled ones
-    whose media have changed leave it.
+    Fresh experiences are those of the step itself. Those with a nonzero advantage enter `state.replay_buffer`.
+    Sampled ones whose media have changed leave it.
     """
     options = settings.options
     informative = [experience for experience in fresh_experiences if experience.mean_abs_advantage]
@@ -197,7 +197,7 @@ def _sample_buffer(
 ) -> tuple[ReplayBuffer, list[Experience]]:
     """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
 
-    `informative` are the fresh rollouts with an advantage, `fresh` those that are trained on in any case.
+    `informative` are the fresh rollouts with a nonzero advantage, `fresh` those that are trained on in any case.
     """
     options = settings.options
     count = settings.target_size - len(fresh)

@@ -119,7 +119,8 @@ class ExperienceSelector:
             metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         metrics |= filtered.metrics
 
-        # Before replay: replayed advantages would hide that a task is solved, and stale rollouts would train for ever.
+        # Before replay: replayed advantages would hide that a task is solved, and a run
+        # without new signal would go on training on stale rollouts.
         unmasked = experiences
         if self.mask_truncated:
             unmasked = [each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH]

@@ -235,7 +235,7 @@ def find_checkpoint(
     if chosen is None:
         listed = ", ".join(folder.name for _, folder in sorted(saved.items())) or "none"
         hint = "; `best` needs checkpoints.best" if name == "best" and best is None else ""
-        raise UserError(f"{checkpoints}: there is no checkpoint {name or ''!r}; there is {listed}{hint}")
+        raise UserError(f"{checkpoints}: no checkpoint {name or ''!r}; available: {listed}{hint}")
     problem = find_damage(saved[chosen], COMMON_FILES)
     if problem:
         raise UserError(f"checkpoint {saved[chosen]} is damaged ({problem}); choose another")

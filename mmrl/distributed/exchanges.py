@@ -1,7 +1,7 @@
 """Exchanges between ranks: what a step gathers or sums over all processes of the run.
 
-Each function is collective: it waits until every rank has called it, so all ranks make the same calls in the same
-order, even a rank that has nothing to give. In a single process each returns what this process has.
+All but `own_share` are collective: a call waits until every rank has made it, so all ranks make the same calls in the
+same order, even a rank that has nothing to give. In a single process each returns what this process has.
 """
 
 from __future__ import annotations

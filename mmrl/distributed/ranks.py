@@ -30,7 +30,7 @@ class RankLostError(UserError):
 class Ranks:
     """The processes of one run. Its methods are those of a single process; `TorchRanks` overrides them for several.
 
-    All but `set_activity` are collective: every rank must call them, in the same order, else all wait for each other.
+    All but `set_activity` are collective: every rank must call them, in the same order, or they deadlock.
     """
 
     rank: int = 0  # index of this process, from 0
@@ -87,7 +87,7 @@ class RankShard(Generic[RowT]):
 
     def take(self, start_position: int, count: int) -> Sequence[RowT]:
         """Return this rank's share of the `count` rows from `start_position` on."""
-        # Groups left unfinished by the step before occupy the first places of the round, and the rows taken here fill
+        # Groups left unfinished by an earlier round occupy the first places of the round, and the rows taken here fill
         # the places after them: so ranks stay evenly loaded, and the order of groups is that of a single process.
         own_places = rank_slice(self.prompts_per_round, self.ranks)
         num_unfinished = self.prompts_per_round - count

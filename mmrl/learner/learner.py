@@ -89,7 +89,7 @@ class PolicyLearner:
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
         self._ranks = ranks or SingleProcess()
-        # Not `or`: the one that the loop fills is still empty.
+        # `or` would replace the dictionary that the loop fills later, because it is still empty.
         self._media_owners = MediaOwners() if media_owners is None else media_owners
         self._activity = activity or Activity()
         self._shared_prefix_checked = not config.shared_prefix
@@ -142,7 +142,7 @@ class PolicyLearner:
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
-            # Not the first mini-batch, whose first pass precedes all updates anyway.
+            # The first pass of the first mini-batch runs before any update anyway.
             self._recompute_logprobs(mini_batches[1:])
         nonfinite_updates = 0.0
         for epoch in range(self._config.epochs):
@@ -186,7 +186,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
-        """Compute old log-probs before the first update of the step. Collective under ZeRO-3, as any forward is."""
+        """Keep old log-probs and routes of each micro-batch, before the first update. Collective under ZeRO-3."""
         for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
             self._ranks.set_activity("recomputing old log-probs")
             self._forward(micro_batch, self._build_batch(micro_batch))

@@ -76,7 +76,7 @@ class Metrics:
         self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
 
     def merge(self, other: Metrics) -> None:
-        """Take over the metrics of another part of the same update: a micro-batch, or all those of a rank."""
+        """Merge in the metrics of another part of the same update: a micro-batch, or all those of a rank."""
         for name, metric in other._metrics.items():
             self._add(name, *metric)
         self._unread += other._unread

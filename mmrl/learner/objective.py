@@ -204,7 +204,9 @@ class Objective:
     def _custom_policy_loss(
         self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor
     ) -> Tensor:
-        """Return the user's loss of each token, [N], by one call a response, so micro-batches and ranks do not matter.
+        """Return the user's loss of each token, [N].
+
+        It is called once for each response, so the result does not depend on micro-batches or ranks.
 
         Raises:
             UserError: it does not return a tensor [S], or returns one that does not depend on `logprobs`.

@@ -23,7 +23,7 @@ class Optimizer(Protocol):
         the gradient is not finite, weights and optimizer stay as they are.
 
         Returns:
-            The norm of each component's gradient, summed over ranks, before clipping.
+            The norm of each component's gradient after summing it over ranks, before clipping.
         """
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience
+from mmrl.types import TRAINED_AUTHORS, Author, Experience, Segment
 from mmrl.utils.torch_transfer import send, send_numbers
 
 
@@ -76,7 +76,7 @@ class TokenTable:
 class LossDenominators(NamedTuple):
     """Counts over all micro-batches of an update and all ranks, which the loss and its metrics divide by.
 
-    They are counted before the first micro-batch runs, so the gradient of an update does not depend on how it is cut.
+    They are counted before the first micro-batch runs, so the gradient does not depend on micro-batches.
     """
 
     policy_tokens: int  # sampled by the policy, in the forward pass or not: the loss is a mean over all of them
@@ -160,33 +160,48 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct; with `on: response`,
     on all of them if the advantage is positive. Source of the default: VL-Rethinker, arXiv:2504.08837.
     """
-    whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
-    has_begun = whole_response
-    advantage, own_advantages = experience.advantage, experience.turn_advantages
-    num_turns, begins_turn = 0, True
-    versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
-    # The staleness of a rollout is that of its oldest token.
-    current_version = min(versions, default=0) + experience.staleness
-    for segment in experience.rollout.segments:
-        # The trigger opens the imitated part but is FORCED, so it is not trained itself.
-        has_begun = has_begun or segment.author is Author.FORCED
-        is_policy = segment.author is Author.POLICY
-        if is_policy and begins_turn and own_advantages is not None:
-            num_turns += 1
-            if num_turns <= len(own_advantages):
-                advantage = own_advantages[num_turns - 1]
-        # A turn that partial rollouts continued, or that text was forced into, has several segments.
-        begins_turn = segment.author is Author.ENVIRONMENT or (begins_turn and not is_policy)
-        if segment.author in TRAINED_AUTHORS:
-            is_good = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
-            in_sft_loss = has_sft_loss and is_good and has_begun and is_policy
-            age = current_version - segment.version
-            turn = max(0, num_turns - 1)
-            for logprob in segment.logprobs:
-                yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
+    segments, own_advantages = experience.rollout.segments, experience.turn_advantages
+    turn_counts = count_turns(segments)
+    num_turns = max(turn_counts, default=0)
     if own_advantages is not None and num_turns != len(own_advantages):
         rollout = experience.rollout
         raise ValueError(
             f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {len(own_advantages)} advantages of "
             f"turns, and {num_turns} turns by the policy"
         )
+    # The staleness of a rollout is that of its oldest token.
+    versions = [segment.version for segment in segments if segment.author is Author.POLICY]
+    current_version = min(versions, default=0) + experience.staleness
+    whole_response = options.sft_loss.on == "response"
+    after_trigger = whole_response
+    for segment, turn_count in zip(segments, turn_counts, strict=True):
+        # The trigger opens the imitated part but is FORCED, so it is not trained itself.
+        after_trigger = after_trigger or segment.author is Author.FORCED
+        if segment.author not in TRAINED_AUTHORS:
+            continue
+        advantage, turn = experience.advantage, 0
+        if own_advantages is not None:
+            turn = turn_count - 1
+            advantage = own_advantages[turn]
+        imitated = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
+        is_policy = segment.author is Author.POLICY
+        in_sft_loss = options.sft_loss.coef > 0.0 and imitated and after_trigger and is_policy
+        age = current_version - segment.version
+        for logprob in segment.logprobs:
+            yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
+
+
+def count_turns(segments: Sequence[Segment]) -> list[int]:
+    """Return for each segment how many turns the policy has begun up to it.
+
+    A turn that partial rollouts continued, or that text was forced into, has several segments.
+    """
+    counts: list[int] = []
+    num_turns, begins_turn = 0, True
+    for segment in segments:
+        is_policy = segment.author is Author.POLICY
+        if is_policy and begins_turn:
+            num_turns += 1
+        begins_turn = segment.author is Author.ENVIRONMENT or (begins_turn and not is_policy)
+        counts.append(num_turns)
+    return counts

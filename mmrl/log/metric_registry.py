@@ -71,7 +71,7 @@ METRICS: Final = (
     Metric("rollout/unfinished_groups", "Groups that a sampling round left to the next one (partial rollouts)."),
     Metric("rollout/resumed_rollouts", "Rollouts that continued from an earlier step (partial rollouts)."),
     Metric("rollout/logprob_diff_mean", "Mean |log-prob of sampler - learner|, in nats, of tokens of this version."),
-    Metric("rollout/stale_logprob_diff_mean", "The same of the version before, so one step's learning is in it."),
+    Metric("rollout/stale_logprob_diff_mean", "The same for tokens of the version before, after one step of learning."),
     Metric("rollout/logprob_diff_max", "Largest such difference of a token of either version, in nats."),
     Metric(
         "rollout/route_diff_tokens_frac",

@@ -46,7 +46,7 @@ class StepPipeline:
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
     ) -> RolloutBatch:
-        """Return the complete groups of rollouts: those of `unfinished` first, then one for each prompt, in order."""
+        """Return the complete groups of rollouts, those of `unfinished` first, then those of `prompts`, in order."""
         if self.partial_rollouts is None:
             groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))

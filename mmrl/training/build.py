@@ -328,7 +328,7 @@ def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: 
 def check_model_supports_steps(
     config: Config, policy: PolicyModel, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
 ) -> None:
-    """Refuse rollout steps that cannot run, before anything is trained."""
+    """Refuse rollout steps and a replay of routes that this model cannot run, before anything is trained."""
     for owner in configs_with_rollout_steps(config):
         if isinstance(owner, RlStage) and owner.loss.routing_replay != "none" and not policy.routers:
             raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")

@@ -22,7 +22,7 @@ OptimizerState = Mapping[str, Mapping[int, Any]]
 
 
 class RunCheckpoints:
-    """Saves and loads the checkpoints of one run. Every call is collective."""
+    """Saves and loads the checkpoints of one run. Saving and loading are collective."""
 
     def __init__(self, run: RunComponents, logger: MetricsLogger) -> None:
         """Prepare to save. The frozen weights must be those that the run begins with."""
@@ -40,7 +40,7 @@ class RunCheckpoints:
         The optimizer state is that of an interrupted stage, and empty between stages.
 
         Raises:
-            UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
+            UserError: the checkpoint is damaged or belongs to another config.
         """
         run, ranks = self._run, self._run.ranks
         config, run_dir, console = run.config, run.run_dir, run.console

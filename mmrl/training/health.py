@@ -63,7 +63,7 @@ HEALTH_RULES: Final = (  # of windowed means
         "policy/importance_ratio_max",
         "max_importance_ratio",
         20.0,
-        "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, ppo_epochs or "
+        "some tokens are {value:.0f} times as likely as by their old log-probs: lower the learning rate, ppo_epochs or "
         "replay.max_staleness, or set loss.dual_clip. If no rollout is old or used twice, suspect the rollout "
         "engine: look at rollout/logprob_diff_mean",
     ),
@@ -119,7 +119,7 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
     ("groups/nonzero_advantage_frac", "{:.0%} of groups informative"),
     ("replay/frac", "{:.0%} replayed"),
     ("replay/staleness_mean", "staleness {:.1f}"),
-    ("replay/effective_size", "replay buffer worth {:.0f}"),
+    ("replay/effective_size", "replay effective sample size {:.0f}"),
     ("policy/entropy_nats", "entropy {:.3f} nats"),
     ("rollout/response_tokens_mean", "{:.1f} tokens"),
     ("rollout/truncated_frac", "{:.0%} truncated"),

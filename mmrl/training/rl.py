@@ -8,8 +8,8 @@ none if groups of earlier steps fill it. Three kinds of rollouts cross from one 
 `unfinished` responses that partial rollouts cut off, the `next_batch` of asynchronous rollouts, and scored groups that
 are `carried_over`.
 
-The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, even a
-rank without samples. In a single process they return what they are given.
+The functions of `mmrl.distributed.exchanges`, all but `own_share`, are collective: all ranks of a run call them, in the
+same order, even a rank without samples. In a single process they return what they are given.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RlComponents:
     source: SampleSource
     processor: Processor
     rollout_pipeline: RolloutPipeline
-    gather_for_sampling: Callable[[], AbstractContextManager[None]]  # gathers sharded weights while they sample
+    gather_for_sampling: Callable[[], AbstractContextManager[None]]  # gathers sharded weights for generating
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, at a step; collective
@@ -77,7 +77,7 @@ def run_rl_stage(components: RlComponents, state: TrainingState) -> None:
         timer = collected.timer
         collect_groups(components, state, collected)
 
-        # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage.
+        # Filters groups, computes advantages and adds replay. An experience is a rollout with its advantage.
         # Collective: ranks agree on which replayed rollouts have media that changed.
         with timer.time("select"):
             selected = components.selector.select(collected.groups, state)
@@ -111,7 +111,7 @@ def collect_groups(components: RlComponents, state: TrainingState, collected: St
     ranks, selector, timer = components.ranks, components.selector, collected.timer
     components.media_owners.clear()
     with timer.time("select"):
-        # Before they are counted, or the step would be short of the groups that this drops. Collective.
+        # Before they are counted, because groups that this drops must be replaced in this step. Collective.
         collected.metrics.update(selector.recheck_carried_over(state))
     while state.next_batch is not None or selector.needs_another_round(
         collected.groups, state, rounds=collected.rounds
@@ -137,8 +137,8 @@ def generate_round(
 
     With partial rollouts, unfinished groups go to `state.unfinished`.
     """
-    # Responses that an earlier round cut off midway are finished before new ones begin: they take the first places of
-    # this round, and new prompts the rest. Each rank works on its own slice of the places.
+    # Groups that an earlier round left unfinished take the first places of this round, and new prompts the rest. Each
+    # rank works on its own slice of the places.
     ranks, num_unfinished = components.ranks, len(state.unfinished)
     num_prompts = components.prompts_per_round - num_unfinished
     own_unfinished = state.unfinished[rank_slice(components.prompts_per_round, ranks)]

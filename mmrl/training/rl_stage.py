@@ -130,7 +130,8 @@ def build_reference(
 ) -> ReferencePolicy | None:
     """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
 
-    A reference that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint.
+    A copy that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint. The model
+    without its adapter serves as the reference where nothing else is asked for, and needs no copy.
     """
     if not stage.loss.kl.coef:
         return None

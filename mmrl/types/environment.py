@@ -104,7 +104,7 @@ class Environment(Protocol):
         """
 
     def close(self) -> None:
-        """End the episode. The environment is not used again, so keep at module level what takes long to make."""
+        """End the episode. The environment is not used again, so keep expensive objects at module level."""
         return  # a subclass without anything to release inherits this
 
 

@@ -48,5 +48,5 @@ class RunInterrupted(Exception):
 class Unscorable(Exception):
     """A reward function cannot score this sample: its target is unusable, or a service failed.
 
-    The reward then has no value, which is not the same as a value of 0. `rewards.on_error` decides what happens.
+    The reward then has no value, which is not the same as a value of 0. `on_missing_score` decides what happens.
     """

@@ -36,7 +36,7 @@ class Response:
     coordinate_system: CoordinateSystem  # units of the coordinates in `answer`
     tool_resize_maps: tuple[ResizeMap, ...] = ()  # of images that tools showed; `answer` never refers to them
     num_turns: int = 1  # times that the model wrote; a tool's reply ends a turn
-    used_tool: bool = False  # a tool replied, be it by refusing
+    used_tool: bool = False  # a tool replied, even if only to refuse
     rethought: bool = False  # a forced rethink continued a first response
     turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
 
@@ -101,7 +101,7 @@ class ExpertRoutes:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, from the first on."""
+        """Number of leading tokens whose routes are recorded."""
         return len(self.expert_ids) // self.bytes_per_token
 
     def cut(self, start: int, stop: int) -> ExpertRoutes:
@@ -164,7 +164,7 @@ class Rollout:
     finish_reason: FinishReason  # event that ended it
     sampling_params: SamplingParams  # distribution of all segments that name no other
     parent_index: int | None = None  # index of the first response that a forced rethink continued; None for a first one
-    is_correct: bool | None = None  # the rethink step's verdict on the whole response; None without one
+    is_correct: bool | None = None  # the rethink step's verdict on a continued response; None for others
     first_is_correct: bool | None = None  # its verdict on the first response; None for a first response
     prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
     turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
@@ -250,7 +250,7 @@ class Score:
     terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
     total: float  # of the terms, by their weights and `rewards.combine`; what advantages compare, unless per term
     failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
-    contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for people who look
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for display
     decided_by: Mapping[str, str] = field(default_factory=dict)  # terms that gave no value, and the fallback that did
     by_turn: tuple[float, ...] = ()  # addends of `total`, one for each turn in an environment; empty without turns
 

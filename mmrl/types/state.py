@@ -101,8 +101,8 @@ class TrainingState:
     steps_without_signal: int = 0  # steps in a row, up to now, without `SelectedExperiences.has_signal`
     nonfinite_steps: int = 0  # steps in a row, up to now, whose gradient was not finite
     stage_done: bool = False  # True once the stage has reached its goal before its last step
-    metrics_bytes: int = 0  # length of metrics.jsonl at this moment, bytes; a resumed run cuts the file there
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next step continues with
+    metrics_bytes: int = 0  # length of metrics.jsonl at the last checkpoint, bytes; a resumed run cuts the file there
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next round continues with
     next_batch: RolloutBatch | None = None  # with async rollouts, the next step's first rollouts
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class TrainingState:
     phase: int = 0  # index of the curriculum's current phase, from 0
     phase_ends: dict[int, int] = field(default_factory=dict)  # phase index → data position where a plateau ended it
     phase_rewards: list[float] = field(default_factory=list)  # mean reward of each step since the phase began
-    # Mean tracked reward of each step since `reference.plateau` last reset the KL reference; empty unless tracked.
+    # Mean tracked reward of each step since the KL reference was last reset; empty without `reference.plateau`.
     reset_rewards: list[float] = field(default_factory=list)
-    replay_buffer: tuple[Experience, ...] = ()  # rollouts with an advantage that may be replayed, the oldest first
+    replay_buffer: tuple[Experience, ...] = ()  # rollouts with a nonzero advantage that may be replayed, oldest first
     carried_over: tuple[Group, ...] = ()  # scored groups that wait for room in a later step, the first to arrive first

@@ -31,15 +31,15 @@ RewardTermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 class GenerateConfig(StrictModel):
     """Generate `group_size` responses to each prompt: the first step, and often the only one.
 
-    With `partial_rollout_tokens`, long groups continue in later steps. Each token is trained under the policy version
-    that sampled it (APRIL).
+    With `partial_rollout_tokens`, long groups continue in later rounds. The importance ratio of each token is taken
+    against the policy version that sampled it (APRIL).
     """
 
     kind: Literal["generate"]
     """Selects this kind of step."""
     partial_rollout_tokens: NumTokens | None = None
     """Tokens that are generated for every unfinished response between two counts of complete groups. Without it, every
-    response is completed in its step."""
+    response is completed in its round."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
     """Prompts that are in flight, relative to `prompts_per_step`. The step ends once `prompts_per_step` groups are
     complete; unfinished ones wait for the next step. Complete groups beyond this number wait too, unless

@@ -60,7 +60,7 @@ class DynamicSamplingConfig(StrictModel):
 
 
 class ReplayConfig(StrictModel):
-    """Selective sample replay: rollouts without advantage are replaced by earlier ones that had one.
+    """Selective sample replay: rollouts with zero advantage are replaced by stored ones whose advantage was nonzero.
 
     They are drawn with p ∝ |A|^priority_exponent, and keep the advantage computed in their own group.
     Source: VL-Rethinker, arXiv:2504.08837.

@@ -249,12 +249,12 @@ class RlStage(TrainingStage):
 
     @property
     def prompts_per_round(self) -> int:
-        """Prompts in flight at a time, including those that the step before left unfinished."""
+        """Prompts in flight at a time, including those that an earlier round left unfinished."""
         return ceil(self.prompts_per_step * self._generate_step.oversampling)
 
     @property
     def has_partial_rollouts(self) -> bool:
-        """True if unfinished groups may wait for later steps."""
+        """True if unfinished groups may wait for later rounds."""
         return self._generate_step.partial_rollout_tokens is not None
 
     @property

@@ -17,7 +17,7 @@ RolloutGroup = tuple[Rollout, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRollouts:
-    """Generates in chunks and, after each, ends the step if enough groups are complete or enough tokens were generated.
+    """Generates in chunks, after each of which the round ends if enough groups are complete or enough tokens generated.
 
     Groups and tokens are counted over all ranks, so every rank generates the same number of chunks.
     """
@@ -27,8 +27,8 @@ class PartialRollouts:
     sampling_params: SamplingParams
     """The distribution of whole responses; `max_new_tokens` bounds a response, not a chunk."""
     chunk_tokens: int  # tokens that every unfinished response is extended by between two counts
-    groups_per_step: int  # complete groups, over all ranks, that end the step
-    token_budget: int | None = None  # new tokens, over all ranks, that end the step once a group is complete
+    groups_per_step: int  # complete groups, over all ranks, that end the round
+    token_budget: int | None = None  # new tokens, over all ranks, that end the round once a group is complete
     ranks: Ranks = field(default_factory=SingleProcess)
 
     def generate(

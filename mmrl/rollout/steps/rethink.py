@@ -47,7 +47,7 @@ class ForcedRethink:
     trigger_ids: tuple[tuple[int, ...], ...]  # token ids of each of `options.triggers`, in order
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with continuations in place of their first responses.
+        """Return the batch with the continuations that are kept in place of their first responses.
 
         Raises:
             UserError: none of the terms that decide whether a response is correct applies to a sample.
