@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoClip, VideoFrames
+from mmrl.types import Action, ImageCrop, MediaResult, Sample, VideoClip, VideoFrames
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
@@ -92,12 +92,7 @@ class ToolWorkers:
             except WorkerLimitError as error:
                 results.append(ToolResult(f"The tool was stopped: it {error}.", "limits"))
             except WorkerStartError as error:
-                if isinstance(error.__cause__, UserError):
-                    raise error.__cause__ from error
-                raise UserError(
-                    f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is "
-                    "imported?"
-                ) from error
+                raise error.as_user_error("a tool's file") from error
         return results
 
 
