@@ -15,9 +15,6 @@ from mmrl.algo.advantages import normalize_rewards
 from mmrl.config.schema import AdvantageConfig
 from mmrl.types import Group
 
-TurnRows = Sequence[Sequence[float]]
-"""One row for each rollout of a group, with one value for each of its turns."""
-
 
 def compute_turn_advantages(
     group: Group, advantages: Sequence[float], options: AdvantageConfig
@@ -53,7 +50,7 @@ def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]
 
 
 def compare_turns(
-    values: TurnRows, keys: Sequence[Sequence[Hashable]], options: AdvantageConfig
+    values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]], options: AdvantageConfig
 ) -> list[tuple[float, ...]]:
     """Return z of each value, over all values of the group that have the same key; rows are rollouts, columns turns.
 

@@ -111,7 +111,6 @@ STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
 MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the mean without
 MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
 MAX_FAILED_EPISODE_FRAC: Final = 0.5
-MAX_REASON_CHARS: Final = 200  # of the error of an environment
 MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 TERM_PREFIX: Final = "reward/term/"
@@ -158,14 +157,11 @@ class HealthMonitor:
             self._update(step, metrics)
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end.
-
-        The first step with failed episodes is reported at once: a window is long for an environment that never works.
-        """
+        """Add a step; warn of problems that begin, and at once of the first failed episodes; record begin and end."""
         failures = []
         for group in result.selected.groups:
             failures += [dropped.rollout.failure for dropped in group.dropped if dropped.rollout.failure]
-        self._last_failure = failures[-1].reason[:MAX_REASON_CHARS] if failures else ""
+        self._last_failure = failures[-1].reason[:200] if failures else ""
         if failures and not self._episode_failed:
             self._episode_failed = True
             self._warn(f"step {state.step}: failed episodes: {len(failures)}, the last at {self._last_failure}")
@@ -264,12 +260,12 @@ class HealthMonitor:
                 )
             if counted == "episodes" and failed > MAX_FAILED_EPISODE_FRAC:
                 most_by = max(failures, key=failures.__getitem__)
-                last = f" (the last at {self._last_failure})" if self._last_failure else ""
                 yield (
                     name,
                     f"{failed:.0%} of the episodes in step {step_name} fail, most by {most_by}: they leave their "
-                    f"groups, so little is learned. The records in rollouts/ give the reasons{last}; fix the "
-                    "environment, raise its limits, or end the run there with `on_error: stop`",
+                    "groups, so little is learned. The records in rollouts/ give the reasons; fix the environment, "
+                    "raise its limits, or end the run there with `on_error: stop`. The last failed at "
+                    f"{self._last_failure or 'a step before'}",
                 )
 
     def _find_falling_terms(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:

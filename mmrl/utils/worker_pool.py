@@ -78,12 +78,6 @@ class WorkerDiedError(WorkerError):
 class WorkerStartError(WorkerError):
     """No worker could be started. The message says what hung or died; `__cause__` is the loader's UserError, if any."""
 
-    def as_user_error(self, file: str) -> UserError:
-        """Return the UserError that the loader raised, or one about its `file`, such as "a tool's file"."""
-        if isinstance(self.__cause__, UserError):
-            return self.__cause__
-        return UserError(f"a process for {file} {self}: does the file hang, or end the process, as it is imported?")
-
 
 class WorkerPool(Generic[PayloadT, ResultT]):
     """Up to `num_workers` processes, which start when there is work for them and stay until `close`."""

@@ -97,7 +97,9 @@ def episodes(
             try:
                 states = pool.submit(bare).result()
             except WorkerStartError as error:
-                raise error.as_user_error("the environment's file") from error
+                if isinstance(error.__cause__, UserError):
+                    raise error.__cause__ from error
+                raise UserError(f"the process of the environment {error}") from error
             except (WorkerError, UserError) as error:
                 owner = "the process of the environment " if isinstance(error, WorkerError) else ""
                 yield RejectedRow(bare.id, f"{owner}{error}")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmrl.types import Action, ImageCrop, MediaResult, Sample, VideoClip, VideoFrames
+from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoClip, VideoFrames
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
@@ -92,8 +92,15 @@ class ToolWorkers:
             except WorkerLimitError as error:
                 results.append(ToolResult(f"The tool was stopped: it {error}.", "limits"))
             except WorkerStartError as error:
-                raise error.as_user_error("a tool's file") from error
+                raise explain_start_error(error, "a tool's file") from error
         return results
+
+
+def explain_start_error(error: WorkerStartError, file: str) -> UserError:
+    """Return the UserError with which a process could not load `file`, such as "a tool's file", or one about its end."""
+    if isinstance(error.__cause__, UserError):
+        return error.__cause__
+    return UserError(f"a process for {file} {error}: does the file hang, or end the process, as it is imported?")
 
 
 def _load_tools(

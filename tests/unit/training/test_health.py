@@ -167,7 +167,9 @@ def test_first_failure_of_an_environment_is_told_at_once_and_the_last_one_with_t
         monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
     first, share = warnings
     assert first.startswith("step 2: failed episodes: 3, the last at action 2: the environment raised KeyError: xxx")
-    assert "100% of the episodes" in share and "(the last at action 3: the environment raised KeyError: xxx" in share
+    assert (
+        "100% of the episodes" in share and "The last failed at action 3: the environment raised KeyError: xxx" in share
+    )
     assert max(first.count("x"), share.count("x")) < 210  # an error may quote a whole page
     assert [message for _, _, message in events] == [share]
 
