@@ -27,9 +27,7 @@ def compute_turn_advantages(
         return None
     returns = [discounted_returns(score.by_turn, options.discount) for score in group.scores]
     if options.credit == "to_go":
-        keys: list[list[Hashable]] = []
-        for row in returns:
-            keys.append(list(range(len(row))) if options.compare == "turn" else [0] * len(row))
+        keys = [range(len(row)) if options.compare == "turn" else [0] * len(row) for row in returns]
         return compare_turns(returns, keys, options)
     # Siblings at equal states chose between the same actions.
     states: list[list[Hashable]] = [[turn.state for turn in rollout.turns] for rollout in group.rollouts]

@@ -219,8 +219,7 @@ class ToolsConfig(StrictModel):
 class EnvironmentConfig(StrictModel):
     """An environment: each turn of a response is an action, and the next observation is shown before the next turn.
 
-    A sample's question is the first observation (`mmrl_datasets.readers.environment:episodes`), or describes the whole
-    initial state. docs/environments.md describes other kinds of environments.
+    A sample's question is the first observation (`mmrl_datasets.readers.environment:episodes`), or states all of it.
     """
 
     kind: Literal["environment"]

@@ -97,7 +97,7 @@ class ToolWorkers:
 
 
 def explain_start_error(error: WorkerStartError, file: str) -> UserError:
-    """Return the UserError with which a process could not load `file`, such as "a tool's file", or one about its end."""
+    """Return the UserError that loading `file`, such as "a tool's file", raised, or one about the process."""
     if isinstance(error.__cause__, UserError):
         return error.__cause__
     return UserError(f"a process for {file} {error}: does the file hang, or end the process, as it is imported?")
