@@ -19,11 +19,11 @@ from mmrl.types import Group
 def compute_turn_advantages(
     group: Group, advantages: Sequence[float], options: AdvantageConfig
 ) -> list[tuple[float, ...]] | None:
-    """Return the advantages of each turn of each rollout, None if all turns of a rollout share its advantage.
+    """Return the advantages of each turn by `credit: to_go` or `gigpo`, a row for each rollout; None without turns.
 
-    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives it to all turns.
+    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives that to all turns.
     """
-    if options.credit == "broadcast" or not any(score.by_turn for score in group.scores):
+    if not any(score.by_turn for score in group.scores):
         return None
     returns = [discounted_returns(score.by_turn, options.discount) for score in group.scores]
     if options.credit == "to_go":

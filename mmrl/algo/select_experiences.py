@@ -43,7 +43,7 @@ class ExperienceSelector:
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
-    compute_turn_advantages: TurnAdvantageFunction = lambda *_: None  # by default, turns share their rollout's
+    compute_turn_advantages: TurnAdvantageFunction | None = None  # None: turns share their rollout's advantage
     prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
@@ -205,7 +205,7 @@ def make_experiences(
     *,
     version: int,
     stale_old_logprobs: OldLogprobs | None,
-    compute_turn_advantages: TurnAdvantageFunction,
+    compute_turn_advantages: TurnAdvantageFunction | None,
 ) -> list[Experience]:
     """Return an experience for each rollout, with its advantage, those of its turns, and its staleness at `version`.
 
@@ -214,7 +214,8 @@ def make_experiences(
     """
     experiences = []
     for group, row in zip(groups, advantages, strict=True):
-        turn_rows: Sequence[tuple[float, ...] | None] = compute_turn_advantages(group, row) or [None] * len(row)
+        by_turn = None if compute_turn_advantages is None else compute_turn_advantages(group, row)
+        turn_rows: Sequence[tuple[float, ...] | None] = by_turn or [None] * len(row)
         for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
             if turns is not None:
                 advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout

@@ -197,6 +197,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
         rollouts_per_step = stage.prompts_per_step * stage.group_size
         replay = ReplaySettings(options=stage.replay, rollouts_per_step=rollouts_per_step, seed=(seed, stage.name))
     phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
+    credit_turns = partial(compute_turn_advantages, options=stage.advantage)
     return ExperienceSelector(
         compute_advantages=partial(
             compute_advantages,
@@ -204,7 +205,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
             weights=reward_weights(run.scorer, run.group_rewards),
             custom_advantage=run.functions.advantages[stage.name],
         ),
-        compute_turn_advantages=partial(compute_turn_advantages, options=stage.advantage),
+        compute_turn_advantages=None if stage.advantage.credit == "broadcast" else credit_turns,
         prompts_per_step=stage.prompts_per_step,
         dynamic_sampling=stage.dynamic_sampling,
         carry_over=stage.carries_groups,
