@@ -61,7 +61,7 @@ def test_a_removed_key_or_value_is_none_of_its_section(name):
         ("stages.rl.micro_batch=4", "the key for it is `micro_batch_groups`"),
         (
             "stages.rl.rollout_steps=[{kind: generate}, {kind: environment, fn: a:b, max_turns: 9}]",
-            "max_turns: unknown key; the key for it is `stages[].rollout_steps[].turns` (of an environment; tools have",
+            "max_turns: unknown key; the key for it is `turns`",
         ),
         ("stages.rl.overlap=true", "the key for it is `async_rollouts`"),
         ("answer={think: none}", "answer: unknown key; the key for it is `response_format`"),
