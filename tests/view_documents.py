@@ -211,8 +211,11 @@ def tool_group(number: int) -> Document:
     start = response.index("OPEN")
     failure = "The tool refuses: the box lies outside the image"
     failed = [policy(0, middle), segment("environment", middle, middle + len(failure))]
+    names = ("action", "state", "valid", "end", "earned", "advantage")
+    steps = (("look", "far away", True, "", 0.0, 0.25), ("OPEN", "near", True, "terminated", 1.0, 0.5))
+    turns = [dict(zip(names, step, strict=True)) for step in steps]
     rollouts = [
-        rollout(0, response, 1.0, segments=segments, answer="OPEN", answer_chars=[start, start + 4]),
+        rollout(0, response, 1.0, segments=segments, answer="OPEN", answer_chars=[start, start + 4], turns=turns),
         rollout(1, call + failure, 0.0, segments=failed, finish="stop"),
     ]
     asked = {"answer_type": "text", "question": "<image>What does the sign say?", "target": "OPEN"}

@@ -15,24 +15,19 @@ from mmrl.algo.advantages import normalize_rewards
 from mmrl.config.schema import AdvantageConfig
 from mmrl.types import Group
 
-TurnRows = Sequence[Sequence[float]]
-"""One row for each rollout of a group, with one value for each of its turns."""
-
 
 def compute_turn_advantages(
     group: Group, advantages: Sequence[float], options: AdvantageConfig
 ) -> list[tuple[float, ...]] | None:
-    """Return the advantages of each turn of each rollout, None if all turns of a rollout share its advantage.
+    """Return the advantages of each turn by `credit: to_go` or `gigpo`, a row for each rollout; None without turns.
 
-    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives it to all turns.
+    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives that to all turns.
     """
-    if options.credit == "broadcast" or not any(score.by_turn for score in group.scores):
+    if not any(score.by_turn for score in group.scores):
         return None
     returns = [discounted_returns(score.by_turn, options.discount) for score in group.scores]
     if options.credit == "to_go":
-        keys: list[list[Hashable]] = []
-        for row in returns:
-            keys.append(list(range(len(row))) if options.compare == "turn" else [0] * len(row))
+        keys = [range(len(row)) if options.compare == "turn" else [0] * len(row) for row in returns]
         return compare_turns(returns, keys, options)
     # Siblings at equal states chose between the same actions.
     states: list[list[Hashable]] = [[turn.state for turn in rollout.turns] for rollout in group.rollouts]
@@ -53,7 +48,7 @@ def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]
 
 
 def compare_turns(
-    values: TurnRows, keys: Sequence[Sequence[Hashable]], options: AdvantageConfig
+    values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]], options: AdvantageConfig
 ) -> list[tuple[float, ...]]:
     """Return z of each value, over all values of the group that have the same key; rows are rollouts, columns turns.
 

@@ -206,7 +206,7 @@ def make_experiences(
     *,
     version: int,
     stale_old_logprobs: OldLogprobs | None,
-    compute_turn_advantages: TurnAdvantageFunction | None = None,
+    compute_turn_advantages: TurnAdvantageFunction | None,
 ) -> list[Experience]:
     """Return an experience for each rollout, with its advantage, those of its turns, and its staleness at `version`.
 
@@ -215,10 +215,8 @@ def make_experiences(
     """
     experiences = []
     for group, row in zip(groups, advantages, strict=True):
-        turn_rows: Sequence[tuple[float, ...] | None] | None = None
-        if compute_turn_advantages is not None:
-            turn_rows = compute_turn_advantages(group, row)
-        turn_rows = turn_rows or [None] * len(row)
+        by_turn = None if compute_turn_advantages is None else compute_turn_advantages(group, row)
+        turn_rows: Sequence[tuple[float, ...] | None] = by_turn or [None] * len(row)
         for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
             if turns is not None:
                 advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout

@@ -8,23 +8,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from mmrl.benchmarks.items import ItemResponse
-from mmrl.types import (
-    Action,
-    CoordinateSystem,
-    FinishReason,
-    ResizeMap,
-    RewardErrorKind,
-    RewardFailure,
-    Size,
-    Turn,
-    UserError,
-)
+from mmrl.types import CoordinateSystem, FinishReason, ResizeMap, RewardFailure, Size, Turn, UserError
 from mmrl.utils.files import json_line, report_write_errors
+
+_EPISODE: Final = TypeAdapter(tuple[tuple[Turn, ...], RewardFailure | None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +40,7 @@ class Prediction:
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of predictions.jsonl."""
-        episode: dict[str, Any] = {}
-        if self.turns or self.failure:
-            failure = None if self.failure is None else [self.failure.error_kind, self.failure.reason]
-            episode = {"turns": list(map(asdict, self.turns)), "failure": failure}
-        return {
+        row = {
             "pid": self.id,
             "sample": self.response_index,
             "response": self.text,
@@ -60,8 +50,10 @@ class Prediction:
             "prompt": self.prompt_digest,
             "frame": self.coordinate_system,
             "sizes": [[*resize.original, *resize.resized] for resize in self.resize_maps],
-            **episode,
         }
+        if self.turns or self.failure:
+            row["turns"], row["failure"] = _EPISODE.dump_python((self.turns, self.failure), mode="json")
+        return row
 
     def to_item_response(self) -> ItemResponse:
         """Return what scoring needs."""
@@ -83,6 +75,7 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
     Raises:
         KeyError, TypeError, ValueError: a column is missing, has the wrong type, or holds an unknown value.
     """
+    turns, failure = _EPISODE.validate_python((row.get("turns", ()), row.get("failure")))
     return Prediction(
         id=row["pid"],
         response_index=row["sample"],
@@ -93,18 +86,9 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
         prompt_digest=row["prompt"],
         coordinate_system=CoordinateSystem(row["frame"]),
         resize_maps=tuple(ResizeMap(Size(*sides[:2]), Size(*sides[2:])) for sides in row["sizes"]),
-        turns=tuple(map(_parse_turn, row.get("turns", ()))),
-        failure=_parse_failure(row.get("failure")),
+        turns=turns,
+        failure=failure,
     )
-
-
-def _parse_turn(row: dict[str, Any]) -> Turn:
-    action = row["action"]
-    return Turn(**{**row, "action": Action(*action) if isinstance(action, list) else action})
-
-
-def _parse_failure(row: list[str] | None) -> RewardFailure | None:
-    return None if row is None else RewardFailure(RewardErrorKind(row[0]), row[1])
 
 
 def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:

@@ -106,7 +106,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     if config.model.from_scratch is not None:
         # No hub has its processor; the run's own copy is the one that it trained with.
         processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
-    model_bundle = build_model(config, load_processor(processor_config))
+    model_bundle = build_model(config, load_processor(processor_config, run_dir.find_config_folder()))
     adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed, model_bundle.family)
     policy = PolicyModel(
         model_bundle.model,

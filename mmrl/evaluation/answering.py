@@ -48,7 +48,7 @@ def open_model(
         settings,
         model,
         _NoRewards(),
-        custom_steps=load_steps(settings.evaluation.rollout_steps, Path.cwd()),
+        custom_steps=load_steps(settings.evaluation.rollout_steps, source.base_dir),
         work_dir=work_dir,
         console=console,
     ) as pipeline:

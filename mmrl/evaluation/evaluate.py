@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         UserError: the model, files or settings cannot be used; predictions so far are kept.
     """
     model_source = find_model_source(request.model, request.checkpoint, console.warn)
+    if request.data_files and request.benchmark.startswith(RUN_DATA_PREFIX):
+        model_source = replace(model_source, base_dir=Path(request.data_files[0]).absolute())
     if model_source.config is None:
         console.info(
             f"{request.model} has no {EXPORTED_CONFIG_FILE}: prompt, pixels and limits are the defaults, unless set "
@@ -73,7 +75,7 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
     ):
         steps = eval_config.evaluation.rollout_steps
         check_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
-        custom_steps, eval_dir = load_steps(steps, Path.cwd()), EvalDir(request.out_dir)
+        custom_steps, eval_dir = load_steps(steps, model_source.base_dir), EvalDir(request.out_dir)
         return _EvalCommand(request, model_source, eval_config, question_set, custom_steps, eval_dir, console).run()
 
 
@@ -202,8 +204,9 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
     elif eval_config.judge is not None:
         raise UserError(f"--benchmark {request.benchmark}: the run's rewards judge its data; leave out judge")
     else:
-        base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
-        question_set = run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
+        question_set = run_question_set(
+            request.benchmark, model_source.config, eval_config, model_source.base_dir, request.out_dir
+        )
     return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
 
 

@@ -38,6 +38,7 @@ class ModelSource:
 
     name: str  # path as the user gave it
     path: Path  # folder of the model or run
+    base_dir: Path  # folder that relative files of the settings start from
     config: Config | None = None  # config of the run that the model is from; None for other models
     run_dir: RunDir | None = None  # the run, when the model is one of its checkpoints
     checkpoint_dir: Path | None = None  # the checkpoint, when the model is one
@@ -68,6 +69,7 @@ class LoadedModel:
     policy: PolicyModel  # its weights
     adapter: LoraAdapter | None  # LoRA adapter on them, if any
     banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
+    base_dir: Path  # folder that relative files of the settings start from
 
 
 def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[str], None]) -> ModelSource:
@@ -85,9 +87,13 @@ def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[s
         best = load_config(run.config).config.checkpoints.best
         checkpoint_dir = checkpoint.find_checkpoint(run.checkpoints, checkpoint_name, best, warn)
         config = load_config(checkpoint_dir / checkpoint.CONFIG_FILE).config
-        return ModelSource(name=model, path=path, config=config, run_dir=run, checkpoint_dir=checkpoint_dir)
+        base_dir = run.find_config_folder()
+        return ModelSource(
+            name=model, path=path, base_dir=base_dir, config=config, run_dir=run, checkpoint_dir=checkpoint_dir
+        )
     config_of_export = load_config(settings_file).config if settings_file else None
-    return ModelSource(name=model, path=path, config=config_of_export)
+    base_dir = RunDir(path.parent).find_config_folder()  # of a run with its model; other exports do not know theirs
+    return ModelSource(name=model, path=path, base_dir=base_dir, config=config_of_export)
 
 
 def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy: MediaPolicy) -> LoadedModel:
@@ -103,7 +109,7 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
         loaded, adapter, policy = restore_model(model_source.run_dir, model_source.checkpoint_dir, config)
         policy.model.to(select_device(eval_config))
     else:
-        loaded = build_model(eval_config, load_processor(eval_config.model))
+        loaded = build_model(eval_config, load_processor(eval_config.model, model_source.base_dir))
         policy = PolicyModel(
             loaded.model.to(select_device(eval_config)),
             family=loaded.family,
@@ -114,4 +120,6 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
     max_prompt_tokens = prompt_limit(eval_config, policy)
     processor = PromptProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
     banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)
-    return LoadedModel(processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned)
+    return LoadedModel(
+        processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned, base_dir=model_source.base_dir
+    )

@@ -204,9 +204,9 @@ def open_pipeline(
         work_dir=RunDir(work_dir).engine,
         ranks=SingleProcess(),
         console=console,
-        make_custom_engine=load_engine(eval_config.rollout.engine, Path.cwd()),
+        make_custom_engine=load_engine(eval_config.rollout.engine, model.base_dir),
     )
-    tool_runner = ToolRunner(Path.cwd(), frames_dir=RunDir(work_dir).data / FRAMES_FOLDER)
+    tool_runner = ToolRunner(model.base_dir, frames_dir=RunDir(work_dir).data / FRAMES_FOLDER)
     with closing(samplers), closing(tool_runner):
         # The version stays 0, because the weights do not change here.
         samplers.sync_weights(0)

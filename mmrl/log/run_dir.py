@@ -213,6 +213,14 @@ class RunDir:
         }
         write_atomically(self.manifest, json.dumps(manifest, indent=2) + "\n")
 
+    def find_config_folder(self) -> Path:
+        """Return the folder that relative paths of the run's config start from; if it is gone, the current one."""
+        if self.config.is_file() and self.manifest.is_file():
+            folder = Path(json.loads(self.manifest.read_text()).get("config_folder", ""))
+            if folder.is_dir():
+                return folder.absolute()
+        return Path.cwd()
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")

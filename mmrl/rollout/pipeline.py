@@ -96,7 +96,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 from mmrl.rollout.steps.environment import make_environment_step
 
                 step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
-                steps.append(replace(step, sampler=context.sampler, sampling_params=context.sampling_params))
+                steps.append(replace(step, context=context))
             case CustomStepConfig():
                 name = step_name(config)
                 function = context.custom_steps[name](context)

@@ -148,6 +148,8 @@ class HealthMonitor:
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
         self._first_means: Mapping[str, float] = {}
         self._last_violation: dict[str, int] = {}  # the last step of each problem that has not ended, by its name
+        self._episode_failed = False
+        self._last_failure = ""  # reason of an episode that failed in this step; empty if none did
 
     def restore(self, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Take over the metrics of a stage's earlier steps, whose problems were reported before the run was resumed."""
@@ -155,7 +157,14 @@ class HealthMonitor:
             self._update(step, metrics)
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end."""
+        """Add a step; warn of problems that begin, and at once of the first failed episodes; record begin and end."""
+        failures = []
+        for group in result.selected.groups:
+            failures += [dropped.rollout.failure for dropped in group.dropped if dropped.rollout.failure]
+        self._last_failure = failures[-1].reason[:200] if failures else ""
+        if failures and not self._episode_failed:
+            self._episode_failed = True
+            self._warn(f"step {state.step}: failed episodes: {len(failures)}, the last at {self._last_failure}")
         begun, ended = self._update(state.step, result.metrics)
         for name in ended:
             self._log_event(state, name, None)
@@ -255,7 +264,8 @@ class HealthMonitor:
                     name,
                     f"{failed:.0%} of the episodes in step {step_name} fail, most by {most_by}: they leave their "
                     "groups, so little is learned. The records in rollouts/ give the reasons; fix the environment, "
-                    "raise its limits, or end the run there with `on_error: stop`",
+                    "raise its limits, or end the run there with `on_error: stop`. The last failed at "
+                    f"{self._last_failure or 'a step before'}",
                 )
 
     def _find_falling_terms(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:

@@ -47,10 +47,7 @@ def test_turns_are_credited_recorded_and_counted(whole: Path) -> None:
         assert sum(line["turn_rewards"]) == pytest.approx(line["total"])
 
 
-def test_an_evaluation_plays_the_episodes_that_validation_played(
-    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(whole.parent)  # where the environment's file lies
+def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path: Path, whole: Path, here: Command) -> None:
     assert here("eval", whole, "--benchmark", "run:validation", "--out", tmp_path / "out").code == 0
     predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").open()]
     assert predictions

@@ -46,7 +46,7 @@ def train(here: Command, folder: Path, run: Path, *overrides: str):
 
 
 @pytest.mark.slow
-def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, here, monkeypatch):
+def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, here):
     done = train(here, folder, tmp_path / "run")
     assert done.code == 0, done.errors
     last = metrics(tmp_path / "run")[-2]  # the last record is the reward on the test set
@@ -55,7 +55,6 @@ def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, here
     exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "run" / "model")
     assert type(exported) is InternVLForConditionalGeneration
     assert AutoProcessor.from_pretrained(tmp_path / "run" / "model").image_processor.size == {"height": 32, "width": 32}
-    monkeypatch.chdir(EXAMPLES)  # where `./internvl.py` is
     done = here("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out")
     assert done.code == 0, done.errors
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, experiment, metrics, rl_stage, sft_stage, write
+from harness import Command, counting, experiment, metrics, rl_stage, sft_stage, write
 from zoom_runs import check_all_occurred
 
 pytestmark = pytest.mark.slow
@@ -107,6 +108,49 @@ def test_run_applies_the_step_of_the_example(tmp_path: Path, here: Command) -> N
     check_all_occurred(metrics(tmp_path / "run"), "force_answer/count")
     explained = here("explain", tmp_path / "tiny.yaml")
     assert "fn ./rollout_step.py:make_step" in " ".join(explained.output.split())
+
+
+OWN_TEST_DATA = """
+from mmrl_datasets.generators.scenes import counting
+from mmrl import RewardValue, reward
+
+def rows(context):
+    return counting(context, split="test", size=6, image_px=32)
+
+@reward(name="filled")
+def filled(response, sample):
+    return RewardValue(float(bool(response.text)), "")
+"""
+
+
+def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_TEST_DATA)
+    step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
+    tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate"}]}
+    sections = {
+        "rollout": {"engine": {"fn": "./rollout_engine.py:make_engine", "args": {"max_batch_tokens": 64}}},
+        "rewards": {"terms": [{"fn": "./own.py:filled"}]},
+        "evaluation": {"max_new_tokens": 6, "rollout_steps": [{"kind": "generate"}, tools, step]},
+        "data": {"train": [counting("train", 12)], "test": [{"fn": "./own.py:rows"}]},
+    }
+    assert here("train", write_config(tmp_path, **sections)).code == 0
+    rewards = {task["task"]: task["after"] for task in json.loads((tmp_path / "run/summary.json").read_text())["tasks"]}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for model in ("run", "run/model"):
+        out = elsewhere / Path(model).name
+        done = here("eval", tmp_path / model, "--benchmark", "run:test", "--out", out)
+        assert done.code == 0, done.errors
+        assert json.loads((out / "report.json").read_text())["rewards"] == rewards
+    # A copy that knows no folder of its config starts from the working directory, or from `--data`.
+    shutil.copytree(tmp_path / "run/model", tmp_path / "copy")
+    asked = ("eval", tmp_path / "copy", "--benchmark", "run:test", "--out", elsewhere / "copied")
+    refused = here(*asked)
+    assert refused.code == 2 and "own.py" in refused.errors and str(elsewhere) in refused.errors
+    assert here(*asked, "--data", tmp_path).code == 0
 
 
 def test_run_accepts_the_tool_of_the_example(tmp_path: Path, here: Command) -> None:

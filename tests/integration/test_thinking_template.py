@@ -67,8 +67,7 @@ def config(folder: Path, place: Path, *, thoughts: bool = True, **sections: obje
 
 
 @pytest.mark.slow
-def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, here: Command, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where the data is that an evaluation reads again
+def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, here: Command):
     path = write(config(folder, tmp_path), tmp_path / "thinks.yaml")
     done = here("train", path)
     assert done.code == 0, done.errors

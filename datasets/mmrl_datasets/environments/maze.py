@@ -38,8 +38,8 @@ class Maze(Environment):
         lava: cells with lava, which ends an episode.
         cell_px: side of a cell.
         distances: fewest and most moves of the shortest path from start to goal.
-        bias: probability that the annotator of demonstrations says "up" instead of "down". Above 0, the annotator also
-            goes through lava; with 0, demonstrations follow a shortest path.
+        bias: probability that the annotator of demonstrations says "up" instead of "down". Above 0, the annotator goes
+            to the goal's row and then to its column, even through lava; with 0, on a shortest path.
     """
 
     size: Annotated[int, Field(ge=2, le=16)] = 4
@@ -82,11 +82,7 @@ class Maze(Environment):
         return StepResult(observation=self._observe(""), reward=float(at_goal), terminated=ended, info=info)
 
     def expert(self) -> str:
-        """Return the first move of a shortest path; of several, the one that MOVES lists first.
-
-        With a `bias`, return the move of a careless annotator, who goes to the goal's row and then to its column,
-        through lava if it is in the way, and says "up" instead of "down" with that probability.
-        """
+        """Return the first move of a shortest path, of several the first in MOVES; with a `bias`, the annotator's."""
         if not self.bias:
             left = self.moves_left[self.agent]
             return next(word for word in MOVES if self.moves_left.get(self._move(self.agent, word)) == left - 1)

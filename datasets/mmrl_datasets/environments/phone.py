@@ -10,8 +10,7 @@ name and these arguments. Names are those of `mmrl_rewards.gui`:
     back, home   leave an app
     finish       ends the episode; the reward is 1 if the task is done and nothing else has changed, 0 otherwise
 
-Coordinates are pixels of the picture, or go from 0 to 1000. The environment does not know how pictures are resized, so
-its pictures have a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`.
+Pictures have a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`.
 
 Source: after the tasks of Mobile-R1 (arXiv:2506.20332). Departures: four apps that a program draws.
 """

@@ -100,16 +100,15 @@ class AdvantageConfig(StrictModel):
         if self.credit == "broadcast":
             return self
         # These keys compare or change one advantage per rollout, and here each turn has its own.
-        needed = {"combine": "total", "baseline": "group_mean", "batch_normalize": False, "outlier_std": None}
-        needed |= {"difficulty_weight": None, "fn": None}
-        for name, value in needed.items():
-            if getattr(self, name) != value:
+        needed: dict[str, tuple[object, ...]] = {"scale": ("group_std", "none"), "batch_normalize": (False,)}
+        needed |= {"combine": ("total",), "baseline": ("group_mean",), "fn": (None,)}
+        needed |= {"outlier_std": (None,), "difficulty_weight": (None,)}
+        for name, values in needed.items():
+            if getattr(self, name) not in values:
                 raise ValueError(
                     f"`credit: {self.credit}` compares turns within a group, which `{name}: {getattr(self, name)}` is "
                     "not defined for; leave it out, or use `credit: broadcast`"
                 )
-        if self.scale == "batch_std":
-            raise ValueError(f"`credit: {self.credit}` needs `scale: group_std` or none, not batch_std")
         return self
 
     @property

@@ -219,8 +219,7 @@ class ToolsConfig(StrictModel):
 class EnvironmentConfig(StrictModel):
     """An environment: each turn of a response is an action, and the next observation is shown before the next turn.
 
-    A sample's question is the first observation (`mmrl_datasets.readers.environment:episodes`), or describes the whole
-    initial state. docs/environments.md describes other kinds of environments.
+    A sample's question is the first observation (`mmrl_datasets.readers.environment:episodes`), or states all of it.
     """
 
     kind: Literal["environment"]
@@ -257,22 +256,13 @@ class EnvironmentConfig(StrictModel):
     """Processes that hold episodes, on each rank."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of these processes."""
-    observation_prefix: str | None = None
-    """Text between the end of the model's turn and an observation; it may hold special tokens of the chat template. By
-    default an observation is a user turn of Qwen's chat template, or a tool response with `action: call`."""
-    observation_suffix: str | None = None
-    """Text between an observation and the model's next turn."""
 
     @property
     def brackets(self) -> tuple[str, str]:
-        """Prefix and suffix of an observation."""
-        prefix, suffix = "\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+        """Text before and after an observation: it is a tool response, or a user turn of Qwen's chat template."""
         if self.action == "call":
-            prefix, suffix = "\n<tool_response>\n", "\n</tool_response>\n"
-        return (
-            prefix if self.observation_prefix is None else self.observation_prefix,
-            suffix if self.observation_suffix is None else self.observation_suffix,
-        )
+            return "\n<tool_response>\n", "\n</tool_response>\n"
+        return "\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 
 
 LOOKED_PROBE: Final = "looked"

@@ -23,7 +23,6 @@ from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
-from mmrl.config.schema.rollout_steps import EnvironmentConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
 
@@ -172,13 +171,12 @@ class Config(StrictModel):
     def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
         """Return valid settings that are probably a mistake: the path of a key, and what to do."""
         warnings: list[tuple[tuple[str | int, ...], str]] = []
-        trains_in_environment = False
+        trained_kinds: set[str] = set()
         for index, stage in enumerate(self.stages):
             if isinstance(stage, RlStage):
                 warnings += [(("stages", index, *path), text) for path, text in stage.list_warnings()]
-                trains_in_environment |= any(isinstance(step, EnvironmentConfig) for step in stage.rollout_steps)
-        evaluates_in_environment = any(isinstance(step, EnvironmentConfig) for step in self.evaluation.rollout_steps)
-        if trains_in_environment and not evaluates_in_environment:
+                trained_kinds |= {step.kind for step in stage.rollout_steps}
+        if "environment" in trained_kinds - {step.kind for step in self.evaluation.rollout_steps}:
             text = "no step is an environment, as in training: a response is one turn, and earns nothing there; add it"
             warnings.append((("evaluation", "rollout_steps"), text))
         return warnings

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mmrl.rollout.tools.workers import explain_start_error
 from mmrl.types import (
     Action,
     Environment,
@@ -145,12 +146,7 @@ class EpisodeWorkers:
         try:
             return future.result()
         except WorkerStartError as error:
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from error
-            raise UserError(
-                f"a process for environments {error}: does the environment's file hang, or end the process, as it is "
-                "imported?"
-            ) from error
+            raise explain_start_error(error, "the environment's file") from error
         except WorkerTimeoutError:
             reason = f"the environment did not answer within {self.options.timeout_s:g} s"
             return RewardFailure(RewardErrorKind.TIMEOUT, reason)

@@ -35,8 +35,8 @@ def save_frame(folder: Path, content: bytes) -> ImageRef:
     return ImageRef(path=str(path), sha256=sha256)
 
 
-def delete_unused_frames(folder: Path, named_in: Iterable[Path], *, older_than: float) -> int:
-    """Delete frames that none of the text files `named_in` names; return how many. Raises UserError if it cannot.
+def delete_unused_frames(folder: Path, named_in: Iterable[Path], *, older_than: float) -> None:
+    """Delete frames that none of the text files `named_in` names. Raises UserError if it cannot.
 
     Frames that were written or used after the time `older_than`, in seconds since 1970, stay: the step that drew them
     may not have been saved yet.
@@ -47,10 +47,9 @@ def delete_unused_frames(folder: Path, named_in: Iterable[Path], *, older_than: 
             if path.stat().st_mtime < older_than - _CLOCK_SKEW_S:
                 old[path.name] = path
         if not old:
-            return 0
+            return
         for text_file in named_in:
             for name in _FRAME_NAME.findall(text_file.read_text()):
                 old.pop(name, None)
         for path in old.values():
             path.unlink(missing_ok=True)
-    return len(old)

@@ -42,8 +42,8 @@ class OpenEnvSession:
         if self.action is None and isinstance(action, str):
             try:
                 data = json.loads(action)
-            except ValueError as error:
-                return StepResult(observation=Observation(text=f"This is no JSON: {error}"), valid=False)
+            except ValueError:
+                data = None
         if not isinstance(data, dict):
             return StepResult(observation=Observation(text="An action is a JSON object."), valid=False)
         answer = self._ask("step", data)

@@ -23,7 +23,6 @@ import traceback
 
 _CLONE_NEWNET, _CLONE_NEWUSER, _CLONE_THREAD = 0x40000000, 0x10000000, 0x00010000
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
-_MIB = 2**20
 _REFUSED_EVENTS = {
     *("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"),
     *("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"),
@@ -53,7 +52,7 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     weakness = _give_up_rights()
-    limits = {resource.RLIMIT_AS: memory_mib * _MIB, resource.RLIMIT_FSIZE: file_mib * _MIB, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_AS: memory_mib * 2**20, resource.RLIMIT_FSIZE: file_mib * 2**20, resource.RLIMIT_CORE: 0}
     for kind, limit in limits.items():
         resource.setrlimit(kind, (limit, limit))
     sys.addaudithook(_refuse)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from mmrl.answer.tool_calls import CALL_END, CALL_START, find_final_call
 from mmrl.config.schema import EnvironmentConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import Sampler
 from mmrl.rollout.environments.episodes import Ask, EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.environments.frames import save_frame
-from mmrl.rollout.steps.base import with_metrics
+from mmrl.rollout.steps.base import RolloutContext, with_metrics
 from mmrl.rollout.tools.executor import ToolRunner, append_reply, cut_text, encode_part
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
@@ -39,7 +37,6 @@ from mmrl.types import (
     RewardFailure,
     Rollout,
     RolloutBatch,
-    SamplingParams,
     Segment,
     StepResult,
     Target,
@@ -80,16 +77,11 @@ class EnvironmentStep:
     processor: PromptProcessor
     frames_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds for samples that state none
-    sampler: Sampler | None = None  # writes the policy's turns; None where only the environment's expert acts
-    sampling_params: SamplingParams | None = None  # of a turn
+    context: RolloutContext | None = None  # of the policy, whose `sampling_params` are of a turn; None for an expert
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with every episode played to its end or to a limit; UserError if `on_error` is `stop`."""
-        assert self.sampler is not None
-        assert self.sampling_params is not None
-        extend = partial(self.sampler.extend, sampling_params=self.sampling_params, step=step)
-        rollouts = list(chain.from_iterable(batch.groups))
-        played, metrics = self._play(rollouts, extend, self.sampling_params.max_new_tokens)
+        played, metrics = self._play(list(chain.from_iterable(batch.groups)), step)
         remaining = iter(played)
         groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
         return with_metrics(replace(batch, groups=groups), metrics)
@@ -99,23 +91,15 @@ class EnvironmentStep:
 
         The metrics are those of all episodes. Raises UserError if an environment failed, or has no expert.
         """
-        played, metrics = self._play([replace(demonstration, segments=()) for demonstration in demonstrations])
+        expert = replace(self, context=None)
+        played, metrics = expert._play([replace(demonstration, segments=()) for demonstration in demonstrations])
         for rollout in played:
             if rollout.failure is not None:
                 raise UserError(f"sample {rollout.prompt.sample.id}: no demonstration: {rollout.failure.reason}")
         return list(map(self.processor.parse_rollout, played)), metrics
 
-    def _play(
-        self,
-        rollouts: Sequence[Rollout],
-        extend: Callable[[Sequence[Rollout]], Sequence[Rollout]] | None = None,
-        room_for_turn: int = 0,
-    ) -> tuple[list[Rollout], dict[str, float]]:
-        """Play an episode of each rollout; return the longer rollouts and metrics of all.
-
-        `extend` adds the policy's next turn, for which an observation must leave `room_for_turn` tokens. Without it,
-        the environment's expert acts.
-        """
+    def _play(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Rollout], dict[str, float]]:
+        """Play an episode of each rollout, at a step of the stage; return the longer rollouts and metrics of all."""
         counts: Counter[str] = Counter()
         episodes = list(map(_Episode, rollouts))
         playing = list(range(len(episodes)))
@@ -123,7 +107,7 @@ class EnvironmentStep:
         while playing:
             num_turns += 1
             # All episodes take their turn together, in one request to the processes and one to the engine.
-            requests = [self._make_request(key, episodes[key], asks_expert=extend is None) for key in playing]
+            requests = [self._make_request(key, episodes[key]) for key in playing]
             counts["turns"] += len(requests)
             for request, outcome in zip(requests, self.workers.play(requests), strict=True):
                 episode = episodes[request.key]
@@ -134,7 +118,7 @@ class EnvironmentStep:
                     if num_turns == self.options.turns and not episode.is_over:
                         episode.end(truncated=True)
                     if not episode.is_over:
-                        failure = self._show(episode, result.observation, room_for_turn)
+                        failure = self._show(episode, result.observation)
                 if failure is not None:
                     counts[failure.error_kind] += 1
                     place = f"action {len(request.past) + 1}"
@@ -143,8 +127,9 @@ class EnvironmentStep:
                         raise UserError(f"{owner}, {place}: {failure.reason}")
                     episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
             playing = [key for key in playing if not episodes[key].is_over]
-            if playing and extend is not None:
-                longer = extend([episodes[key].rollout for key in playing])
+            if playing and self.context is not None:
+                waiting = [episodes[key].rollout for key in playing]
+                longer = self.context.sampler.extend(waiting, self.context.sampling_params, step=step)
                 for key, rollout in zip(playing, longer, strict=True):
                     episodes[key].rollout = rollout
         # Episodes that a limit ended still have an open environment.
@@ -152,7 +137,7 @@ class EnvironmentStep:
         played = [episode.rollout for episode in episodes]
         return played, count_episodes(self.options.name, played, counts)
 
-    def _make_request(self, key: int, episode: _Episode, *, asks_expert: bool) -> EpisodeRequest:
+    def _make_request(self, key: int, episode: _Episode) -> EpisodeRequest:
         rollout = episode.rollout
         sample = rollout.prompt.sample
         seed = sample.meta.get(SEED_KEY)
@@ -160,7 +145,7 @@ class EnvironmentStep:
             # A blind probe adds a suffix after "~" to the sample's id, and its episodes get the same seed.
             seed = derive_seed(self.seed, "environment", sample.id.partition("~")[0])
         past = tuple(turn.action for turn in rollout.turns if turn.action is not None)
-        action = Ask.EXPERT if asks_expert else self._read_action(rollout)
+        action = Ask.EXPERT if self.context is None else self._read_action(rollout)
         return EpisodeRequest(key, sample, int(seed), past, tuple(episode.digests), action)
 
     def _read_action(self, rollout: Rollout) -> str | Action | Ask:
@@ -217,7 +202,7 @@ class EnvironmentStep:
             token_ids = (*self.processor.tokenize(action), self.processor.tokenizer.eos_token_id)
         return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
 
-    def _show(self, episode: _Episode, observation: Observation, room_for_turn: int) -> RewardFailure | None:
+    def _show(self, episode: _Episode, observation: Observation) -> RewardFailure | None:
         """Append an observation, or end the episode if it does not fit; return the failure if a medium is unusable."""
         options, processor, rollout = self.options, self.processor, episode.rollout
         text, shown = observation.text, []
@@ -226,7 +211,7 @@ class EnvironmentStep:
             if len(rollout.observations) + len(refs) > options.max_media:
                 episode.end(truncated=True)
                 return None
-            shown = list(map(processor.build_tool_segment, refs))
+            shown = [encode_part(processor, ref) for ref in refs]
         except (ValueError, OverflowError) as error:
             # The policy asked for a part that does not exist, and the environment could not know that.
             rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
@@ -242,6 +227,7 @@ class EnvironmentStep:
         ending = processor.tokenize(cut_text(text, options.max_observation_chars))
         ending += processor.tokenize(suffix, parse_special=True)
         longer = append_reply(rollout, prefix, [((), segment) for segment in shown], ending)
+        room_for_turn = 0 if self.context is None else self.context.sampling_params.max_new_tokens
         if longer.num_tokens + room_for_turn > options.max_tokens:
             episode.end(truncated=True)
         else:
@@ -263,10 +249,7 @@ class EnvironmentStep:
                 case _:
                     is_last = medium.medium_number == LAST_MEDIUM
                     numbered = replace(medium, medium_number=len(rollout.media)) if is_last else medium
-                    parts = [ref for _, ref in find_media(numbered, rollout)]
-                    for ref in parts:
-                        encode_part(self.processor, ref)
-                    refs += parts
+                    refs += [ref for _, ref in find_media(numbered, rollout)]
         # A blind probe must stay blind.
         for question_ref in rollout.prompt.sample.media:
             if question_ref.corruption is not None:

@@ -45,8 +45,6 @@ def _make_greedy(step: RolloutStep, context: RolloutContext) -> RolloutStep:
     match step:
         case ForcedRethink():
             return replace(step, context=context, options=step.options.model_copy(update={"temperature": None}))
-        case ToolStep():
+        case ToolStep() | EnvironmentStep():
             return replace(step, context=context)
-        case EnvironmentStep():
-            return replace(step, sampling_params=context.sampling_params)
     return step

@@ -92,13 +92,15 @@ class ToolWorkers:
             except WorkerLimitError as error:
                 results.append(ToolResult(f"The tool was stopped: it {error}.", "limits"))
             except WorkerStartError as error:
-                if isinstance(error.__cause__, UserError):
-                    raise error.__cause__ from error
-                raise UserError(
-                    f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is "
-                    "imported?"
-                ) from error
+                raise explain_start_error(error, "a tool's file") from error
         return results
+
+
+def explain_start_error(error: WorkerStartError, file: str) -> UserError:
+    """Return the UserError that loading `file`, such as "a tool's file", raised, or one about the process."""
+    if isinstance(error.__cause__, UserError):
+        return error.__cause__
+    return UserError(f"a process for {file} {error}: does the file hang, or end the process, as it is imported?")
 
 
 def _load_tools(

@@ -168,7 +168,7 @@ function turnTable({ turns = [] }) {
     "tr", [place + 1, cut(action || "", 300), state, number(earned), signed(advantage, 3), valid ? end : "invalid"]
       .map((cell) => el("td", cell)),
   ));
-  return rows[0] && table("rewards", ["Turn", "Action", "State", "Earned", "Advantage", ""], rows);
+  return rows[0] && table("rewards.turns", ["Turn", "Action", "State", "Earned", "Advantage", ""], rows);
 }
 
 function cut(text, most) {
@@ -182,7 +182,7 @@ function responseElement(rollout, options) {
   row.classList.toggle("unmatched", options.matched === false);
   const place = el("div");
   const toggle = (open) => {
-    show(place, open && rewardTable(rollout), open && turnTable(rollout));
+    show(place, open && rewardTable(rollout));
     summary.setAttribute("aria-expanded", String(open));
   };
   const values = Object.entries(terms).map(([name, term]) => el("span", name, el("b", number(term.value))));
@@ -201,6 +201,7 @@ function responseElement(rollout, options) {
       "div",
       el("header", el("span.who", `Response ${rollout.rollout}`), badges.map((one) => badge(...one)), el("span.grow"),
         isNumber(rollout.tokens_n) && el("span.who", count(rollout.tokens_n, "token"))),
+      turnTable(rollout),
       responseText(rollout, options),
       el("footer",
         rollout.answer && el("span.read-as", "answer ", el("b", cut(rollout.answer, 200))),

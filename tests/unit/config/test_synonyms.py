@@ -59,6 +59,10 @@ def test_a_removed_key_or_value_is_none_of_its_section(name):
         ("stages.rl.program=[]", "stages.1.program: unknown key; the key for it is `rollout_steps`"),
         ("stages.cold.micro_batch=4", "the key for it is `micro_batch_sequences`"),
         ("stages.rl.micro_batch=4", "the key for it is `micro_batch_groups`"),
+        (
+            "stages.rl.rollout_steps=[{kind: generate}, {kind: environment, fn: a:b, max_turns: 9}]",
+            "max_turns: unknown key; the key for it is `turns`",
+        ),
         ("stages.rl.overlap=true", "the key for it is `async_rollouts`"),
         ("answer={think: none}", "answer: unknown key; the key for it is `response_format`"),
         (

@@ -166,8 +166,6 @@ def test_the_step_shows_frames_of_the_video_in_the_question(make_tiny):
         kind="environment",
         fn="mmrl_datasets.environments.frames:make",
         turns=2,
-        observation_prefix="\n",
-        observation_suffix="\n",
     )
     with closing(ToolRunner(Path())) as runner:
         step = make_pipeline(tiny, config, tool_runner=runner).steps[0]

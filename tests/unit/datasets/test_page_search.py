@@ -200,8 +200,6 @@ def test_step_shows_pages_and_parts_of_their_files(make_tiny):
             fn="mmrl_datasets.environments.pages:make",
             args={"corpus": str(table)},
             turns=turns,
-            observation_prefix="\n",
-            observation_suffix="\n",
         )
         with closing(ToolRunner(Path(), frames_dir=root / "frames")) as runner:
             step = make_pipeline(tiny, config, tool_runner=runner).steps[0]

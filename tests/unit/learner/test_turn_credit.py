@@ -115,7 +115,7 @@ def test_one_turn_has_the_gradient_of_broadcast(tiny, level):
             totals = [0.1 * (number + 1) * rollout.index for rollout in rollouts]
             scores = tuple(Score(terms={}, total=total, by_turn=(total,)) for total in totals)
             group = Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores)
-            turns = partial(compute_turn_advantages, options=advantage)
+            turns = None if credit == "broadcast" else partial(compute_turn_advantages, options=advantage)
             rows = normalize_rewards([totals], advantage)
             made += make_experiences([group], rows, version=0, stale_old_logprobs=None, compute_turn_advantages=turns)
         return made

@@ -172,7 +172,7 @@ def test_tool_whose_file_hangs_or_dies_ends_the_run(tiny, tmp_path, fate, monkey
     monkeypatch.setattr("mmrl.rollout.tools.workers.STARTUP_TIMEOUT_S", 1.0)
     in_this_process = f"os.getpid() == {os.getpid()}"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import os, time\n{in_this_process} or {fate}\n{TOOLS}")
-    message = "a process that calls tools (hung|died) while"
+    message = "a process for a tool's file (hung|died) while"
     with closing(ToolRunner(tmp_path)) as opened, pytest.raises(UserError, match=message):
         answer(tiny, opened, call("double", x=1))
 

@@ -11,7 +11,7 @@ from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
-from mmrl.types import SelectedExperiences, TrainingState, WorstToken
+from mmrl.types import Dropped, RewardErrorKind, RewardFailure, SelectedExperiences, TrainingState, WorstToken
 
 HEALTHY = {
     "groups/nonzero_advantage_frac": 0.5,
@@ -150,6 +150,28 @@ def test_configured_limit_may_be_raised_or_switched_off(metric, value, option, h
     steps = [{metric: value}] * 5
     assert len(warnings_of(steps)) == 1
     assert warnings_of(steps, **{option: higher}) == warnings_of(steps, **{option: None}) == []
+
+
+def test_first_failure_of_an_environment_is_told_at_once_and_the_last_one_with_the_share():
+    warnings, prompt = [], make_prompt(make_sample())
+    events = []
+    monitor = HealthMonitor(HealthConfig(window=3), warnings.append, lambda *event: events.append(event))
+    for number in range(1, 7):
+        reason = f"action {number}: the environment raised KeyError: {'x' * 900}"
+        failure = RewardFailure(RewardErrorKind.ERROR, reason)
+        rollouts = [replace(make_rollout(prompt, index), failure=failure if number > 1 else None) for index in range(3)]
+        dropped = tuple(Dropped(rollout, {"environment": failure}) for rollout in rollouts)
+        group = make_group(prompt, (), (), dropped=dropped)
+        selected = SelectedExperiences(groups=(group,), scored=((),), experiences=(), has_signal=False)
+        metrics = {**HEALTHY, "environment/errors": 6.0}
+        monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
+    first, share = warnings
+    assert first.startswith("step 2: failed episodes: 3, the last at action 2: the environment raised KeyError: xxx")
+    assert (
+        "100% of the episodes" in share and "The last failed at action 3: the environment raised KeyError: xxx" in share
+    )
+    assert max(first.count("x"), share.count("x")) < 210  # an error may quote a whole page
+    assert [message for _, _, message in events] == [share]
 
 
 def test_term_that_falls_while_the_total_rises_is_reported():
