@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.rollout.tools.executor import FAILURE_KINDS
+from mmrl.scoring.scorer import ENVIRONMENT
 from mmrl.training.callbacks import TrainStepResult
-from mmrl.types import RewardErrorKind, TrainingState, UserError, WorstToken
+from mmrl.types import Group, RewardErrorKind, TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
@@ -134,6 +135,8 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
 class HealthMonitor:
     """A callback that warns when a mean over the last `health.window` steps, or a single token, violates a limit.
 
+    It also warns of the first step in which a reward term has no value for some rollouts.
+
     A problem is reported when it begins, and ends once it was absent for a whole window.
     """
 
@@ -156,20 +159,23 @@ class HealthMonitor:
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end."""
-        begun, ended = self._update(state.step, result.metrics)
+        begun, ended = self._update(state.step, result.metrics, result.selected.groups)
         for name in ended:
             self._log_event(state, name, None)
         for name, message in begun:
             self._warn(message)
             self._log_event(state, name, message)
 
-    def _update(self, step: int, metrics: Mapping[str, float]) -> tuple[list[tuple[str, str]], list[str]]:
+    def _update(
+        self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()
+    ) -> tuple[list[tuple[str, str]], list[str]]:
         """Add a step; return the problems that begin with it, name and message, and the names of those that end."""
         ended = [name for name, last in self._last_violation.items() if step - last > self._options.window]
         for name in ended:
             del self._last_violation[name]
         self._window.append(metrics)
-        problems = [(f"step {step}", *problem) for problem in self._find_violations(STEP_RULES, metrics)]
+        of_step = [*self._find_violations(STEP_RULES, metrics), *_find_failing_rewards(metrics, groups)]
+        problems = [(f"step {step}", *problem) for problem in of_step]
         if len(self._window) == self._options.window:
             means = self.window_means()
             # `_find_falling_terms` compares later windows with the first full one.
@@ -271,6 +277,30 @@ class HealthMonitor:
                     f"reward term {term} fell from {first:.3f} to {value:.3f} while the total rose: other terms are "
                     f"easier to earn. Lower their weights, or make them require it (`requires: {term}`)",
                 )
+
+
+def _find_failing_rewards(metrics: Mapping[str, float], groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
+    """Find reward terms without a value for some rollouts of a step, which no fallback gave; `groups` tell the error.
+
+    Episodes that fail have a limit of their own.
+    """
+    failed: Counter[str] = Counter()
+    for metric, count in metrics.items():
+        prefix, _, name_and_kind = metric.partition("/")
+        name, _, kind = name_and_kind.rpartition("/")
+        if prefix == "reward" and name and name not in ("term", "task", ENVIRONMENT):
+            failed[name] += int(count) * ((kind in tuple(RewardErrorKind)) - (kind == "fallback"))
+    num_rollouts = sum(len(group.scores) + len(group.dropped) for group in groups)
+    for name, count in failed.items():
+        if count <= 0:
+            continue
+        failures = [entry.failures.get(name) for group in groups for entry in (*group.dropped, *group.scores)]
+        reason = next((failure.reason for failure in failures if failure is not None), "see rollouts/")
+        yield (
+            f"without_value:{name}",
+            f"reward term {name} has no value for {count} of {num_rollouts} rollouts, which `on_missing_score` or "
+            f"`on_error` of `rewards` leaves out or counts as a fallback: {reason}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
