@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
@@ -78,6 +80,12 @@ class Reward(Generic[RewardOptions]):
     def doc(self) -> str:
         """Return the function's docstring, which states formula, source and departures."""
         return inspect.getdoc(self.fn) or ""
+
+    @property
+    def place(self) -> str:
+        """Return file and line of the function, as messages name them: `mine.py:12`."""
+        code = inspect.unwrap(self.fn).__code__
+        return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
     def __call__(
         self, response: Response, sample: Sample, *args: RewardOptions.args, **kwargs: RewardOptions.kwargs
@@ -292,6 +300,15 @@ def parse_part(
         return parse(part_value(response, answer_type, of))
     except ValueError as error:
         raise BadAnswer(f"the {of} {error}") from error
+
+
+def describe_error(reward: Reward[...], error: BaseException) -> str:
+    """Return an error that a reward raised, with its file and line."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.fn)]
+    # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
+    last = (own_frames or frames)[-1]
+    return f"raised {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
 
 
 def value_and_reason(result: object, no_reason: str = "") -> tuple[Any, Any]:
