@@ -30,6 +30,7 @@ def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None
 
     Source: SSIM of Wang et al. 2004, eq. 13; the scale from a plain image as in `render.svg`.
     Departures: a place that looks like the target's earns as much. SSIM halves within about a twentieth of the box.
+    Sides of 192 pixels and more are averaged to about 96 or more first, for speed, which moves values by up to 0.02.
     Unscorable: the target is not a box within its image, an image cannot be opened, or the target's crop is plain.
     """
     target = target_crop(response, sample) if reference is None else sample.image(reference)
@@ -82,7 +83,8 @@ def area(response: Response, sample: Sample) -> RewardValue:
 
 
 def _shrink(crop: Pixels) -> Pixels:
-    return resize(crop, _SIDE_PX, _SIDE_PX)
+    # Averaging first takes less than half of the time for large crops.
+    return resize(crop, _SIDE_PX, _SIDE_PX, reducing_gap=3.0)
 
 
 @keep_last
