@@ -13,7 +13,7 @@ from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.rollout.tools.executor import FAILURE_KINDS
 from mmrl.scoring.scorer import ENVIRONMENT
 from mmrl.training.callbacks import TrainStepResult
-from mmrl.types import Group, RewardErrorKind, TrainingState, UserError, WorstToken
+from mmrl.types import Group, RewardErrorKind, RewardFailure, TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
@@ -288,17 +288,22 @@ def _find_failing_rewards(metrics: Mapping[str, float], groups: Sequence[Group])
     for metric, count in metrics.items():
         prefix, _, name_and_kind = metric.partition("/")
         name, _, kind = name_and_kind.rpartition("/")
-        if prefix == "reward" and name and name not in ("term", "task", ENVIRONMENT):
-            failed[name] += int(count) * ((kind in tuple(RewardErrorKind)) - (kind == "fallback"))
-    num_rollouts = sum(len(group.scores) + len(group.dropped) for group in groups)
+        if prefix != "reward" or name in ("", "term", "task", ENVIRONMENT):
+            continue
+        if kind == "fallback":
+            failed[name] -= int(count)
+        elif kind in tuple(RewardErrorKind):
+            failed[name] += int(count)
+    failures: list[Mapping[str, RewardFailure]] = []  # of each rollout
+    for group in groups:
+        failures += [entry.failures for entry in group.dropped] + [score.failures for score in group.scores]
     for name, count in failed.items():
         if count <= 0:
             continue
-        failures = [entry.failures.get(name) for group in groups for entry in (*group.dropped, *group.scores)]
-        reason = next((failure.reason for failure in failures if failure is not None), "see rollouts/")
+        reason = next((by_term[name].reason for by_term in failures if name in by_term), "see rollouts/")
         yield (
             f"without_value:{name}",
-            f"reward term {name} has no value for {count} of {num_rollouts} rollouts, which `on_missing_score` or "
+            f"reward term {name} has no value for {count} of {len(failures)} rollouts, which `on_missing_score` or "
             f"`on_error` of `rewards` leaves out or counts as a fallback: {reason}",
         )
 
