@@ -47,7 +47,8 @@ def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bo
         if looks:
             (box_sample,) = make_samples((AnswerType.BOX,))
             picture = Image.new("RGB", _PICTURE_SIZE, "#2b6cb0")
-            picture.paste("#c53030", tuple(map(int, box_sample.target.value)))
+            left, top, right, bottom = map(int, box_sample.target.value)
+            picture.paste("#c53030", (left, top, right, bottom))
             with (folder / f"{name}.png").open("xb") as png:
                 picture.save(png)
     except FileExistsError as error:
