@@ -59,8 +59,8 @@ def difference(response: Response, sample: Sample, *, threshold: GreyLevels = 32
     expected = (left + offset_x, top + offset_y, right + offset_x, bottom + offset_y)
     answer = geometry.answer_to_pixels(response, sample, answer_value(response))
     value = geometry.iou(answer, expected)
-    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
-    return RewardValue(value, f"IoU {value:.2f}: {boxes} px_original, where the images differ")
+    pair = geometry.format_pair(answer, expected)
+    return RewardValue(value, f"IoU {value:.2f}: {pair}, where the images differ")
 
 
 @reward(name="shown_area", judges_answer=False)

@@ -61,8 +61,7 @@ def distance(
     diagonal = hypot(*geometry.resize_map(response, sample).original)
     d = hypot(point[0] - target[0], point[1] - target[1]) / diagonal
     value = exp(-((d / scale) ** 2) / 2) if falloff == "gaussian" else max(0.0, 1.0 - d / scale)
-    points = f"{geometry.format_coordinates(point)} vs {geometry.format_coordinates(target)}"
-    return RewardValue(value, f"{d:.1%} off: {points} px_original")
+    return RewardValue(value, f"{d:.1%} off: {geometry.format_pair(point, target)}")
 
 
 @reward(name="points_f1", answer_types=(AnswerType.POINTS,))
