@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from types import BuiltinFunctionType, FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
 from mmrl.scoring.forks import run_in_forks
@@ -57,7 +57,6 @@ _CLOCK_FUNCTIONS = frozenset(
 )
 # Parts of names of source files whose code may read files: for imports on first use, and media of the sample.
 _IMPORTING, _OPENING = "importlib._bootstrap", "pixel_reader.py"
-_ResultT = TypeVar("_ResultT")
 _OPENS_MEDIA = "media of the sample (declare @reward(..., looks=True))"
 _GLOBAL_RANDOM: object = random.random.__self__  # type: ignore[attr-defined]
 _CURRENT_TIME_METHODS = frozenset({"now", "utcnow", "today"})
@@ -212,7 +211,8 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target), looks=looks)
         tries += [(name, sample, text) for name, text in attacks.items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
-    outcomes = _run_checks(reward, [partial(_score_text, reward, sample, text) for _, sample, text in tries])
+    calls = [partial(_score_text, reward, sample, text) for _, sample, text in tries]
+    outcomes = run_in_forks(calls, _check_timeout_s(reward))
     attempts = [(name, sample, outcome) for (name, sample, _), outcome in zip(tries, outcomes, strict=True)]
     return LintReport(
         findings=(
@@ -310,10 +310,6 @@ def make_trial_response(
     )
 
 
-def _run_checks(reward: BoundReward, tasks: Sequence[Callable[[], _ResultT]]) -> Iterator[_ResultT | RewardFailure]:
-    return run_in_forks(tasks, _check_timeout_s(reward))
-
-
 def _check_timeout_s(reward: BoundReward) -> float:
     return max(_TIMEOUT_S, reward.reward.timeout_s or 0.0)
 
@@ -361,8 +357,8 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     for sample in samples:
         for text in (_ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
             pairs.append((make_trial_response(sample, text, looks=reward.reward.looks), sample))
-    [back_and_forth] = _run_checks(reward, [partial(_score_all, reward, pairs + pairs[::-1])])
-    [elsewhere] = _run_checks(reward, [partial(_score_all, reward, pairs)])
+    [back_and_forth] = run_in_forks([partial(_score_all, reward, pairs + pairs[::-1])], _check_timeout_s(reward))
+    [elsewhere] = run_in_forks([partial(_score_all, reward, pairs)], _check_timeout_s(reward))
     for outcomes in (back_and_forth, elsewhere):
         if isinstance(outcomes, RewardFailure):
             return LintFinding("repeatable", False, outcomes.reason)
@@ -374,7 +370,7 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    [found] = _run_checks(reward, [partial(_record_impure_calls, reward, pairs)])
+    [found] = run_in_forks([partial(_record_impure_calls, reward, pairs)], _check_timeout_s(reward))
     if isinstance(found, RewardFailure):
         return LintFinding("pure", False, found.reason)
     clean = "no files, network, clock or dice"
@@ -432,7 +428,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
-    [seconds] = _run_checks(reward, [partial(_slowest_seconds, reward, pairs)])
+    [seconds] = run_in_forks([partial(_slowest_seconds, reward, pairs)], _check_timeout_s(reward))
     if isinstance(seconds, RewardFailure):
         return LintFinding("speed", False, seconds.reason)
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
@@ -453,7 +449,8 @@ def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     # The words reveal a regular expression that backtracks; the ten million digits, a parser of numbers that does.
     texts = ("<answer>" + "ab " * (_HUGE_CHARS // 3) + "</answer>", "9" * _HUGE_CHARS)
     tries = [(sample, text) for sample in samples for text in texts]
-    outcomes = _run_checks(reward, [partial(_score_text, reward, sample, text) for sample, text in tries])
+    calls = [partial(_score_text, reward, sample, text) for sample, text in tries]
+    outcomes = run_in_forks(calls, _check_timeout_s(reward))
     for (sample, _), outcome in zip(tries, outcomes, strict=True):
         if isinstance(outcome, RewardFailure):
             return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {outcome.reason}")

@@ -12,13 +12,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import nan, prod
 from numbers import Real
-from typing import Final, Literal, NoReturn, TypeGuard
+from typing import Final, Literal, TypeGuard
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import (
     Contribution,
-    ImageRef,
     Response,
     RewardErrorKind,
     RewardFailure,
@@ -26,7 +25,6 @@ from mmrl.types import (
     Sample,
     Unscorable,
     UserError,
-    VideoRef,
     use_media_opener,
 )
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
@@ -43,19 +41,6 @@ CombineMethod = Literal["sum", "product", "min"]
 RewardOutcome = RewardValue | RewardFailure
 
 
-class UndeclaredOpener:
-    """Opens no media, for a reward that does not declare that it looks."""
-
-    def read_image(self, ref: ImageRef | VideoRef, *_: object, **__: object) -> NoReturn:
-        """Raise UserError."""
-        raise UserError(f"it looks at {ref.path}: declare @reward(..., looks=True)")
-
-    read_frames = read_image
-
-
-_UNDECLARED: Final = UndeclaredOpener()
-
-
 class RewardError(UserError):
     """A reward failed where the config says `stop`, or before the first step."""
 
@@ -69,7 +54,7 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
     # A service may be sent pictures, as its options say.
     may_look = reward.reward.looks or reward.reward.uses_service
     try:
-        with nullcontext() if may_look else use_media_opener(_UNDECLARED):
+        with nullcontext() if may_look else use_media_opener(None):
             result = reward(response, sample)
         return _check_result(reward, result, len(response.turns))
     except Unscorable as error:
@@ -233,18 +218,15 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
 
 
 def _find_circle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: str) -> list[str]:
-    """Return the names of the circle that `requires` or `fallback` of terms leads in; empty if there is none."""
-    names, following = [term.name], term
-    while True:
-        name = following.options.requires if key == "requires" else following.fallback_term
-        # `check_terms` reports an unknown name for the term that has it.
-        if name is None or name not in terms_by_name:
-            return []
-        if name in names:
-            # A chain may lead into a circle without this term. That circle is reported for the terms in it.
-            return [*names, name] if name == term.name else []
-        names.append(name)
-        following = terms_by_name[name]
+    """Return the names of the circle that `requires` or `fallback` leads in from a term back to it, if there is one."""
+    names = [term.name]
+    # `check_terms` reports an unknown name for the term that has it.
+    while names[-1] in terms_by_name and len(names) <= len(terms_by_name):
+        last = terms_by_name[names[-1]]
+        names.append((last.options.requires if key == "requires" else last.fallback_term) or "")
+        if names[-1] == term.name:
+            return names
+    return []
 
 
 def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:

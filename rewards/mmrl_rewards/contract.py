@@ -91,10 +91,7 @@ class Reward(Generic[RewardOptions]):
         self, response: Response, sample: Sample, *args: RewardOptions.args, **kwargs: RewardOptions.kwargs
     ) -> float | RewardValue:
         """Return the function's value for one response, the low end of the range if it raises `BadAnswer`."""
-        try:
-            return self.fn(response, sample, *args, **kwargs)
-        except BadAnswer as error:
-            return RewardValue(self.low, str(error))
+        return BoundReward(reward=self, args=kwargs)(response, sample, *args)
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         """Pickle by module and name."""

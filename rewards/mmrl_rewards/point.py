@@ -117,13 +117,12 @@ def _parse_polygons(region: object) -> list[list[tuple[float, ...]]]:
     """Return the polygons of a region, each a list of three (x, y) or more."""
     if not isinstance(region, list | tuple) or not region:
         raise Unscorable(f"the region {region!r:.80} is not a list of polygons")
+    polygons = []
     for polygon in region:
         if not isinstance(polygon, list | tuple) or len(polygon) < 3:
             raise Unscorable(f"the polygon {polygon!r:.80} is not a list of three points or more")
-    polygons = []
-    try:
-        for polygon in region:
+        try:
             polygons.append([validate_value(AnswerType.POINT, vertex) for vertex in polygon])
-    except ValueError as error:
-        raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
+        except ValueError as error:
+            raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
     return polygons

@@ -257,7 +257,7 @@ def test_a_reward_that_looks_without_saying_so_is_refused_before_the_first_step(
     term = BoundTerm(name="quiet", reward=load(), load_reward=load, options=as_read({}))
     options = ScoringConfig(workers=workers, custom_rewards="worker" if workers else "main_process")
     opener = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
-    remedy = r"raised UserError: it looks at .*: declare @reward\(..., looks=True\) \(quiet.py:4\)"
+    remedy = r"raised UserError: nothing opens media .* declares @reward\(..., looks=True\).* \(quiet.py:4\)"
     with (
         closing(RewardFunctionScorer([term], options, opener)) as scorer,
         pytest.raises(RewardError, match=remedy),
