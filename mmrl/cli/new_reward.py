@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import keyword
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -16,11 +15,12 @@ from mmrl.types import AnswerType, UserError
 
 _GRAMMAR = ResponseFormat()
 _MAX_CHARS = 400
-_PICTURE_SIZE, _BLOCK = (64, 48), (8, 8, 32, 28)
+_PICTURE_SIZE = (1000, 1000)  # that of `make_samples`
+_PIXELS = "    pixels = sample.image(0)  # uint8 [height, width, 3]; let the value depend on what they show\n"
 
 
 def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bool) -> int:
-    """Write NAME.py and NAME.json for targets of a type; with `looks`, also NAME.png, for a reward that compares boxes.
+    """Write NAME.py and NAME.json for targets of a type; with `looks`, also NAME.png, for a reward that sees it.
 
     Raises:
         UserError: the name is not a Python name, or a file is there already or cannot be written.
@@ -28,15 +28,16 @@ def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bo
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
     code, table = folder / f"{name}.py", folder / f"{name}.json"
-    if looks:
-        sources = _read_template("look"), _write_rows(AnswerType.BOX, {"value": _BLOCK, "image": "NAME.png"})
-    elif answer_type is AnswerType.NUMBER:
+    if answer_type is AnswerType.NUMBER and not looks:
         sources = _read_template("py"), _read_template("json")
+    elif answer_type is AnswerType.BOX and looks:
+        sources = _read_template("look"), _write_rows(answer_type, looks=True)
     else:
         doc, expression, standard, imports = json.loads(_read_template("formulas"))[answer_type]
         source = _read_template("answer").replace("TYPE", answer_type.name).replace("DOC", doc)
         source = source.replace("EXPRESSION", expression).replace("STANDARD", standard).replace("IMPORT\n", imports)
-        sources = source, _write_rows(answer_type, {})
+        source = source.replace("LOOKS", ", looks=True" if looks else "").replace("PIXELS\n", _PIXELS if looks else "")
+        sources = source, _write_rows(answer_type, looks=looks)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, source in zip((code, table), sources, strict=True):
@@ -44,8 +45,10 @@ def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bo
             with path.open("x", encoding="utf-8") as file:
                 file.write(source.replace("NAME", name))
         if looks:
+            (box_sample,) = make_samples((AnswerType.BOX,))
             picture = Image.new("RGB", _PICTURE_SIZE, "#2b6cb0")
-            picture.paste("#c53030", _BLOCK)
+            left, top, right, bottom = map(int, box_sample.target.value)
+            picture.paste("#c53030", (left, top, right, bottom))
             with (folder / f"{name}.png").open("xb") as png:
                 picture.save(png)
     except FileExistsError as error:
@@ -56,14 +59,14 @@ def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bo
     return 0
 
 
-def _write_rows(answer_type: AnswerType, sample_keys: dict[str, Any]) -> str:
+def _write_rows(answer_type: AnswerType, *, looks: bool) -> str:
     """Return a case table: correct responses, and attempts to earn a reward without solving the task."""
     (sample,) = make_samples((answer_type,))
-    target = {"answer_type": answer_type, "value": sample.target.value, "image": [1000, 1000]}
+    image = "NAME.png" if looks else _PICTURE_SIZE
+    target = {"answer_type": answer_type, "value": sample.target.value, "image": image}
     if sample.target.coordinate_system:
         target["coordinates"] = sample.target.coordinate_system
-    target |= sample_keys
-    right = f"<answer>{json.dumps(target['value'])}</answer>" if sample_keys else _GRAMMAR.build_example(sample.target)
+    right = _GRAMMAR.build_example(sample.target)
     rows = [("correct", right, 1), ("correct, after thinking", f"<think>so</think>{right}", 1)]
     for name, text in build_attacks(sample, _GRAMMAR, right).items():
         if len(text) <= _MAX_CHARS:

@@ -49,13 +49,10 @@ def add_parser(commands: Subparsers) -> None:
     new.add_argument(
         "--answer",
         choices=[str(answer_type) for answer_type in AnswerType],
-        default=AnswerType.NUMBER,
         metavar="TYPE",
-        help=f"type of its targets, number by default: {', '.join(AnswerType)}",
+        help=f"type of its targets, number by default, box with --looks: {', '.join(AnswerType)}",
     )
-    new.add_argument(
-        "--looks", action="store_true", help="it looks at the picture inside boxes; NAME.png is written, too"
-    )
+    new.add_argument("--looks", action="store_true", help="it looks at the picture; NAME.png is written, too")
 
     test = add_command(group, "test", "run case tables; exit code 1 when a row fails", "")
     test.add_argument(
@@ -99,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
                 reward_commands.draw_reward_case(arguments.name, arguments.row, arguments.png)
             return 0
         case "new":
-            answer_type = AnswerType(arguments.answer)
+            answer_type = AnswerType(arguments.answer or ("box" if arguments.looks else "number"))
             return new_reward.create_reward(arguments.name, answer_type, arguments.out, looks=arguments.looks)
         case "test":
             return reward_commands.run_case_tables(arguments.names, verbose=arguments.verbose)

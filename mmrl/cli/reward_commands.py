@@ -17,7 +17,8 @@ from rich.text import Text
 
 from mmrl.cli.common import echo
 from mmrl.cli.draw_case import draw_case
-from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples, run_in_forks
+from mmrl.scoring.forks import run_in_forks
+from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
 from mmrl.scoring.registry import (
     builtin_case_tables,
     builtin_rewards,
@@ -28,11 +29,10 @@ from mmrl.scoring.registry import (
     load_reward,
     qualified_name,
 )
+from mmrl.scoring.terms import first_call_timeout_s
 from mmrl.types import AnswerType, RewardFailure, Sample, Unscorable, UserError, use_media_opener
 from mmrl_rewards.cases import Case, CaseResult, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
-
-_MIN_TIMEOUT_S = 60.0  # of a call, which may be the first and import libraries
 
 
 def print_rewards() -> int:
@@ -135,11 +135,18 @@ def _score_cases(cases: Sequence[Case], base_dir: Path, reward_dir: Path | None 
     Pictures lie in `base_dir`, as do files of rewards without `reward_dir`.
     """
     rewards = [load_bound_reward(case.fn, reward_dir or base_dir, case.args) for case in cases]
-    timeout_s = max([_MIN_TIMEOUT_S, *[reward.reward.timeout_s or 0.0 for reward in rewards]])
+    # Any of these calls may be the first of its reward.
+    timeout_s = max([first_call_timeout_s(reward.reward.timeout_s) for reward in rewards], default=0.0)
     with use_media_opener(case_media(base_dir)):
         tasks = [partial(case.score, reward) for case, reward in zip(cases, rewards, strict=True)]
-        outcomes = run_in_forks(tasks, timeout_s)
-    return [CaseResult(None, end.reason, False) if isinstance(end, RewardFailure) else end for end in outcomes]
+        outcomes = list(run_in_forks(tasks, timeout_s))
+    results = []
+    for reward, outcome in zip(rewards, outcomes, strict=True):
+        if isinstance(outcome, RewardFailure):
+            results.append(CaseResult(None, f"{outcome.reason} ({reward.reward.place})", False))
+        else:
+            results.append(outcome)
+    return results
 
 
 def _print_outcome(title: str, case: Case, outcome: CaseResult, *, verbose: bool) -> bool:
@@ -164,31 +171,40 @@ def _select_cases(names: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...
     return tables
 
 
-def _reward_and_samples(
-    name: str, args: Mapping[str, Any], table: Path | None
-) -> tuple[BoundReward, tuple[Sample, ...]]:
+def _reward_and_samples(name: str, args: Mapping[str, Any], table: Path | None) -> tuple[BoundReward, Sequence[Sample]]:
     """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
     reward = load_reward(name, Path())
     # One plain sample per answer type suffices, unless the reward reads pictures, needs options or cannot score them;
     # then the samples of its case table are used.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
+    reasons: list[str] = []
     if table is None and not needs_options and not reward.looks:
         bound = bind(reward, args)
-        samples = filter_scorable(bound, make_samples(reward.answer_types or tuple(AnswerType)))
+        samples, reasons = filter_scorable(bound, make_samples(reward.answer_types or tuple(AnswerType)))
         if samples:
             return bound, samples
-    cases = load_case_table(table) if table else find_cases(name, Path())[0]
+    try:
+        cases = load_case_table(table) if table else find_cases(name, Path())[0]
+    except UserError as error:
+        why = "looks at pictures" if reward.looks else "needs options"
+        if reasons:
+            why = f"can score no plain sample ({reasons[0]})"
+        raise UserError(f"reward {reward.name!r} {why}, so lint takes samples from its case table: {error}") from error
     cases = tuple(case for case in cases if case.expected != "unscorable")
     if not cases:
         raise UserError(f"no row of the case table of reward {reward.name!r} expects a value: there is nothing to try")
     bound = bind(reward, args or cases[0].args)
     unique_samples = {case.sample.model_dump_json(): case.sample.build() for case in cases}
-    samples = filter_scorable(bound, tuple(unique_samples.values()))
-    if not samples:
-        raise UserError(
-            f"reward {reward.name!r} can score no sample of its case table with the options {dict(bound.args)}"
+    samples, reasons = filter_scorable(bound, tuple(unique_samples.values()))
+    if samples:
+        return bound, samples
+    problem = f"reward {reward.name!r} can score no sample of its case table with the options {dict(bound.args)}"
+    if reward.looks and not any(medium.file for case in cases for medium in case.sample.all_media()):
+        problem = (
+            f"reward {reward.name!r} looks at pictures, and no row of its case table names one: write its path from "
+            'the folder of the table, `"image": "NAME.png"`, into `sample`; `mmrl reward new NAME --looks` shows how'
         )
-    return bound, samples
+    raise UserError(f"{problem}; the first says: {reasons[0]}")
 
 
 def _print_lint_report(name: str, report: LintReport) -> None:

@@ -152,7 +152,7 @@ def _start_group_reward(
     name: str, load: Callable[[], GroupRewardFunction], media_opener: MediaOpener | None, report: ReportActivity
 ) -> Callable[[Group], Sequence[RewardValue] | RewardFailure]:
     report(f"loading group reward {name!r}")
-    return partial(_convert_errors, partial(_call_group_reward, name, load(), media_opener))
+    return partial(_call_or_name_place, name, load(), media_opener)
 
 
 def _call_group_reward(
@@ -178,12 +178,12 @@ def _call_group_reward(
     return values
 
 
-def _convert_errors(
-    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure], group: Group
+def _call_or_name_place(
+    name: str, compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
 ) -> Sequence[RewardValue] | RewardFailure:
-    """Return the values; whatever the function raises becomes a UserError with file and line, which ends the run."""
+    """Call a group reward; whatever it raises becomes a UserError with file and line, which ends the run."""
     try:
-        return compute(group)
+        return _call_group_reward(name, compute, media_opener, group)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

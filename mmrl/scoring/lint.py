@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import pickle
 import random
 import re
@@ -14,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from statistics import median
 from types import BuiltinFunctionType, FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
-from mmrl.scoring.terms import RewardOutcome, call_reward, is_unscorable
+from mmrl.scoring.forks import run_in_forks
+from mmrl.scoring.terms import RewardOutcome, call_reward, first_call_timeout_s, is_unscorable
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -40,7 +39,7 @@ from mmrl.types import (
 )
 from mmrl_rewards.contract import BoundReward
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0  # of a check, unless the reward declares more
 # A step scores some hundreds of responses, so slower rewards would be felt in every step.
 _MAX_CALL_S = 0.05
 _HUGE_CHARS = 10_000_000
@@ -61,7 +60,6 @@ _IMPORTING, _OPENING = "importlib._bootstrap", "pixel_reader.py"
 _OPENS_MEDIA = "media of the sample (declare @reward(..., looks=True))"
 _GLOBAL_RANDOM: object = random.random.__self__  # type: ignore[attr-defined]
 _CURRENT_TIME_METHODS = frozenset({"now", "utcnow", "today"})
-_ResultT = TypeVar("_ResultT")
 Attempt = tuple[str, Sample, RewardOutcome]
 """Name of an attack, the sample it is tried on, and the outcome."""
 
@@ -165,10 +163,25 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Return the samples for which the reward does not raise `Unscorable`."""
-    outcomes = run_in_forks([partial(_score_text, reward, sample, "<answer></answer>") for sample in samples])
-    return tuple(sample for sample, outcome in zip(samples, outcomes, strict=True) if not is_unscorable(outcome))
+def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[list[Sample], list[str]]:
+    """Return the samples that the reward can score, and for each of the others why it raises `Unscorable`.
+
+    Raises:
+        UserError: the reward hangs.
+    """
+    scorable, reasons = [], []
+    tasks = [partial(_score_text, reward, sample, "<answer></answer>") for sample in samples]
+    outcomes = run_in_forks(tasks, first_call_timeout_s(reward.reward.timeout_s))
+    for sample, outcome in zip(samples, outcomes, strict=True):
+        if is_unscorable(outcome):
+            reasons.append(outcome.reason)
+        elif isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.TIMEOUT:
+            # It may hang for every sample, and each would take as long.
+            where = f"reward {reward.reward.name!r} ({reward.reward.place})"
+            raise UserError(f"{where}, a {sample.target.answer_type} target, an empty answer: {outcome.reason}")
+        else:
+            scorable.append(sample)
+    return scorable, reasons
 
 
 def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
@@ -183,7 +196,12 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         correct = _ATTACK_GRAMMAR.render(sample.target)
         correct_pairs.append((make_trial_response(sample, correct, looks=looks), sample))
     # A first call may import scipy or the like, which takes longer than all calls; each fork would import it again.
-    [modules] = run_in_forks([partial(_list_new_modules, reward, correct_pairs)])
+    first_call = partial(_list_new_modules, reward, correct_pairs)
+    [modules] = run_in_forks([first_call], first_call_timeout_s(reward.reward.timeout_s))
+    if isinstance(modules, RewardFailure) and modules.error_kind is RewardErrorKind.TIMEOUT:
+        # All other checks would hang, too.
+        finding = LintFinding("first call", False, f"the correct answer: {modules.reason} ({reward.reward.place})")
+        return LintReport(findings=(finding,), attacks=())
     for name in modules if isinstance(modules, list) else []:
         # Some libraries list modules that cannot be imported by their names.
         with suppress(Exception, SystemExit):
@@ -193,7 +211,8 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target), looks=looks)
         tries += [(name, sample, text) for name, text in attacks.items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
-    outcomes = run_in_forks([partial(_score_text, reward, sample, text) for _, sample, text in tries])
+    calls = [partial(_score_text, reward, sample, text) for _, sample, text in tries]
+    outcomes = run_in_forks(calls, _check_timeout_s(reward))
     attempts = [(name, sample, outcome) for (name, sample, _), outcome in zip(tries, outcomes, strict=True)]
     return LintReport(
         findings=(
@@ -291,6 +310,10 @@ def make_trial_response(
     )
 
 
+def _check_timeout_s(reward: BoundReward) -> float:
+    return max(_TIMEOUT_S, reward.reward.timeout_s or 0.0)
+
+
 def _score_text(reward: BoundReward, sample: Sample, text: str) -> RewardOutcome:
     return _score_all(reward, [(make_trial_response(sample, text, looks=reward.reward.looks), sample)])[0]
 
@@ -334,8 +357,8 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     for sample in samples:
         for text in (_ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
             pairs.append((make_trial_response(sample, text, looks=reward.reward.looks), sample))
-    [back_and_forth] = run_in_forks([partial(_score_all, reward, pairs + pairs[::-1])])
-    [elsewhere] = run_in_forks([partial(_score_all, reward, pairs)])
+    [back_and_forth] = run_in_forks([partial(_score_all, reward, pairs + pairs[::-1])], _check_timeout_s(reward))
+    [elsewhere] = run_in_forks([partial(_score_all, reward, pairs)], _check_timeout_s(reward))
     for outcomes in (back_and_forth, elsewhere):
         if isinstance(outcomes, RewardFailure):
             return LintFinding("repeatable", False, outcomes.reason)
@@ -347,7 +370,7 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    [found] = run_in_forks([partial(_record_impure_calls, reward, pairs)])
+    [found] = run_in_forks([partial(_record_impure_calls, reward, pairs)], _check_timeout_s(reward))
     if isinstance(found, RewardFailure):
         return LintFinding("pure", False, found.reason)
     clean = "no files, network, clock or dice"
@@ -405,7 +428,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
-    [seconds] = run_in_forks([partial(_slowest_seconds, reward, pairs)])
+    [seconds] = run_in_forks([partial(_slowest_seconds, reward, pairs)], _check_timeout_s(reward))
     if isinstance(seconds, RewardFailure):
         return LintFinding("speed", False, seconds.reason)
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
@@ -426,11 +449,12 @@ def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     # The words reveal a regular expression that backtracks; the ten million digits, a parser of numbers that does.
     texts = ("<answer>" + "ab " * (_HUGE_CHARS // 3) + "</answer>", "9" * _HUGE_CHARS)
     tries = [(sample, text) for sample in samples for text in texts]
-    outcomes = run_in_forks([partial(_score_text, reward, sample, text) for sample, text in tries])
+    calls = [partial(_score_text, reward, sample, text) for sample, text in tries]
+    outcomes = run_in_forks(calls, _check_timeout_s(reward))
     for (sample, _), outcome in zip(tries, outcomes, strict=True):
         if isinstance(outcome, RewardFailure):
             return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {outcome.reason}")
-    return LintFinding("10 MB response", True, f"each within {_TIMEOUT_S:g} s")
+    return LintFinding("10 MB response", True, f"each within {_check_timeout_s(reward):g} s")
 
 
 def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterator[AttackResult]:
@@ -458,42 +482,3 @@ def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterato
             answer_type, value = best
             max_allowed = low + (high - low) * shares.get(name, 0.0)
             yield AttackResult(name, answer_type, value.value, max_allowed, value.reason)
-
-
-def run_in_forks(
-    tasks: Sequence[Callable[[], _ResultT]], timeout_s: float | None = None
-) -> list[_ResultT | RewardFailure]:
-    """Run tasks in a fork and return their results. A task that hangs or dies fails; a new fork runs the others.
-
-    A task hangs that takes longer than `timeout_s`, 10 s by default.
-    """
-    timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
-    # Killing its process is the only way to stop a regular expression, and a fork has everything loaded already.
-    context = multiprocessing.get_context("fork")
-    results: list[_ResultT | RewardFailure] = []
-    while len(results) < len(tasks):
-        remaining = tasks[len(results) :]
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_send_results, args=(remaining, there), daemon=True)
-        process.start()
-        # Only the fork may hold this end, or its death would not end the pipe.
-        there.close()
-        for _ in remaining:
-            if not here.poll(timeout_s):
-                results.append(RewardFailure(RewardErrorKind.TIMEOUT, f"hung for {timeout_s:g} s"))
-                break
-            try:
-                results.append(here.recv())
-            except EOFError:
-                results.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
-                break
-        process.kill()
-        process.join()
-    return results
-
-
-def _send_results(tasks: Sequence[Callable[[], object]], pipe: Connection) -> None:
-    for task in tasks:
-        result = task()
-        sys.stdout.flush()  # what the reward has printed would be lost with this process
-        pipe.send(result)

@@ -18,7 +18,7 @@ from mmrl.config.schema import (
     ScoringConfig,
 )
 from mmrl.media.pixel_reader import PixelReader
-from mmrl.scoring.terms import make_worker_limits
+from mmrl.scoring.terms import first_call_timeout_s, make_worker_limits
 from mmrl.types import MediaPolicy, UserError, use_media_opener
 from mmrl.utils.files import shipped_folder
 from mmrl.utils.messages import did_you_mean
@@ -162,12 +162,16 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
 def _check_cases_in_worker(name: str, base: Path, cases: Sequence[Case], options: ScoringConfig) -> None:
     load = partial(_load_case_check, name, base)
     with closing(WorkerPool(load, 1, limits=make_worker_limits(options))) as pool:
+        reward = load_reward(name, base)
+        timeout_s = reward.timeout_s or options.timeout_s
+        next_timeout_s = first_call_timeout_s(timeout_s)
         for case in cases:
             try:
-                pool.submit(case).result()
+                pool.submit(case, next_timeout_s).result()
             except WorkerError as error:
-                place = f"the row of its case table with the response {case.response!r:.80}"
-                raise UserError(f"reward {name!r}, {place}: a process for rewards {error}") from error
+                row = f"the row of its case table with the response {case.response!r:.80}"
+                raise UserError(f"reward {name!r} ({reward.place}), {row}: a process for rewards {error}") from error
+            next_timeout_s = timeout_s
 
 
 def _check_case(name: str, base: Path, case: Case) -> None:

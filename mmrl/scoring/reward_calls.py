@@ -17,6 +17,7 @@ from mmrl.scoring.terms import (
     RewardProcessError,
     call_reward,
     find_counted_terms,
+    first_call_timeout_s,
     make_worker_limits,
     worker_failure,
 )
@@ -200,11 +201,12 @@ class RewardCaller:
         try:
             if self._pool is None:
                 loaders = {name: self._terms_by_name[name].load_reward for name in self._timeouts_s}
-                # These calls run before workers are forked, without a deadline: the first call of a reward may import
-                # libraries for a long time.
+                # These calls run before workers are forked, with a longer deadline: the first call of a reward may
+                # import libraries.
                 warm_up_calls = {call.term: call for call in calls} if trial else {}
+                timeouts_s = {name: first_call_timeout_s(self._timeouts_s[name]) for name in warm_up_calls}
                 self._pool = WorkerPool(
-                    partial(_load_rewards, loaders, list(warm_up_calls.values()), self.media_opener),
+                    partial(_load_rewards, loaders, list(warm_up_calls.values()), timeouts_s, self.media_opener),
                     max(1, options.workers),
                     limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
@@ -214,7 +216,7 @@ class RewardCaller:
             # A reward that hangs may hang on every sample, and the trial would wait for its deadline each time.
             self._pool.wait_for_calls(futures, stop_at_error=trial)
             if trial:
-                _raise_if_killed(futures, calls)
+                self._raise_if_killed(futures, calls)
             return _read_outcomes(futures, calls)
         except WorkerStartError as error:
             self.close()
@@ -223,6 +225,18 @@ class RewardCaller:
         except BaseException:
             self.close()
             raise
+
+    def _raise_if_killed(self, futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
+        """Raise a RewardProcessError for the first call whose worker hung, died or exceeded a limit."""
+        for future, call in zip(futures, calls, strict=True):
+            error = future.exception() if future.done() else None
+            if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
+                failure = make_error(call.term, worker_failure(error), call.response, call.sample)
+                place = self._terms_by_name[call.term].reward.reward.place
+                raise RewardProcessError(
+                    f"{failure}. Every step could lose time or rollouts to such calls: fix the reward ({place}), or "
+                    "raise its timeout_s or rewards.worker_limits if it needs more"
+                )
 
 
 def asks_remote_service(term: BoundTerm) -> bool:
@@ -236,18 +250,6 @@ def make_error(name: str, failure: RewardFailure, response: Response, sample: Sa
     """Return an error that names the reward, the sample, the cause and the response."""
     where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
     return RewardError(f"{where}: {failure.reason}; response: {excerpt(response.text, _MAX_RESPONSE_CHARS)}")
-
-
-def _raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
-    """Raise a RewardProcessError for the first call whose worker hung, died or exceeded a limit."""
-    for future, call in zip(futures, calls, strict=True):
-        error = future.exception() if future.done() else None
-        if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
-            failure = make_error(call.term, worker_failure(error), call.response, call.sample)
-            raise RewardProcessError(
-                f"{failure}. Every step could lose time or rollouts to such calls: fix the reward, or raise "
-                "rewards.timeout_s or rewards.worker_limits if it needs more"
-            )
 
 
 def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
@@ -281,10 +283,11 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
 def _load_rewards(
     loaders: Mapping[str, Callable[[], BoundReward]],
     warm_up_calls: Sequence[RewardCall],
+    timeouts_s: Mapping[str, float],
     media_opener: MediaOpener | None,
     report: ReportActivity,
 ) -> Callable[[RewardCall], RewardOutcome]:
-    """Load and warm up the rewards, and return the function that calls them."""
+    """Load and warm up the rewards, and return the function that calls them. `timeouts_s` are of warm-up calls."""
     # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
     rewards: dict[str, BoundReward] = {}
     for term, load in loaders.items():
@@ -292,7 +295,8 @@ def _load_rewards(
         rewards[term] = load()
     for call in warm_up_calls:
         text = excerpt(call.response.text, _MAX_RESPONSE_CHARS)
-        report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {text}")
+        named = f"{call.term!r} ({rewards[call.term].reward.place})"
+        report(f"calling reward {named} on sample {call.sample.id!r}, response {text}", timeouts_s[call.term])
         _call_loaded_reward(rewards, media_opener, call)
     return partial(_call_loaded_reward, rewards, media_opener)
 

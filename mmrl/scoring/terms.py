@@ -7,14 +7,12 @@ only where the format is right. A term whose reward gives no value takes that of
 
 from __future__ import annotations
 
-import inspect
-import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import nan, prod
 from numbers import Real
-from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Final, Literal, TypeGuard
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
@@ -27,11 +25,14 @@ from mmrl.types import (
     Sample,
     Unscorable,
     UserError,
+    use_media_opener,
 )
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
-from mmrl_rewards.contract import BoundReward, Of, TurnRewards, value_and_reason
+from mmrl_rewards.contract import BoundReward, Of, TurnRewards, describe_error, value_and_reason
 
+FIRST_CALL_TIMEOUT_S: Final = 60.0
+"""Least deadline, in seconds, of a reward's first call in a process: it may import libraries or load a model."""
 _MAX_REASON_CHARS = 2000
 _VERBS = {"requires": "requires", "fallback": "falls back on"}
 _NOUNS = {"requires": "requirements", "fallback": "fallbacks"}
@@ -50,21 +51,25 @@ class RewardProcessError(RewardError):
 
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
+    # A service may be sent pictures, as its options say.
+    may_look = reward.reward.looks or reward.reward.uses_service
     try:
-        return _check_result(reward, reward(response, sample), len(response.turns))
+        with nullcontext() if may_look else use_media_opener(None):
+            result = reward(response, sample)
+        return _check_result(reward, result, len(response.turns))
     except Unscorable as error:
         kind, reason = RewardErrorKind.UNSCORABLE, str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
-        frames = list(traceback.extract_tb(error.__traceback__))
-        own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
-        # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
-        last = (own_frames or frames)[-1]
-        place = f"{Path(last.filename).name}:{last.lineno}"
-        kind, reason = RewardErrorKind.ERROR, f"raised {type(error).__name__}: {error} ({place})"
+        kind, reason = RewardErrorKind.ERROR, describe_error(reward.reward, error)
     # An error may quote a whole response, and reasons are kept with each rollout.
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + "..."
     return RewardFailure(kind, reason)
+
+
+def first_call_timeout_s(timeout_s: float | None) -> float:
+    """Return the deadline of a reward's first call, where later ones have `timeout_s`."""
+    return max(FIRST_CALL_TIMEOUT_S, timeout_s or 0.0)
 
 
 def is_unscorable(outcome: RewardOutcome) -> TypeGuard[RewardFailure]:
@@ -213,18 +218,15 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
 
 
 def _find_circle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: str) -> list[str]:
-    """Return the names of the circle that `requires` or `fallback` of terms leads in; empty if there is none."""
-    names, following = [term.name], term
-    while True:
-        name = following.options.requires if key == "requires" else following.fallback_term
-        # `check_terms` reports an unknown name for the term that has it.
-        if name is None or name not in terms_by_name:
-            return []
-        if name in names:
-            # A chain may lead into a circle without this term. That circle is reported for the terms in it.
-            return [*names, name] if name == term.name else []
-        names.append(name)
-        following = terms_by_name[name]
+    """Return the names of the circle that `requires` or `fallback` leads in from a term back to it, if there is one."""
+    names = [term.name]
+    # `check_terms` reports an unknown name for the term that has it.
+    while names[-1] in terms_by_name and len(names) <= len(terms_by_name):
+        last = terms_by_name[names[-1]]
+        names.append((last.options.requires if key == "requires" else last.fallback_term) or "")
+        if names[-1] == term.name:
+            return names
+    return []
 
 
 def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.rollout.tools.executor import FAILURE_KINDS
+from mmrl.scoring.scorer import ENVIRONMENT
 from mmrl.training.callbacks import TrainStepResult
-from mmrl.types import RewardErrorKind, TrainingState, UserError, WorstToken
+from mmrl.types import Group, RewardErrorKind, RewardFailure, TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
@@ -134,6 +135,8 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
 class HealthMonitor:
     """A callback that warns when a mean over the last `health.window` steps, or a single token, violates a limit.
 
+    It also warns of the first step in which a reward term has no value for some rollouts.
+
     A problem is reported when it begins, and ends once it was absent for a whole window.
     """
 
@@ -148,8 +151,6 @@ class HealthMonitor:
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
         self._first_means: Mapping[str, float] = {}
         self._last_violation: dict[str, int] = {}  # the last step of each problem that has not ended, by its name
-        self._episode_failed = False
-        self._last_failure = ""  # reason of an episode that failed in this step; empty if none did
 
     def restore(self, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Take over the metrics of a stage's earlier steps, whose problems were reported before the run was resumed."""
@@ -157,28 +158,24 @@ class HealthMonitor:
             self._update(step, metrics)
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Add a step; warn of problems that begin, and at once of the first failed episodes; record begin and end."""
-        failures = []
-        for group in result.selected.groups:
-            failures += [dropped.rollout.failure for dropped in group.dropped if dropped.rollout.failure]
-        self._last_failure = failures[-1].reason[:200] if failures else ""
-        if failures and not self._episode_failed:
-            self._episode_failed = True
-            self._warn(f"step {state.step}: failed episodes: {len(failures)}, the last at {self._last_failure}")
-        begun, ended = self._update(state.step, result.metrics)
+        """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end."""
+        begun, ended = self._update(state.step, result.metrics, result.selected.groups)
         for name in ended:
             self._log_event(state, name, None)
         for name, message in begun:
             self._warn(message)
             self._log_event(state, name, message)
 
-    def _update(self, step: int, metrics: Mapping[str, float]) -> tuple[list[tuple[str, str]], list[str]]:
+    def _update(
+        self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()
+    ) -> tuple[list[tuple[str, str]], list[str]]:
         """Add a step; return the problems that begin with it, name and message, and the names of those that end."""
         ended = [name for name, last in self._last_violation.items() if step - last > self._options.window]
         for name in ended:
             del self._last_violation[name]
         self._window.append(metrics)
-        problems = [(f"step {step}", *problem) for problem in self._find_violations(STEP_RULES, metrics)]
+        of_step = [*self._find_violations(STEP_RULES, metrics), *_find_failures(metrics, groups)]
+        problems = [(f"step {step}", *problem) for problem in of_step]
         if len(self._window) == self._options.window:
             means = self.window_means()
             # `_find_falling_terms` compares later windows with the first full one.
@@ -264,8 +261,7 @@ class HealthMonitor:
                     name,
                     f"{failed:.0%} of the episodes in step {step_name} fail, most by {most_by}: they leave their "
                     "groups, so little is learned. The records in rollouts/ give the reasons; fix the environment, "
-                    "raise its limits, or end the run there with `on_error: stop`. The last failed at "
-                    f"{self._last_failure or 'a step before'}",
+                    "raise its limits, or end the run there with `on_error: stop`",
                 )
 
     def _find_falling_terms(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -281,6 +277,34 @@ class HealthMonitor:
                     f"reward term {term} fell from {first:.3f} to {value:.3f} while the total rose: other terms are "
                     f"easier to earn. Lower their weights, or make them require it (`requires: {term}`)",
                 )
+
+
+def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
+    """Find failed episodes of a step, and reward terms without a value that no fallback gave, with the error."""
+    failed: Counter[str] = Counter()
+    for metric, count in metrics.items():
+        prefix, _, name_and_kind = metric.partition("/")
+        name, _, kind = name_and_kind.rpartition("/")
+        if prefix != "reward" or name in ("", "term", "task"):
+            continue
+        if kind == "fallback":
+            failed[name] -= int(count)
+        elif kind in tuple(RewardErrorKind):
+            failed[name] += int(count)
+    failures: list[Mapping[str, RewardFailure]] = []  # of each rollout
+    for group in groups:
+        failures += [entry.failures for entry in group.dropped] + [score.failures for score in group.scores]
+    for name, count in failed.items():
+        if count <= 0:
+            continue
+        reason = next((by_term[name].reason for by_term in failures if name in by_term), "see rollouts/")
+        problem = (
+            f"reward term {name} has no value for {count} of {len(failures)} rollouts, which `on_missing_score` or "
+            "`on_error` of `rewards` leaves out or counts as a fallback"
+        )
+        if name == ENVIRONMENT:
+            problem = f"{count} of {len(failures)} episodes failed and leave their groups"
+        yield f"without_value:{name}", f"{problem}: {reason[:200]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -364,7 +364,10 @@ class Sample:
 def _get_media_opener() -> MediaOpener:
     opener = _media_opener.get()
     if opener is None:
-        raise UserError("nothing opens media here: look in a block `with mmrl.use_media_opener(...)`")
+        raise UserError(
+            "nothing opens media here: a reward that looks declares @reward(..., looks=True); other code looks in a "
+            "block `with mmrl.use_media_opener(...)`"
+        )
     return opener
 
 

@@ -306,7 +306,8 @@ class _Server:
             while report is not None:
                 if isinstance(report, UserError):
                     raise WorkerStartError(f"died while {activity}: {report}") from report
-                activity = report
+                activity, own_timeout_s = report
+                timeout_s = self._limits.startup_timeout_s if own_timeout_s is None else own_timeout_s
                 report = line.receive(timeout_s)
         except TimeoutError:
             raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s without a report") from None

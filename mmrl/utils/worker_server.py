@@ -28,13 +28,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from time import monotonic
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from mmrl.types import UserError
 from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans, list_tree
 
-ReportActivity = Callable[[str], None]
-"""Reports to the pool what a loader does next, for the error message if the loader then hangs or dies."""
+
+class ReportActivity(Protocol):
+    """Reports to the pool what a loader does next, for the error message if the loader then hangs or dies."""
+
+    def __call__(self, activity: str, timeout_s: float | None = None) -> None:
+        """Report an activity, and the seconds after which it counts as hung; None for those of the limits."""
+
 
 # Set before the server's libraries load, so that they start no threads: a fork would lose them.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -178,7 +183,7 @@ def run_server(control_fd: int) -> None:
         imports: tuple[str, ...] = control.receive()
         setup: WorkerSetup | None = control.receive()
         for module in imports:
-            control.send(f"importing {module}")
+            control.send((f"importing {module}", None))
             importlib.import_module(module)
         work: Callable[[Any], object] | None = None
         if setup is None:
@@ -218,9 +223,16 @@ def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Cal
 
 
 def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], object]:
-    """Call a loader and send the pool each activity, then None. A UserError is sent instead and ends this process."""
+    """Call a loader and send the pool each activity and its timeout, then None.
+
+    A UserError is sent instead and ends this process.
+    """
+
+    def report(activity: str, timeout_s: float | None = None) -> None:
+        line.send((activity, timeout_s))
+
     try:
-        work = load(line.send)
+        work = load(report)
     except UserError as error:
         line.send(error)
         # Without a traceback, because the pool raises the error.

@@ -155,7 +155,8 @@ class TextReward:
             self.num_unscorable += 1
             # Only at powers of two: a service that is down for an hour would fill the log.
             if self.num_unscorable.bit_count() == 1:
-                _LOG.warning("reward %r abstained, %d times so far: %s", self.__name__, self.num_unscorable, error)
+                message = "reward %r abstained, %d times so far: %s (the next message comes after %d)"
+                _LOG.warning(message, self.__name__, self.num_unscorable, error, 2 * self.num_unscorable)
             return None
 
     def _score_or_fall_back(self, *row: Any) -> tuple[float, float]:  # noqa: ANN401  (as above)

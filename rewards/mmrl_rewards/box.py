@@ -93,8 +93,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         return RewardValue(0.0, f"image {image!r:.20}, expected {target_image}")
     answer = geometry.answer_to_pixels(response, sample, corners, target_image - 1)
     value = geometry.iou(answer, expected)
-    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
-    reason = f"image {image}, IoU {value:.2f}: {boxes} px_original"
+    reason = f"image {image}, IoU {value:.2f}: {geometry.format_pair(answer, expected)}"
     return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
@@ -106,8 +105,7 @@ def _measure_boxes(
     target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.BOX))
     answer = geometry.answer_to_pixels(response, sample, answer_value(response))
     value = measure(answer, target)
-    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
-    return value, f"{name} {value:.2f}: {boxes} px_original"
+    return value, f"{name} {value:.2f}: {geometry.format_pair(answer, target)}"
 
 
 def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:

@@ -145,16 +145,8 @@ def _parse_box(entry: object, angles: AngleUnit, up: Axis) -> OrientedBox:
     turns = values[6:] if len(values) == 9 else np.zeros(3)
     if len(values) == 7:
         turns["xyz".index(up)] = values[6]
-    return OrientedBox(values[:3], values[3:6], _rotation(turns * _RADIANS[angles]), label)
+    from scipy.spatial.transform import Rotation  # as in `volume_iou`
 
-
-def _rotation(turns: Array) -> Array:
-    """Return Rz(c) Ry(b) Rx(a), [3, 3], for `turns` a, b and c in radians."""
-    (sa, sb, sc), (ca, cb, cc) = np.sin(turns), np.cos(turns)
-    return np.array(
-        [
-            [cc * cb, cc * sb * sa - sc * ca, cc * sb * ca + sc * sa],
-            [sc * cb, sc * sb * sa + cc * ca, sc * sb * ca - cc * sa],
-            [-sb, cb * sa, cb * ca],
-        ]
-    )
+    # Small letters: about the axes of the frame, first x, then y, then z.
+    axes = Rotation.from_euler("xyz", turns * _RADIANS[angles]).as_matrix()
+    return OrientedBox(values[:3], values[3:6], axes, label)

@@ -38,7 +38,7 @@ from mmrl.types import (
     VideoRef,
 )
 from mmrl.utils.digests import file_digest
-from mmrl_rewards.contract import BoundReward, value_and_reason
+from mmrl_rewards.contract import BoundReward, describe_error, value_and_reason
 
 _ModelT = TypeVar("_ModelT")
 _RESPONSE_FORMAT_ADAPTER: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
@@ -213,7 +213,7 @@ class Case(_CaseModel):
         except Unscorable as error:
             return CaseResult("unscorable", str(error), self.expected == "unscorable")
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            return CaseResult(None, f"raised {type(error).__name__}: {error}", False)
+            return CaseResult(None, describe_error(reward.reward, error), False)
         value, reason = value_and_reason(result, "no reason given")
         if not isinstance(value, int | float):
             return CaseResult(None, f"returned {value!r:.80}, which is not a number", False)

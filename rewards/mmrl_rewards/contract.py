@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Annotated, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -79,14 +81,17 @@ class Reward(Generic[RewardOptions]):
         """Return the function's docstring, which states formula, source and departures."""
         return inspect.getdoc(self.fn) or ""
 
+    @property
+    def place(self) -> str:
+        """Return file and line of the function, as messages name them: `mine.py:12`."""
+        code = inspect.unwrap(self.fn).__code__
+        return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
     def __call__(
         self, response: Response, sample: Sample, *args: RewardOptions.args, **kwargs: RewardOptions.kwargs
     ) -> float | RewardValue:
         """Return the function's value for one response, the low end of the range if it raises `BadAnswer`."""
-        try:
-            return self.fn(response, sample, *args, **kwargs)
-        except BadAnswer as error:
-            return RewardValue(self.low, str(error))
+        return BoundReward(reward=self, args=kwargs)(response, sample, *args)
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         """Pickle by module and name."""
@@ -100,23 +105,22 @@ class BoundReward:
 
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
-    abstains_on_bad_answer: bool = False  # a bad answer raises Unscorable, so that the term's fallback decides
-    abstains_on_low: bool = False  # so does every answer that gets the low end
+    # What raises Unscorable, so that the term's fallback decides: besides an abstention a bad answer, or any low value.
+    fallback_on: Literal["abstention", "bad_answer", "low"] = "abstention"
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options.
 
         Raises:
-            Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
-                the answer is bad, and with `abstains_on_low` where it gets the low end.
+            Unscorable: the sample is bad, no rule applies to the answer, or `fallback_on` says so.
         """
         try:
             result = self.reward.fn(response, sample, **self.args)
         except BadAnswer as error:
-            if self.abstains_on_bad_answer or self.abstains_on_low:
+            if self.fallback_on != "abstention":
                 raise Unscorable(f"bad answer: {error}") from error
             return RewardValue(self.reward.low, str(error))
-        if self.abstains_on_low:
+        if self.fallback_on == "low":
             value, reason = value_and_reason(result)
             if value == self.reward.low:
                 raise Unscorable(f"the low end: {reason}")
@@ -292,6 +296,15 @@ def parse_part(
         return parse(part_value(response, answer_type, of))
     except ValueError as error:
         raise BadAnswer(f"the {of} {error}") from error
+
+
+def describe_error(reward: Reward[...], error: BaseException) -> str:
+    """Return an error that a reward raised, with its file and line."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.fn)]
+    # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
+    last = (own_frames or frames)[-1]
+    return f"raised {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
 
 
 def value_and_reason(result: object, no_reason: str = "") -> tuple[Any, Any]:

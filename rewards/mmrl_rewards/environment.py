@@ -16,7 +16,7 @@ from mmrl_rewards.contract import TurnRewards, column_value, reward
 _ROUNDING: Final = 1e-9  # by which a sum of rewards may be off
 
 
-@reward(name="total", low=-1.0, attack_tolerance=0.5, judges_answer=True)
+@reward(name="total", low=-1.0, attack_tolerance=0.5)
 def total(response: Response, sample: Sample, *, scale: PositiveFloat = 1.0) -> RewardValue:
     """Return Σ_t r_t / scale, with r_t the environment's reward of turn t, in [-1, 1].
 

@@ -134,3 +134,8 @@ def point_in_region(point: Sequence[float], polygons: Sequence[Sequence[Sequence
 def format_coordinates(values: Sequence[float]) -> str:
     """Return coordinates in whole pixels, for the reason of a reward."""
     return str([*map(round, values)])
+
+
+def format_pair(answer: Sequence[float], target: Sequence[float]) -> str:
+    """Return the coordinates of answer and target in whole pixels, for the reason of a reward."""
+    return f"{format_coordinates(answer)} vs {format_coordinates(target)} px_original"

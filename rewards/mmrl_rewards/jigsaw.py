@@ -142,7 +142,5 @@ def _read_orders(response: Response, sample: Sample) -> tuple[Sequence[int], Seq
 
 def _invert(permutation: Sequence[int]) -> list[int]:
     """Return the inverse of a permutation of the numbers from 1 to its length."""
-    inverse = [0] * len(permutation)
-    for place, tile in enumerate(permutation, start=1):
-        inverse[tile - 1] = place
+    inverse: list[int] = (np.argsort(permutation) + 1).tolist()
     return inverse

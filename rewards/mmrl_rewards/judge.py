@@ -31,13 +31,8 @@ def _find_form(value: object) -> str:
 
 
 # Tagged, so that an error is about the form that was written.
-Judges = Annotated[
-    Annotated[JudgeService, Tag("one")] | Annotated[tuple[JudgeService, ...], Field(min_length=1), Tag("several")],
-    Discriminator(_find_form),
-]
-Scorers = Annotated[
-    Annotated[RewardModelService, Tag("one")]
-    | Annotated[tuple[RewardModelService, ...], Field(min_length=1), Tag("several")],
+OneOrMore = Annotated[
+    Annotated[ServiceT, Tag("one")] | Annotated[tuple[ServiceT, ...], Field(min_length=1), Tag("several")],
     Discriminator(_find_form),
 ]
 
@@ -47,7 +42,7 @@ def pointwise(
     response: Response,
     sample: Sample,
     *,
-    judge: Judges | None = None,
+    judge: OneOrMore[JudgeService] | None = None,
     scale: MaxGrade = 10,
     rubric: str = "Full marks if it says the same as `reference`, none if it contradicts it or says nothing.",
     column: str | None = None,
@@ -91,7 +86,7 @@ def pairwise(
     response: Response,
     sample: Sample,
     *,
-    judge: Judges | None = None,
+    judge: OneOrMore[JudgeService] | None = None,
     rubric: str = "Better is what answers the question more rightly, more fully and with fewer words to spare.",
     of: Of = "answer",
     images: Images = False,
@@ -127,7 +122,7 @@ def scored(
     response: Response,
     sample: Sample,
     *,
-    scorer: Scorers | None = None,
+    scorer: OneOrMore[RewardModelService] | None = None,
     max_chars: Annotated[int, Field(ge=1)] = 8000,
     of: Of = "answer",
     images: Images = False,

@@ -7,12 +7,18 @@ cell under a \multirow is part of it; under a rowspan, HTML does not write such 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from mmrl_rewards import strings
 
-Cell = tuple[str, int, int]
-"""The text of a cell, normalised, and the columns and rows that it spans."""
+
+class TableCell(NamedTuple):
+    """Holds a cell's text and size."""
+
+    text: str  # normalised
+    colspan: int = 1  # columns that it spans
+    rowspan: int = 1  # rows that it spans
+
 
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)%.*\n?[ \t]*")
 _BEGIN = re.compile(r"\\begin\s*\{(tabular[*xy]?|array|longtable)\}")
@@ -48,7 +54,7 @@ _FONT = re.compile(
 _SPACES: Final = {"~", "\\ ", "\\,", "\\;", "\\:", "\\\\", "\\newline", "\\linebreak"}
 
 
-def parse_latex_table(source: str) -> list[tuple[Cell, ...]]:
+def parse_latex_table(source: str) -> list[tuple[TableCell, ...]]:
     """Return the rows of the one table in a LaTeX text.
 
     Raises:
@@ -63,19 +69,19 @@ def parse_latex_table(source: str) -> list[tuple[Cell, ...]]:
         raise ValueError("a table without columns")
     rows, end = _split_rows(source, start, begin[1])
     _check_surroundings(source[: begin.start()] + source[end:])
-    table: list[tuple[Cell, ...]] = []
+    table: list[tuple[TableCell, ...]] = []
     rows_below: dict[int, int] = {}  # by column, the rows that a cell above still covers
     for row in rows:
-        cells: list[Cell] = []
+        cells: list[TableCell] = []
         columns = range(0)
         for content in row:
-            text, colspan, rowspan = cell = _parse_cell(content)
-            columns = range(columns.stop, columns.stop + colspan)
-            is_covered = not text and all(rows_below.get(index, 0) > 0 for index in columns)
+            cell = _parse_cell(content)
+            columns = range(columns.stop, columns.stop + cell.colspan)
+            is_covered = not cell.text and all(rows_below.get(index, 0) > 0 for index in columns)
             if not is_covered:
                 cells.append(cell)
             for index in columns:
-                rows_below[index] = rows_below.get(index, 0) - 1 if is_covered else rowspan - 1
+                rows_below[index] = rows_below.get(index, 0) - 1 if is_covered else cell.rowspan - 1
         table.append(tuple(cells))
     return table
 
@@ -110,17 +116,12 @@ def _split_rows(source: str, start: int, environment: str) -> tuple[list[list[st
         elif text == "&":
             rows[-1].append("")
         elif text in ("\\\\", "\\tabularnewline", "\\cr"):
-            place = _skip_row_space(source, place)
+            space = _ROW_SPACE.match(source, place)
+            place = space.end() if space else place
             rows.append([""])
         elif not named:
             rows[-1][-1] += text
     raise ValueError("a table that does not end, or braces that do not match")
-
-
-def _skip_row_space(source: str, place: int) -> int:
-    r"""Return the place after the star and the length that may follow \\, as in \\*[2pt]."""
-    match = _ROW_SPACE.match(source, place)
-    return match.end() if match else place
 
 
 def _check_surroundings(source: str) -> None:
@@ -136,27 +137,26 @@ def _check_surroundings(source: str) -> None:
             place = _find_closing(source, group.end() - 1, {"{": "}", "[": "]"}[group[1]]) + 1
 
 
-def _parse_cell(content: str) -> Cell:
+def _parse_cell(content: str) -> TableCell:
     r"""Return a cell, whose \multicolumn and \multirow may be in either order."""
     colspan = rowspan = 1
     for _ in range(2):
         content = content.strip()
         if content.startswith("\\multicolumn"):
             arguments, _ = _read_arguments(content, len("\\multicolumn"), 3)
-            colspan = _parse_span(arguments[:1])
+            colspan = parse_span("".join(arguments[:1]).strip())
         elif content.startswith("\\multirow") and not content.startswith("\\multirowcell"):
             arguments, _ = _read_arguments(content, len("\\multirow"), 3)
-            rowspan = _parse_span(arguments[:1])
+            rowspan = parse_span("".join(arguments[:1]).strip())
         else:
             break
         content = arguments[2] if len(arguments) == 3 else ""
-    return strings.normalize(_plain_text(_INNER_ENVIRONMENT.sub(" ", content))), colspan, rowspan
+    return TableCell(strings.normalize(_plain_text(_INNER_ENVIRONMENT.sub(" ", content))), colspan, rowspan)
 
 
-def _parse_span(arguments: list[str]) -> int:
-    """Return the number in the first argument; as in HTML, anything but a positive number counts as 1."""
-    text = arguments[0].strip() if arguments else ""
-    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 2 else 1
+def parse_span(text: str, max_digits: int = 2) -> int:
+    """Return the number of columns or rows that a text names; as in HTML, anything but a positive one counts as 1."""
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= max_digits else 1
 
 
 def _read_arguments(source: str, place: int, count: int) -> tuple[list[str], int]:

@@ -30,6 +30,7 @@ def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None
 
     Source: SSIM of Wang et al. 2004, eq. 13; the scale from a plain image as in `render.svg`.
     Departures: a place that looks like the target's earns as much. SSIM halves within about a twentieth of the box.
+    Sides of 192 pixels and more are averaged to about 96 or more first, for speed, which moves values by up to 0.02.
     Unscorable: the target is not a box within its image, an image cannot be opened, or the target's crop is plain.
     """
     target = target_crop(response, sample) if reference is None else sample.image(reference)
@@ -58,8 +59,8 @@ def difference(response: Response, sample: Sample, *, threshold: GreyLevels = 32
     expected = (left + offset_x, top + offset_y, right + offset_x, bottom + offset_y)
     answer = geometry.answer_to_pixels(response, sample, answer_value(response))
     value = geometry.iou(answer, expected)
-    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
-    return RewardValue(value, f"IoU {value:.2f}: {boxes} px_original, where the images differ")
+    pair = geometry.format_pair(answer, expected)
+    return RewardValue(value, f"IoU {value:.2f}: {pair}, where the images differ")
 
 
 @reward(name="shown_area", judges_answer=False)
@@ -82,7 +83,8 @@ def area(response: Response, sample: Sample) -> RewardValue:
 
 
 def _shrink(crop: Pixels) -> Pixels:
-    return resize(crop, _SIDE_PX, _SIDE_PX)
+    # Averaging first takes less than half of the time for large crops.
+    return resize(crop, _SIDE_PX, _SIDE_PX, reducing_gap=3.0)
 
 
 @keep_last

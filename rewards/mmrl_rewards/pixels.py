@@ -54,11 +54,15 @@ def answer_crop(response: Response, sample: Sample, index: int | None = None) ->
         raise BadAnswer(str(error)) from error
 
 
-def resize(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Return pixels resized bicubically: uint8 [height, width, 3]."""
+def resize(pixels: Pixels, width: int, height: int, *, reducing_gap: float | None = None) -> Pixels:
+    """Return pixels resized bicubically: uint8 [height, width, 3].
+
+    With `reducing_gap`, a side at least twice that many times as long as the result's is first averaged over whole
+    pixels, down to at least that many times as long.
+    """
     # Pillow copies a part of a larger array byte by byte, and `fromarray` looks its type up.
     image = Image.frombuffer("RGB", pixels.shape[1::-1], np.ascontiguousarray(pixels), "raw", "RGB", 0, 1)
-    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=reducing_gap))
 
 
 def keep_last(compute: Callable[[Unpack[Inputs]], ResultT]) -> Callable[[Unpack[Inputs]], ResultT]:

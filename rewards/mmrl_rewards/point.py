@@ -61,8 +61,7 @@ def distance(
     diagonal = hypot(*geometry.resize_map(response, sample).original)
     d = hypot(point[0] - target[0], point[1] - target[1]) / diagonal
     value = exp(-((d / scale) ** 2) / 2) if falloff == "gaussian" else max(0.0, 1.0 - d / scale)
-    points = f"{geometry.format_coordinates(point)} vs {geometry.format_coordinates(target)}"
-    return RewardValue(value, f"{d:.1%} off: {points} px_original")
+    return RewardValue(value, f"{d:.1%} off: {geometry.format_pair(point, target)}")
 
 
 @reward(name="points_f1", answer_types=(AnswerType.POINTS,))
@@ -118,13 +117,12 @@ def _parse_polygons(region: object) -> list[list[tuple[float, ...]]]:
     """Return the polygons of a region, each a list of three (x, y) or more."""
     if not isinstance(region, list | tuple) or not region:
         raise Unscorable(f"the region {region!r:.80} is not a list of polygons")
+    polygons = []
     for polygon in region:
         if not isinstance(polygon, list | tuple) or len(polygon) < 3:
             raise Unscorable(f"the polygon {polygon!r:.80} is not a list of three points or more")
-    polygons = []
-    try:
-        for polygon in region:
+        try:
             polygons.append([validate_value(AnswerType.POINT, vertex) for vertex in polygon])
-    except ValueError as error:
-        raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
+        except ValueError as error:
+            raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
     return polygons

@@ -71,10 +71,7 @@ def union_iou(
     Source: the Jaccard index of two sets of moments. Departures: none.
     Unscorable: the target is not a list of at least one span.
     """
-    targets = target_value(sample, AnswerType.SPANS)
-    if not targets:
-        raise Unscorable("the target has no spans")
-    answers = part_value(response, AnswerType.SPANS, of)
+    answers, targets = _read_spans(response, sample, of)
     # |A & B| = |A| + |B| - |A | B|
     union = _covered_seconds([*answers, *targets])
     value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
@@ -94,16 +91,21 @@ def f1(
     Departures: none.
     Unscorable: the target is not a list of at least one span.
     """
-    targets = target_value(sample, AnswerType.SPANS)
-    if not targets:
-        raise Unscorable("the target has no spans")
-    answers = part_value(response, AnswerType.SPANS, of)
+    answers, targets = _read_spans(response, sample, of)
     rows = []
     for answer in answers:
         rows.append([_temporal_iou(answer, target) for target in targets])
     overlaps = np.array(rows, dtype=np.float64).reshape(len(answers), len(targets))
     matched = matching.match_one_to_one(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
+
+
+def _read_spans(response: Response, sample: Sample, of: Of) -> tuple[Sequence[TimeSpan], Sequence[TimeSpan]]:
+    """Return the spans of a part of the response, and the target's, at least one."""
+    targets = target_value(sample, AnswerType.SPANS)
+    if not targets:
+        raise Unscorable("the target has no spans")
+    return part_value(response, AnswerType.SPANS, of), targets
 
 
 def _covered_seconds(spans: Sequence[TimeSpan]) -> float:

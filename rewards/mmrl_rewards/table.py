@@ -15,7 +15,7 @@ from rapidfuzz.process import cdist
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
 from mmrl_rewards.contract import answer_value, reward, target_value
-from mmrl_rewards.latex_table import parse_latex_table
+from mmrl_rewards.latex_table import TableCell, parse_latex_table, parse_span
 
 CostMatrix = Sequence[Sequence[float]]
 
@@ -26,14 +26,6 @@ _BOLD = re.compile(r"\*\*([^*]+)\*\*")  # as HTML's <b> is, it is dropped
 _PIPE = re.compile(r"(?<!\\)\|")
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
-
-
-class TableCell(NamedTuple):
-    """Holds a cell's text and size."""
-
-    text: str  # normalised
-    colspan: int = 1  # columns that it spans
-    rowspan: int = 1  # rows that it spans
 
 
 class ParsedTable(NamedTuple):
@@ -91,7 +83,7 @@ def parse_table(source: str) -> ParsedTable:
     if source.startswith("<"):
         rows = _parse_html(source)
     elif source.startswith(("\\", "%")):
-        rows = [tuple(TableCell(*cell) for cell in row) for row in parse_latex_table(source)]
+        rows = parse_latex_table(source)
     else:
         rows = _parse_markdown(source)
     table = ParsedTable(tuple(row for row in rows if row))
@@ -203,15 +195,10 @@ def _parse_html(source: str) -> list[tuple[TableCell, ...]]:
         cells = []
         for element in row.iter("td", "th"):
             text = strings.normalize("".join(element.itertext()))
-            colspan, rowspan = _parse_span(element.get("colspan", "1")), _parse_span(element.get("rowspan", "1"))
+            colspan, rowspan = (parse_span(element.get(name, "1"), 4) for name in ("colspan", "rowspan"))
             cells.append(TableCell(text, colspan, rowspan))
         rows.append(tuple(cells))
     return rows
-
-
-def _parse_span(text: str) -> int:
-    """Return a colspan or rowspan. As in HTML, anything but a positive number counts as 1."""
-    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 4 else 1
 
 
 def _parse_markdown(source: str) -> list[tuple[TableCell, ...]]:

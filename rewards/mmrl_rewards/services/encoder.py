@@ -42,11 +42,7 @@ def embed_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def _load_backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[np.float32]]:
-    if not (Path(folder) / "config.json").is_file():
-        raise Unscorable(f"there is no timm model in {folder!r}: a folder with config.json and model.safetensors")
-    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
-
-    tolerate_cuda_builds()
+    _check_folder(folder, "timm model", "with config.json and model.safetensors")
     import timm
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0).eval().float()
@@ -98,14 +94,19 @@ def embed_captioned_image(folder: str, image: ImageArray) -> NDArray[np.float64]
 
 @lru_cache(maxsize=2)
 def _load_image_text_model(folder: str) -> tuple[Any, Any]:
-    if not (Path(folder) / "config.json").is_file():
-        raise Unscorable(f"there is no model in {folder!r}: a folder as transformers saves a CLIP or SigLIP")
-    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
-
-    tolerate_cuda_builds()
+    _check_folder(folder, "model", "as transformers saves a CLIP or SigLIP")
     from transformers import AutoModel, AutoProcessor
 
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval().float()
     if not hasattr(model, "get_text_features"):
         raise Unscorable(f"the model in {folder!r} has no text tower: it is a {model.config.model_type}")
     return model, AutoProcessor.from_pretrained(folder, local_files_only=True)
+
+
+def _check_folder(folder: str, kind: str, form: str) -> None:
+    """Raise Unscorable if a folder holds no model. Prepare the import of its library."""
+    if not (Path(folder) / "config.json").is_file():
+        raise Unscorable(f"there is no {kind} in {folder!r}: a folder {form}")
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
+
+    tolerate_cuda_builds()

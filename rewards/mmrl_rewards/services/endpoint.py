@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -67,16 +68,18 @@ class Endpoint(BaseModel):
         for attempt in range(self.retries + 1):
             if attempt:
                 time.sleep(self.backoff_s * 2.0 ** (attempt - 1))
+            shown = ""
             try:
                 reply = self._exchange(body)
+                shown = _describe_reply(reply)
                 result = parse_reply(reply)
             except (OSError, HTTPException, ValueError) as error:
-                failure = f"{type(error).__name__}: {error}"
+                failure = f"{shown}{type(error).__name__}: {error}"
                 continue
             if kept is not None:
                 keep_reply(kept, reply)
             return result
-        raise Unscorable(f"{self.url}: no usable reply in {self.retries + 1} tries; the last: {failure:.200}")
+        raise Unscorable(f"{self.url}: no usable reply in {self.retries + 1} tries; the last: {failure:.300}")
 
     def _exchange(self, body: bytes) -> bytes:
         url = urlsplit(self.url)
@@ -103,6 +106,15 @@ class Endpoint(BaseModel):
         if len(reply) > self.max_reply_bytes:
             raise ValueError(f"a reply of more than {self.max_reply_bytes} bytes")
         return reply
+
+
+def _describe_reply(reply: bytes) -> str:
+    """Return what a reply looks like, for the message of its parser, which may say the same of different replies."""
+    start = reply.lstrip()[:_EXCERPT_CHARS]
+    if not start:
+        return "an empty reply: "
+    kind = "an HTML page" if re.match(rb"<!doctype html|<html", start, re.IGNORECASE) else "the reply"
+    return f"{kind} {start.decode('utf-8', 'replace')!r}: "
 
 
 def find_kept_reply(folder: str, request: bytes) -> Path:

@@ -245,6 +245,26 @@ def test_lint_asks_a_reward_that_looks_to_say_so(tmp_path, capsys):
     assert "FAIL  pure: uses media of the sample (declare @reward(..., looks=True))" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_reward_that_looks_without_saying_so_is_refused_before_the_first_step(tmp_path, box_sample, workers):
+    (tmp_path / "quiet.py").write_text(
+        "from mmrl import reward\n"
+        "@reward(name='quiet')\n"
+        "def quiet(response, sample) -> float:\n"
+        "    return float(sample.image(0).mean() > 300.0)\n"
+    )
+    load = partial(registry.load_bound_reward, "./quiet.py:quiet", tmp_path, {})
+    term = BoundTerm(name="quiet", reward=load(), load_reward=load, options=as_read({}))
+    options = ScoringConfig(workers=workers, custom_rewards="worker" if workers else "main_process")
+    opener = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+    remedy = r"raised UserError: nothing opens media .* declares @reward\(..., looks=True\).* \(quiet.py:4\)"
+    with (
+        closing(RewardFunctionScorer([term], options, opener)) as scorer,
+        pytest.raises(RewardError, match=remedy),
+    ):
+        scorer.check_samples([box_sample], GRAMMAR)
+
+
 def test_crops_blame_the_sample_or_the_answer(box_sample, tmp_path):
     response, _ = Case.model_validate(
         {

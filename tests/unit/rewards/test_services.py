@@ -120,6 +120,20 @@ def test_a_service_that_fails_is_asked_again_and_then_unscorable(answer, words):
 
 
 @pytest.mark.parametrize(
+    ("reply_body", "words"),
+    [
+        (b"<!DOCTYPE html><title>Sign in</title>", "the last: an HTML page '<!DOCTYPE html><title>Sign in</title>': "),
+        (b" \n", "the last: an empty reply: "),
+        (b"busy", "the last: the reply 'busy': "),
+    ],
+)
+def test_the_message_tells_html_from_an_empty_reply(reply_body, words):
+    with served(status(200, reply_body)) as (url, _), pytest.raises(Unscorable) as caught:
+        endpoint(url, retries=0).post({}, json.loads)
+    assert words + "JSONDecodeError: Expecting value" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("code", "error", "words"),
     [(301, Unscorable, "301: 'why'"), (401, Unscorable, "401: 'why'"), (422, RequestRejected, "422: 'why'")],
 )

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,16 +125,34 @@ def test_a_new_reward_passes_its_table_and_lint_from_any_folder(tmp_path, capsys
     assert main(["reward", "new", "not-python"]) == 2
 
 
-@pytest.mark.parametrize("answer_type", [*AnswerType, "looks"])
-def test_a_new_reward_of_each_kind_passes_its_table_and_lint(answer_type, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("answer_type", AnswerType)
+def test_a_new_reward_of_each_kind_passes_its_table_and_lint(answer_type, looks, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.lint._HUGE_CHARS", 10_000)
-    options = ["--looks"] if answer_type == "looks" else ["--answer", answer_type]
+    options = ["--answer", answer_type, *["--looks"] * looks]
     assert main(["reward", "new", "mine", *options, "--out", str(tmp_path)]) == 0
     assert main(["reward", "test", str(tmp_path / "mine.json")]) == 0, capsys.readouterr().out
     assert len(json.loads((tmp_path / "mine.json").read_text())) >= 12
     assert main(["reward", "lint", f"{tmp_path}/mine.py:mine"]) == 0, capsys.readouterr().out
     code = (tmp_path / "mine.py").read_text()
-    assert not re.search(r"\b(NAME|TYPE|DOC|EXPRESSION|STANDARD|IMPORT)\b", code) and len(code.splitlines()) < 30
+    assert not re.search(r"NAME|TYPE|DOC|EXPRESSION|STANDARD|IMPORT|LOOKS|PIXELS", code)
+    assert len(code.splitlines()) < 30 and f"AnswerType.{answer_type.name}" in code
+    assert ("looks=True" in code) == looks == (tmp_path / "mine.png").exists()
+
+
+def test_a_new_reward_that_looks_is_of_boxes_by_default(tmp_path, capsys):
+    assert main(["reward", "new", "mine", "--looks", "--out", str(tmp_path)]) == 0
+    assert "AnswerType.BOX" in (tmp_path / "mine.py").read_text()
+
+
+def test_a_new_reward_of_lists_scores_two_empty_ones(tmp_path, capsys, monkeypatch):
+    assert main(["reward", "new", "mine", "--answer", "list", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    sample = {"answer_type": "list", "value": []}
+    for response, value in (("<answer>[]</answer>", 1.0), ('<answer>["a"]</answer>', 0.0)):
+        assert try_reward(tmp_path, sample, "--response", response, fn="./mine.py:mine") == 0
+        assert json.loads(capsys.readouterr().out)["value"] == value
 
 
 def test_show_draws_a_row_that_names_a_picture(tmp_path, capsys):
@@ -190,13 +209,13 @@ NUMBER_SAMPLE = {"answer_type": "number", "value": 3}
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("import os; os._exit(0)", "its process died"),
-        ("while True: pass", "hung for 0.5 s"),
+        ("import os; os._exit(0)", "its process died (mine.py:6)"),
+        ("while True: pass", "hung for 0.5 s (mine.py:6)"),
         ("return float('nan')", "returned nan, outside its range, 0 to 1"),
     ],
 )
 def test_a_reward_that_hangs_or_ends_its_process_is_reported(write_reward, tmp_path, capfd, monkeypatch, body, reason):
-    monkeypatch.setattr("mmrl.cli.reward_commands._MIN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
     write_reward(f"print('called')\n    {body}")
     monkeypatch.chdir(tmp_path)
     assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 1
@@ -204,6 +223,39 @@ def test_a_reward_that_hangs_or_ends_its_process_is_reported(write_reward, tmp_p
     (tmp_path / "t.json").write_text(json.dumps([NUMBER_ROW | {"response": "x"}]))
     assert main(["reward", "test", str(tmp_path / "t.json")]) == 1
     assert f"reason: {reason}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("declared", ["answer_types=(AnswerType.NUMBER,)", ""])
+def test_lint_names_a_reward_whose_first_call_hangs_and_ends(write_reward, capsys, monkeypatch, declared):
+    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    name = write_reward("while True: pass", declared)
+    started_at = time.monotonic()
+    assert main(["reward", "lint", name]) == 2
+    assert time.monotonic() - started_at < 15.0  # one deadline, not one for each of the attacks
+    assert "reward 'r' (mine.py:6), a number target, an empty answer: hung for 0.5 s" in capsys.readouterr().err
+
+
+def test_lint_names_a_reward_that_hangs_on_the_correct_answer_and_ends(write_reward, capsys, monkeypatch):
+    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    assert main(["reward", "lint", write_reward("while right: pass\n    return 0.0")]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("FAIL") == 1 and "first call: the correct answer: hung for 0.5 s (mine.py:6)" in printed
+
+
+def test_a_reward_may_declare_a_longer_first_call(write_reward, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.2)
+    write_reward("time.sleep(0.6); return 1.0", "answer_types=(AnswerType.NUMBER,), timeout_s=60.0")
+    monkeypatch.chdir(tmp_path)
+    assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 0
+    assert json.loads(capsys.readouterr().out)["value"] == 1.0
+
+
+def test_try_gives_file_and_line_of_an_error(write_reward, tmp_path, capsys, monkeypatch):
+    write_reward("pass\n    return int('no')")
+    monkeypatch.chdir(tmp_path)
+    assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 1
+    reason = "raised ValueError: invalid literal for int() with base 10: 'no' (mine.py:11)"
+    assert json.loads(capsys.readouterr().out) == {"value": None, "reason": reason}
 
 
 def test_what_a_reward_prints_is_shown(write_reward, tmp_path, capfd, monkeypatch):
@@ -343,7 +395,8 @@ def test_a_tolerance_for_an_unknown_attack_is_refused(lint):
 def test_lint_takes_samples_from_a_table(write_reward, tmp_path, capsys):
     name = write_reward('if "unit" not in sample.meta: raise Unscorable("no unit")\n    return right * 1.0')
     assert main(["reward", "lint", name]) == 2
-    assert "cannot read the case table" in capsys.readouterr().err
+    words = "'r' can score no plain sample (no unit), so lint takes samples from its case table: cannot read the case"
+    assert words in capsys.readouterr().err
     row = NUMBER_ROW | {"response": "", "sample": {"answer_type": "number", "value": 347, "meta": {"unit": "cm"}}}
     table = tmp_path / "mine.json"
     table.write_text(json.dumps([row | {"expected": "unscorable"}]))
@@ -352,6 +405,17 @@ def test_lint_takes_samples_from_a_table(write_reward, tmp_path, capsys):
     table.write_text(json.dumps([row]))
     assert main(["reward", "lint", name]) == 0
     assert ": fit" in capsys.readouterr().out
+
+
+def test_lint_of_a_reward_that_looks_says_that_its_table_must_name_pictures(write_reward, tmp_path, capsys):
+    name = write_reward("sample.image(0); return right * 1.0", "answer_types=(AnswerType.NUMBER,), looks=True")
+    assert main(["reward", "lint", name]) == 2
+    words = "reward 'r' looks at pictures, so lint takes samples from its case table: cannot read the case table"
+    assert words in capsys.readouterr().err
+    (tmp_path / "mine.json").write_text(json.dumps([NUMBER_ROW | {"response": ""}]))
+    assert main(["reward", "lint", name]) == 2
+    error = capsys.readouterr().err
+    assert "no row of its case table names one" in error and "--looks` shows how; the first says: " in error
 
 
 GROUP_REWARDS = """

@@ -1,5 +1,6 @@
 """Rewards in worker processes: the same scores, and a call that hangs or dies costs only itself."""
 
+import json
 import os
 import re
 import signal
@@ -190,9 +191,8 @@ def test_a_process_that_leaves_its_worker_ends_with_it(make_scorer, tmp_path):
 
 def test_a_reward_that_eats_memory_at_its_first_call_is_named(make_scorer):
     scorer = make_scorer("moody", worker_limits=WorkerLimitsConfig(memory_mib=512))
-    with pytest.raises(
-        RewardError, match="killed while calling reward 'moody' on sample 'h', .*: it held more than 512"
-    ):
+    named = r"killed while calling reward 'moody' \(moody.py:\d+\) on sample 'h', .*: it held more than 512"
+    with pytest.raises(RewardError, match=named):
         scorer.check_samples([text_sample("eat")], GRAMMAR)
 
 
@@ -305,7 +305,8 @@ def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tm
     scorer.check_samples([text_sample("fine")] * 2, GRAMMAR)
     tried = iter([text_sample(target, f"bad {number}") for number in range(50)])
     where = re.escape("reward 'moody' on sample 'bad 0' (task 't')")
-    with pytest.raises(RewardProcessError, match=f"{where}: {fault}.*; response: '<answer>{target}</answer>'"):
+    response, remedy = f"response: '<answer>{target}</answer>'", r"fix the reward \(moody.py:\d+\)"
+    with pytest.raises(RewardProcessError, match=f"{where}: {fault}.*; {response}.*{remedy}"):
         scorer.check_samples(tried, GRAMMAR)
     assert len(list(tried)) >= 48
     if target == "hang":
@@ -313,10 +314,28 @@ def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tm
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.terms.STARTUP_TIMEOUT_S", 5.0)
-    named = "hung while calling reward 'wary' on sample 'h', response '<answer>hang</answer>': more than 5 s"
-    with pytest.raises(RewardError, match=named):
+    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 5.0)
+    named = r"hung while calling reward 'wary' \(moody.py:\d+\) on sample 'h', response '<answer>hang</answer>'"
+    with pytest.raises(RewardError, match=f"{named}: more than 5 s"):
         make_scorer("wary").check_samples([text_sample("hang")], GRAMMAR)
+
+
+def test_a_first_call_may_take_as_long_as_its_term_says(make_scorer, monkeypatch):
+    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    make_scorer("moody", options={"timeout_s": 60.0}).check_samples([text_sample("think")], GRAMMAR)
+    with pytest.raises(RewardProcessError, match="more than 1 s"):
+        make_scorer("moody", options={"timeout_s": 1.0}).check_samples([text_sample("hang")], GRAMMAR)
+
+
+def test_a_row_of_a_case_table_that_hangs_is_named(make_scorer, tmp_path, monkeypatch):
+    make_scorer("moody")
+    row = {"fn": "./moody.py:wary", "sample": {"answer_type": "text", "value": "x"}, "expected": 0, "source": "none"}
+    rows = [row | {"response": "fine", "expected": 4 / 7}, row | {"response": "hang"}]
+    (tmp_path / "moody.json").write_text(json.dumps(rows))
+    named = r"reward './moody.py:wary' \(moody.py:\d+\), the row of its case table with the response 'hang': .* 2 s"
+    # The reward's own deadline holds, not that of the config or of a first call.
+    with pytest.raises(UserError, match=named):
+        registry.check_case_tables(["./moody.py:wary"], tmp_path, ScoringConfig(timeout_s=300.0))
 
 
 def test_a_reward_that_does_not_load_elsewhere_is_named(make_scorer, tmp_path):

@@ -7,11 +7,11 @@ import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
 from selection import scored
 
-from mmrl.algo.group_metrics import compute_step_metrics
+from mmrl.algo.group_metrics import compute_reward_metrics, compute_step_metrics
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
-from mmrl.types import Dropped, RewardErrorKind, RewardFailure, SelectedExperiences, TrainingState, WorstToken
+from mmrl.types import Dropped, Group, RewardErrorKind, RewardFailure, SelectedExperiences, TrainingState, WorstToken
 
 HEALTHY = {
     "groups/nonzero_advantage_frac": 0.5,
@@ -152,26 +152,56 @@ def test_configured_limit_may_be_raised_or_switched_off(metric, value, option, h
     assert warnings_of(steps, **{option: higher}) == warnings_of(steps, **{option: None}) == []
 
 
-def test_first_failure_of_an_environment_is_told_at_once_and_the_last_one_with_the_share():
-    warnings, prompt = [], make_prompt(make_sample())
-    events = []
-    monitor = HealthMonitor(HealthConfig(window=3), warnings.append, lambda *event: events.append(event))
+def failing_step(outcomes, name="judge"):
+    """A step whose rollouts of one prompt have this failure of `name`, or None; a failure drops its rollout."""
+    prompt = make_prompt()
+    rollouts = [make_rollout(prompt, index) for index in range(len(outcomes))]
+    dropped = [Dropped(made, {name: end}) for made, end in zip(rollouts, outcomes, strict=True) if end]
+    kept = [made for made, end in zip(rollouts, outcomes, strict=True) if not end]
+    scores = tuple(make_score(count=1.0) for _ in kept)
+    group = Group(prompt=prompt, rollouts=tuple(kept), scores=scores, dropped=tuple(dropped))
+    selected = SelectedExperiences(groups=(group,), scored=((),), experiences=(), has_signal=False)
+    counted = {**HEALTHY, **compute_reward_metrics([group])}
+    return TrainStepResult(selected=selected, metrics=counted, seconds={})
+
+
+def test_failed_episode_is_reported_in_its_first_step_with_its_error():
+    warnings = []
+    monitor = HealthMonitor(HealthConfig(window=30), warnings.append)
     for number in range(1, 7):
         reason = f"action {number}: the environment raised KeyError: {'x' * 900}"
         failure = RewardFailure(RewardErrorKind.ERROR, reason)
-        rollouts = [replace(make_rollout(prompt, index), failure=failure if number > 1 else None) for index in range(3)]
-        dropped = tuple(Dropped(rollout, {"environment": failure}) for rollout in rollouts)
-        group = make_group(prompt, (), (), dropped=dropped)
-        selected = SelectedExperiences(groups=(group,), scored=((),), experiences=(), has_signal=False)
-        metrics = {**HEALTHY, "environment/errors": 6.0}
-        monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
-    first, share = warnings
-    assert first.startswith("step 2: failed episodes: 3, the last at action 2: the environment raised KeyError: xxx")
-    assert (
-        "100% of the episodes" in share and "The last failed at action 3: the environment raised KeyError: xxx" in share
+        monitor.on_step_end(
+            TrainingState(step=number), failing_step([failure if number > 1 else None] * 3, name="environment")
+        )
+    [warning] = warnings
+    said = "step 2: 3 of 3 episodes failed and leave their groups: action 2: the environment raised KeyError: xxx"
+    assert warning.startswith(said)
+    assert warning.count("x") < 210  # an error may quote a whole page
+
+
+def test_reward_without_a_value_is_reported_in_its_first_step_with_term_count_and_error():
+    down = RewardFailure(RewardErrorKind.UNSCORABLE, "http://localhost:9000: no usable reply in 3 tries")
+    steps = [failing_step([None] * 4), failing_step([None, down, down, down]), *[failing_step([down] * 4)] * 5]
+    warnings = []
+    monitor = HealthMonitor(HealthConfig(window=30), warnings.append)
+    for number, result in enumerate(steps, 1):
+        monitor.on_step_end(TrainingState(step=number), result)
+    [warning] = warnings
+    assert warning.startswith("step 2: reward term judge has no value for 3 of 4 rollouts")
+    assert warning.endswith(
+        "`on_missing_score` or `on_error` of `rewards` leaves out or counts as a fallback: "
+        "http://localhost:9000: no usable reply in 3 tries"
     )
-    assert max(first.count("x"), share.count("x")) < 210  # an error may quote a whole page
-    assert [message for _, _, message in events] == [share]
+
+
+def test_reward_whose_fallback_term_decides_is_not_reported():
+    abstained = {"reward/rule/unscorable": 3, "reward/rule/fallback": 3}
+    # A task or a term may be named like a kind of failure.
+    named = {"reward/task/errors": 0.5, "reward/term/unscorable": 1.0, "reward/term/environment": 1.0}
+    assert warnings_of([abstained, named] * 5, max_replay_staleness=None) == []
+    [warning] = warnings_of([abstained | {"reward/rule/unscorable": 4}] * 3)
+    assert "reward term rule has no value for 1 of 0 rollouts" in warning
 
 
 def test_term_that_falls_while_the_total_rises_is_reported():
