@@ -29,6 +29,7 @@ from mmrl.config.yaml_tree import (
     merge_configs,
     merge_nodes,
     parse_yaml,
+    set_value,
 )
 from mmrl.types import FunctionCall, UserError
 
@@ -101,19 +102,16 @@ def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, 
     A relative `data.dir` starts from the working directory on the command line, and from the file's folder in a file.
     It becomes the media root unless the config names others. Without a `data.dir` the texts are unchanged.
     """
-    names = []
-    for _, value in iter_leaves(root.plain_value):
-        if isinstance(value, str) and value.startswith(f"{DATA}/"):
-            names.append(value.removeprefix(f"{DATA}/"))
+    texts = [value for _, value in iter_leaves(root.plain_value) if isinstance(value, str)]
+    names = [text.removeprefix(f"{DATA}/") for text in texts if text.startswith(f"{DATA}/")]
     node = root.find(("data", "dir"))
     if node is not None and isinstance(node.value, str):
         base = Path() if node.origin == COMMAND_LINE_ORIGIN else base_dir
         folder = str((base / Path(node.value).expanduser()).resolve())
         root = map_texts(root, lambda text: text.replace(DATA, folder))
-        root = _set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
+        root = set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
         if root.find(("data", "media_roots")) is None:
-            roots = ConfigNode([ConfigNode(folder, node.origin)], node.origin)
-            root = _set_value(root, ("data", "media_roots"), roots)
+            root = set_value(root, ("data", "media_roots"), _to_node([folder], node.origin))
     return root, tuple(dict.fromkeys(names))
 
 
@@ -278,7 +276,7 @@ class _ConfigFiles:
             merged = merge_configs(merged, overlay)
             run_name = merged.find(("run", "name"))
             if run_name is not None:
-                merged = _set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
+                merged = set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
         return merged
 
     def apply_override(self, root: ConfigNode, text: str) -> ConfigNode:
@@ -294,7 +292,7 @@ class _ConfigFiles:
         path = _resolve_path(root, keys)
         node, problems = parse_yaml(value, lambda line: COMMAND_LINE_ORIGIN, path)
         self.problems += problems
-        return _set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
+        return set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
 
 
 def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:
@@ -364,19 +362,6 @@ def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> in
         text = f"no such entry; there is {', '.join(indices)}" if indices else "no such entry; the list is empty"
         raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, (*path, key), text)))
     return indices[key]
-
-
-def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode:
-    if not path:
-        return value
-    key, rest = path[0], path[1:]
-    if isinstance(node.value, list) and isinstance(key, int):
-        items = list(node.value)
-        items[key] = _set_value(items[key], rest, value)
-        return ConfigNode(items, node.origin)
-    mapping = dict(node.value) if isinstance(node.value, dict) else {}
-    mapping[str(key)] = _set_value(mapping.get(str(key), ConfigNode(None, COMMAND_LINE_ORIGIN)), rest, value)
-    return ConfigNode(mapping, node.origin)
 
 
 def _apply_presets(root: ConfigNode) -> ConfigNode:

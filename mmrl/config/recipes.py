@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,23 +23,17 @@ DATA: Final = "${data}"
 """Placeholder for `data.dir` in the texts of a config."""
 LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")
 """Labels in the header of a recipe, in this order."""
-_LABEL: Final = re.compile(rf"({'|'.join(LABELS)}): ?(.*)")
+_LABEL: Final = re.compile(rf"# ({'|'.join(LABELS)}): ?(.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Header:
     """The comment at the top of a recipe or an overlay."""
 
     title: str  # the name of the system and its paper
     summary: str  # what it does, in one line
     sections: Mapping[str, str]  # text by label
-    downloads: tuple[str, ...]
-    """Commands that fetch the data, to be run in the data folder."""
-
-    @property
-    def departures(self) -> tuple[str, ...]:
-        """Differences from the published system, the most important first."""
-        return tuple(part.strip().rstrip(".") for part in self.sections.get("Departures", "").split(";"))
+    downloads: tuple[str, ...]  # commands that fetch the data, to be run in the data folder
 
 
 def configs_folder() -> Path:
@@ -88,33 +83,24 @@ def read_header(path: Path) -> Header:
     Line 1 is `# Title (paper): summary.` or `# Title: summary.`. Each label begins a line, and its text continues in
     lines that are indented further. Lines that begin with `$` are commands.
     """
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" "))
-    first = lines[0] if lines else ""
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    first = next(lines, "").strip("# ")
     # The link of a paper has a colon of its own: `VLM-R1 (arXiv:2504.07615): ...`.
     title, separator, summary = first.partition("): " if "): " in first else ": ")
     sections: dict[str, str] = {}
     downloads, label = [], ""
-    for line in lines[1:]:
+    for line in lines:
+        text = line.strip("# ")
         begins = _LABEL.match(line)
-        text = line.strip()
         if begins:
             label, text = begins.groups()
-        elif not line.startswith("  "):
+        elif not line.startswith("#   "):
             label = ""
         if text.startswith("$ "):
             downloads.append(text.removeprefix("$ "))
         elif label:
             sections[label] = f"{sections.get(label, '')} {text}".strip()
-    return Header(
-        title=title + separator.rstrip(": "),
-        summary=summary.strip().rstrip("."),
-        sections=sections,
-        downloads=tuple(downloads),
-    )
+    return Header(title + separator.rstrip(": "), summary.strip().rstrip("."), sections, tuple(downloads))
 
 
 def check_data_files(loaded: LoadedConfig) -> None:
@@ -130,20 +116,18 @@ def check_data_files(loaded: LoadedConfig) -> None:
         raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0]}; name its folder with --data DIR (data.dir)")
     headers = [read_header(file) for file in loaded.files if file.is_file()]
     downloads = [command for header in headers for command in header.downloads]
-    names_by_command: dict[str, list[str]] = {}
+    # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
+    texts = [f"Data: {header.sections['Data']}" for header in headers if "Data" in header.sections]
+    names_by_advice: dict[str, list[str]] = {}
     for name in missing:
         # A command fetches the files below the folder, or the file, that it names: eurosat-4shot is not eurosat.
         mentions = re.compile(rf"(?<![\w-]){re.escape(name.split('/')[0])}(?![\w-])")
-        command = next(filter(mentions.search, downloads), "")
-        names_by_command.setdefault(command, []).append(name)
-    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
-    lines = [] if Path(folder).is_dir() else [f"{folder}: there is no such folder"]
-    for command, names in names_by_command.items():
+        command = next(filter(mentions.search, downloads), None)
         advice = f"; run there: {command}" if command else "; no command of the header fetches it" if texts else ""
-        lines.append(f"{folder}: has no {', '.join(names)}{advice}")
-    # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
-    lines += [f"Data: {text}" for text in texts[:1]]
-    raise UserError("\n".join(lines))
+        names_by_advice.setdefault(advice, []).append(name)
+    lines = [] if Path(folder).is_dir() else [f"{folder}: there is no such folder"]
+    lines += [f"{folder}: has no {', '.join(names)}{advice}" for advice, names in names_by_advice.items()]
+    raise UserError("\n".join([*lines, *texts[:1]]))
 
 
 def find_missing_data(loaded: LoadedConfig) -> list[str]:

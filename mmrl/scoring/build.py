@@ -38,8 +38,7 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
 
 def _load_reward(options: RewardTermConfig, base: Path) -> BoundReward:
     reward = registry.load_bound_reward(options.fn, base, options.args)
-    on = options.fallback_on
-    return replace(reward, abstains_on_bad_answer=on == "bad_answer", abstains_on_low=on == "low")
+    return replace(reward, fallback_on=options.fallback_on)
 
 
 def build_scorer(config: Config, base: Path, media_opener: MediaOpener | None = None) -> RewardFunctionScorer:

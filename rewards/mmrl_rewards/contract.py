@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Annotated, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -100,23 +100,23 @@ class BoundReward:
 
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
-    abstains_on_bad_answer: bool = False  # a bad answer raises Unscorable, so that the term's fallback decides
-    abstains_on_low: bool = False  # so does every answer that gets the low end
+    fallback_on: Literal["abstention", "bad_answer", "low"] = "abstention"
+    """Answers that raise Unscorable, so that the term's fallback decides: those without a rule, also bad ones, or also
+    all that get the low end."""
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options.
 
         Raises:
-            Unscorable: the sample is bad, or no rule applies to the answer; with `abstains_on_bad_answer`, also where
-                the answer is bad, and with `abstains_on_low` where it gets the low end.
+            Unscorable: the sample is bad, or `fallback_on` says so.
         """
         try:
             result = self.reward.fn(response, sample, **self.args)
         except BadAnswer as error:
-            if self.abstains_on_bad_answer or self.abstains_on_low:
+            if self.fallback_on != "abstention":
                 raise Unscorable(f"bad answer: {error}") from error
             return RewardValue(self.reward.low, str(error))
-        if self.abstains_on_low:
+        if self.fallback_on == "low":
             value, reason = value_and_reason(result)
             if value == self.reward.low:
                 raise Unscorable(f"the low end: {reason}")

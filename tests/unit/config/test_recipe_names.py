@@ -62,7 +62,7 @@ def test_a_header_has_labels_and_download_commands(shipped):
     assert (header.title, header.summary) == ("Counter (arXiv:2501.00001)", "counts things")
     assert header.sections["Data"] == "two files of which one has pictures."
     assert header.downloads == ("hf download counts/rows --local-dir rows", "wget pictures.zip && unzip pictures.zip")
-    assert header.departures == ("none is large", "the second")
+    assert header.sections["Departures"] == "none is large; the second."
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_recipe_without_commands_shows_those_of_the_one_it_extends(shipped, tm
 
 def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp_path, capsys):
     assert main(["recipe", "list", "COUNT", "number:exact"]) == 0
-    assert capsys.readouterr().out == "counting:\n  counter  counts things\n"
+    assert capsys.readouterr().out == f"counting:\n  {'counter':25}  counts things\n"
     assert main(["recipe", "list", "video"]) == 1
     capsys.readouterr()
     (tmp_path / "pictures").mkdir()

@@ -148,7 +148,7 @@ def test_answers_that_the_rule_cannot_read_go_to_the_fallback_where_asked_for():
 @pytest.mark.parametrize(("fn", "nearly"), [(number.exact, 0.25), (number.graded, 2 / 3)])
 def test_all_answers_that_earn_the_low_end_go_to_the_fallback_where_asked_for(fn, nearly):
     judge, _ = counted("judge", 0.25)
-    rule = replace(bind(fn, {}), abstains_on_low=True)
+    rule = replace(bind(fn, {}), fallback_on="low")
     scorer = make_scorer(replace(term(fn, "rule", fallback="judge"), reward=rule), judge)
     texts = ("<answer>3</answer>", "<answer>4</answer>", "<answer>90</answer>", "three or so")
     assert [scored(scorer, rollout(text)).total for text in texts] == pytest.approx([1.0, nearly, 0.25, 0.25])
