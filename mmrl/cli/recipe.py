@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 
 from mmrl.cli.common import Subparsers, add_command, echo
 
@@ -15,7 +14,6 @@ examples:
   mmrl recipe show vlm_r1_rec --data /data    # what it is, what it needs, and which files are missing
   mmrl train vlm_r1_rec --model /models/Qwen2.5-VL-3B-Instruct --data /data
 """
-_INDENT = 14
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -55,33 +53,20 @@ def _show(arguments: argparse.Namespace) -> int:
     from mmrl.data.rows import sources_by_split
 
     loaded = load_config(arguments.name, [f"data.dir={json.dumps(arguments.data)}"] if arguments.data else [])
-    config, headers = loaded.config, [read_header(file) for file in loaded.files]
-    echo(f"{headers[0].title}: {headers[0].summary}\n")
-    validated = []
+    config = loaded.config
+    # What a recipe does not say itself is in the header of the one that it extends.
+    for file in loaded.files:
+        echo(f"{read_header(file).text}\n")
+    echo(f"Model: {config.model.path or 'made from scratch'}")
+    echo(f"Rewards: {', '.join(term.fn for term in config.rewards.terms)}")
+    echo(f"Stages: {', '.join(f'{stage.name} ({stage.kind})' for stage in config.stages)}")
     for source in sources_by_split(config.data)["validation"]:
         share = f"{100 * source.validation_share:g} % of " if source.validation_share else ""
-        validated.append(f"{share}{source.args.get('path', source.fn)}")
-    rows = {
-        **headers[0].sections,
-        "Model": config.model.path or "made from scratch",
-        "Rewards": ", ".join(term.fn for term in config.rewards.terms),
-        "Stages": ", ".join(f"{stage.name} ({stage.kind})" for stage in config.stages),
-        "Validation": ", ".join(dict.fromkeys(validated)) or "none",
-    }
-    for label, text in rows.items():
-        lines = textwrap.wrap(text, 120 - _INDENT, break_long_words=False, break_on_hyphens=False)
-        echo(f"{label:{_INDENT}}" + f"\n{'':{_INDENT}}".join(lines))
+        echo(f"Validation: {share}{source.args.get('path', source.fn)}")
     missing = find_missing_data(loaded)
-    if loaded.data_files:
-        echo(f"\nFiles in {arguments.data or 'the data folder (--data DIR)'}:")
     for name in loaded.data_files:
-        state = "" if not arguments.data else "missing  " if name in missing else "ok       "
-        echo(f"  {state}{name}")
-    # A recipe without commands of its own has the data of the one that it extends.
-    downloads = next(filter(None, (header.downloads for header in headers)), ())
-    if downloads and (missing or not arguments.data):
-        echo("\nTo fetch them, in that folder:")
-        for command in downloads:
-            echo(f"  {command}")
+        state = "needs" if not arguments.data else "missing" if name in missing else "has"
+        advice = f"; run there: {missing[name]}" if missing.get(name) else ""
+        echo(f"{arguments.data or 'The data folder'}: {state}  {name}{advice}")
     echo(f"\nTo train: mmrl train {arguments.name} --model DIR" + (" --data DIR" if loaded.data_files else ""))
     return 0

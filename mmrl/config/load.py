@@ -261,18 +261,16 @@ class _ConfigFiles:
         assert isinstance(root.value, dict)
         own = dict(root.value)
         overlays = own.pop("overlays", None)
-        merged, seen = ConfigNode(own, root.origin), dict[str, tuple[PlainValue, str]]()
+        merged, seen = ConfigNode(own, root.origin), dict[KeyPath, tuple[PlainValue, str]]()
         for name, origin in _list_files(overlays, "overlays") if overlays else ():
             file = self.files[0].parent / name
             path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
             overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
             for setting, value in iter_leaves(overlay.plain_value):
-                key = format_path(setting)
-                other, of = seen.setdefault(key, (value, name))
+                other, of = seen.setdefault(setting, (value, name))
                 if other != value:
-                    raise UserError(
-                        f"{origin}: overlays: {of} sets {key} to {other!r} and {name} to {value!r}; use one"
-                    )
+                    text = f"{of} sets {format_path(setting)} to {other!r} and {name} to {value!r}; use one"
+                    raise UserError(f"{origin}: overlays: {text}")
             merged = merge_configs(merged, overlay)
             run_name = merged.find(("run", "name"))
             if run_name is not None:
