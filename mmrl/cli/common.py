@@ -36,10 +36,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments CONFIG and `key=value` overrides, and options that stand for overrides."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a recipe (`mmrl recipe list`)")
     parser.add_argument("--model", metavar="DIR", dest="model.path", help="model.path: the model to train")
-    text = "data.dir: the folder that `${data}` stands for"
-    parser.add_argument("--data", metavar="DIR", dest="data.dir", help=text)
-    text = "lay settings of a method over it"
-    parser.add_argument("--overlay", metavar="NAME", action="append", dest="overlays", help=text)
+    parser.add_argument("--data", metavar="DIR", dest="data.dir", help="data.dir: the folder that `${data}` stands for")
+    parser.add_argument("--overlay", metavar="NAME", action="append", dest="overlays", help="a method laid on top")
     parser.add_argument(
         "overrides",
         metavar="key=value",

@@ -25,7 +25,6 @@ from mmrl.config.yaml_tree import (
     PlainValue,
     format_path,
     iter_leaves,
-    map_texts,
     merge_configs,
     merge_nodes,
     parse_yaml,
@@ -75,7 +74,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     for override in overrides:
         if override not in of_overlays:
             root = files.apply_override(root, override)
-    root, data_files = _fill_in_data_folder(root, files.files[0].parent)
+    root, data_files = _resolve_data_folder(root, files.files[0].parent)
     # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
     config = _validate(root, Config, files.problems)
@@ -96,11 +95,11 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     )
 
 
-def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
-    """Return the tree with `data.dir` in place of `${data}`, and the paths below it that were named.
+def _resolve_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
+    """Return the tree with an absolute `data.dir`, and the paths that texts name below `${data}`.
 
     A relative `data.dir` starts from the working directory on the command line, and from the file's folder in a file.
-    It becomes the media root unless the config names others. Without a `data.dir` the texts are unchanged.
+    It becomes the media root unless the config names others.
     """
     texts = [value for _, value in iter_leaves(root.plain_value) if isinstance(value, str)]
     names = [text.removeprefix(f"{DATA}/") for text in texts if text.startswith(f"{DATA}/")]
@@ -108,7 +107,6 @@ def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, 
     if node is not None and isinstance(node.value, str):
         base = Path() if node.origin == COMMAND_LINE_ORIGIN else base_dir
         folder = str((base / Path(node.value).expanduser()).resolve())
-        root = map_texts(root, lambda text: text.replace(DATA, folder))
         root = set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
         if root.find(("data", "media_roots")) is None:
             root = set_value(root, ("data", "media_roots"), _to_node([folder], node.origin))
@@ -413,11 +411,18 @@ def _to_node(value: PlainValue, origin: str) -> ConfigNode:
 
 
 def _validate(root: ConfigNode, schema: type[SchemaT], unread: Sequence[ConfigProblem]) -> SchemaT:
-    """Return the settings of a tree; raise a UserError with all problems, `unread` those of values not read."""
+    """Return the settings of a tree, with `data.dir`, if it is set, in place of `${data}`.
+
+    Raises:
+        UserError: all problems, `unread` those of values not read.
+    """
     problems, config = list(unread), None
+    # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
+    text, folder = json.dumps(root.plain_value), root.find(("data", "dir"))
+    if folder is not None and isinstance(folder.value, str):
+        text = text.replace(DATA, json.dumps(folder.value)[1:-1])
     try:
-        # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
-        config = schema.model_validate_json(json.dumps(root.plain_value))
+        config = schema.model_validate_json(text)
     except ValidationError as error:
         # A value that could not be read is null in the tree, which would be reported a second time.
         unread_paths = {problem.path for problem in unread}

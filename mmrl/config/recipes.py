@@ -113,7 +113,8 @@ def check_data_files(loaded: LoadedConfig) -> None:
     if not missing:
         return
     if folder is None:
-        raise UserError(f"{loaded.files[0]}: reads {DATA}/{next(iter(missing))}; name its folder with --data DIR (data.dir)")
+        text = f"reads {DATA}/{loaded.data_files[0]}; name its folder with --data DIR (data.dir)"
+        raise UserError(f"{loaded.files[0]}: {text}")
     headers = [read_header(file) for file in loaded.files if file.is_file()]
     # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
     texts = [f"Data: {header.sections['Data']}" for header in headers if "Data" in header.sections]

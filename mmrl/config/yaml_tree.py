@@ -174,15 +174,6 @@ def _child(node: ConfigNode, key: str) -> object:
     return node.value[key].value if isinstance(node.value, dict) and key in node.value else None
 
 
-def map_texts(node: ConfigNode, change: Callable[[str], str]) -> ConfigNode:
-    """Return the tree with `change` applied to every text value."""
-    if isinstance(node.value, dict):
-        return ConfigNode({key: map_texts(inner, change) for key, inner in node.value.items()}, node.origin)
-    if isinstance(node.value, list):
-        return ConfigNode([map_texts(inner, change) for inner in node.value], node.origin)
-    return ConfigNode(change(node.value), node.origin) if isinstance(node.value, str) else node
-
-
 def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath, PlainValue]]:
     """Yield the settings of nested dicts and lists by path: scalars, empty containers and lists of scalars."""
     if isinstance(value, dict) and value:

@@ -37,7 +37,6 @@ _CONTENT: Final = re.compile(
     re.ASCII,
 )
 _NUMBER: Final = re.compile(r"(?<![\w:])\d{1,9}(?![\w:])", re.ASCII)  # a number that is no part of a time
-_TIME: Final = re.compile(r"\d+:\d+", re.ASCII)
 _BROKEN_RULE: Final = StepResult(terminated=True, valid=False, info={"correct": 0.0})
 
 
@@ -49,7 +48,7 @@ class FrameSearch(Environment):
         try:
             video = sample.meta["extra_info"]
             self.fps, self.num_frames = float(video["fps"]), int(video["total_frames"])
-            self.asks_for_time = bool(_TIME.search(video["question"]))
+            self.asks_for_time = bool(re.search(r"[0-9]:[0-9]", video["question"]))
             if not (self.fps > 0 and self.num_frames > 0):
                 raise ValueError(f"{self.num_frames} frames at {self.fps:g} a second")
         except (TypeError, KeyError, ValueError) as error:
