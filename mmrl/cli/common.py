@@ -35,12 +35,9 @@ def add_command(commands: Subparsers, name: str, summary: str, details: str) -> 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments CONFIG and `key=value` overrides, and options that stand for overrides."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a recipe (`mmrl recipe list`)")
-    options = {"model": "model.path: the model to train", "data": "data.dir: the folder that `${data}` stands for"}
-    for option, text in options.items():
-        parser.add_argument(f"--{option}", metavar="DIR", dest=f"config_{option}", help=text)
-    parser.add_argument(
-        "--overlay", metavar="NAME", action="append", dest="config_overlays", help="lay settings of a method over it"
-    )
+    parser.add_argument("--model", metavar="DIR", dest="model.path", help="model.path: the model to train")
+    parser.add_argument("--data", metavar="DIR", dest="data.dir", help="data.dir: the folder that `${data}` stands for")
+    parser.add_argument("--overlay", metavar="NAME", action="append", dest="overlays", help="a method laid on top")
     parser.add_argument(
         "overrides",
         metavar="key=value",
@@ -52,12 +49,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def option_overrides(arguments: argparse.Namespace) -> list[str]:
     """Return the overrides that the options of `add_config_arguments` stand for."""
-    settings = {
-        "model.path": arguments.config_model,
-        "data.dir": arguments.config_data,
-        "overlays": arguments.config_overlays,
-    }
-    return [f"{key}={json.dumps(value)}" for key, value in settings.items() if value]
+    given = vars(arguments)
+    return [f"{key}={json.dumps(given[key])}" for key in ("model.path", "data.dir", "overlays") if given[key]]
 
 
 def positive_int(text: str) -> int:

@@ -25,10 +25,10 @@ from mmrl.config.yaml_tree import (
     PlainValue,
     format_path,
     iter_leaves,
-    map_texts,
     merge_configs,
     merge_nodes,
     parse_yaml,
+    set_value,
 )
 from mmrl.types import FunctionCall, UserError
 
@@ -74,7 +74,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     for override in overrides:
         if override not in of_overlays:
             root = files.apply_override(root, override)
-    root, data_files = _fill_in_data_folder(root, files.files[0].parent)
+    root, data_files = _resolve_data_folder(root, files.files[0].parent)
     # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
     config = _validate(root, Config, files.problems)
@@ -95,25 +95,21 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     )
 
 
-def _fill_in_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
-    """Return the tree with `data.dir` in place of `${data}`, and the paths below it that were named.
+def _resolve_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
+    """Return the tree with an absolute `data.dir`, and the paths that texts name below `${data}`.
 
     A relative `data.dir` starts from the working directory on the command line, and from the file's folder in a file.
-    It becomes the media root unless the config names others. Without a `data.dir` the texts are unchanged.
+    It becomes the media root unless the config names others.
     """
-    names = []
-    for _, value in iter_leaves(root.plain_value):
-        if isinstance(value, str) and value.startswith(f"{DATA}/"):
-            names.append(value.removeprefix(f"{DATA}/"))
+    texts = [value for _, value in iter_leaves(root.plain_value) if isinstance(value, str)]
+    names = [text.removeprefix(f"{DATA}/") for text in texts if text.startswith(f"{DATA}/")]
     node = root.find(("data", "dir"))
     if node is not None and isinstance(node.value, str):
         base = Path() if node.origin == COMMAND_LINE_ORIGIN else base_dir
         folder = str((base / Path(node.value).expanduser()).resolve())
-        root = map_texts(root, lambda text: text.replace(DATA, folder))
-        root = _set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
+        root = set_value(root, ("data", "dir"), ConfigNode(folder, node.origin))
         if root.find(("data", "media_roots")) is None:
-            roots = ConfigNode([ConfigNode(folder, node.origin)], node.origin)
-            root = _set_value(root, ("data", "media_roots"), roots)
+            root = set_value(root, ("data", "media_roots"), _to_node([folder], node.origin))
     return root, tuple(dict.fromkeys(names))
 
 
@@ -263,22 +259,20 @@ class _ConfigFiles:
         assert isinstance(root.value, dict)
         own = dict(root.value)
         overlays = own.pop("overlays", None)
-        merged, seen = ConfigNode(own, root.origin), dict[str, tuple[PlainValue, str]]()
+        merged, seen = ConfigNode(own, root.origin), dict[KeyPath, tuple[PlainValue, str]]()
         for name, origin in _list_files(overlays, "overlays") if overlays else ():
             file = self.files[0].parent / name
             path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
             overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
             for setting, value in iter_leaves(overlay.plain_value):
-                key = format_path(setting)
-                other, of = seen.setdefault(key, (value, name))
+                other, of = seen.setdefault(setting, (value, name))
                 if other != value:
-                    raise UserError(
-                        f"{origin}: overlays: {of} sets {key} to {other!r} and {name} to {value!r}; use one"
-                    )
+                    text = f"{of} sets {format_path(setting)} to {other!r} and {name} to {value!r}; use one"
+                    raise UserError(f"{origin}: overlays: {text}")
             merged = merge_configs(merged, overlay)
             run_name = merged.find(("run", "name"))
             if run_name is not None:
-                merged = _set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
+                merged = set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
         return merged
 
     def apply_override(self, root: ConfigNode, text: str) -> ConfigNode:
@@ -294,7 +288,7 @@ class _ConfigFiles:
         path = _resolve_path(root, keys)
         node, problems = parse_yaml(value, lambda line: COMMAND_LINE_ORIGIN, path)
         self.problems += problems
-        return _set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
+        return set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
 
 
 def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:
@@ -366,19 +360,6 @@ def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> in
     return indices[key]
 
 
-def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode:
-    if not path:
-        return value
-    key, rest = path[0], path[1:]
-    if isinstance(node.value, list) and isinstance(key, int):
-        items = list(node.value)
-        items[key] = _set_value(items[key], rest, value)
-        return ConfigNode(items, node.origin)
-    mapping = dict(node.value) if isinstance(node.value, dict) else {}
-    mapping[str(key)] = _set_value(mapping.get(str(key), ConfigNode(None, COMMAND_LINE_ORIGIN)), rest, value)
-    return ConfigNode(mapping, node.origin)
-
-
 def _apply_presets(root: ConfigNode) -> ConfigNode:
     """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
     apply_to_step = partial(_merge_over_preset, key="preset", presets=RETHINK_PRESETS)
@@ -430,11 +411,18 @@ def _to_node(value: PlainValue, origin: str) -> ConfigNode:
 
 
 def _validate(root: ConfigNode, schema: type[SchemaT], unread: Sequence[ConfigProblem]) -> SchemaT:
-    """Return the settings of a tree; raise a UserError with all problems, `unread` those of values not read."""
+    """Return the settings of a tree, with `data.dir`, if it is set, in place of `${data}`.
+
+    Raises:
+        UserError: all problems, `unread` those of values not read.
+    """
     problems, config = list(unread), None
+    # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
+    text, folder = json.dumps(root.plain_value), root.find(("data", "dir"))
+    if folder is not None and isinstance(folder.value, str):
+        text = text.replace(DATA, json.dumps(folder.value)[1:-1])
     try:
-        # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
-        config = schema.model_validate_json(json.dumps(root.plain_value))
+        config = schema.model_validate_json(text)
     except ValidationError as error:
         # A value that could not be read is null in the tree, which would be reported a second time.
         unread_paths = {problem.path for problem in unread}

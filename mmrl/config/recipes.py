@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,29 +17,22 @@ from mmrl.utils.files import shipped_folder
 if TYPE_CHECKING:
     from mmrl.config.load import LoadedConfig
 
-BY_HARDWARE: Final = "by hardware"
-"""Task of recipes that reproduce no paper."""
-DATA: Final = "${data}"
-"""Placeholder for `data.dir` in the texts of a config."""
+BY_HARDWARE: Final = "by hardware"  # task of recipes that reproduce no paper
+DATA: Final = "${data}"  # placeholder for `data.dir` in the texts of a config
 LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")
 """Labels in the header of a recipe, in this order."""
-_LABEL: Final = re.compile(rf"({'|'.join(LABELS)}): ?(.*)")
+_LABEL: Final = re.compile(rf"# ({'|'.join(LABELS)}): ?(.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Header:
     """The comment at the top of a recipe or an overlay."""
 
     title: str  # the name of the system and its paper
     summary: str  # what it does, in one line
     sections: Mapping[str, str]  # text by label
-    downloads: tuple[str, ...]
-    """Commands that fetch the data, to be run in the data folder."""
-
-    @property
-    def departures(self) -> tuple[str, ...]:
-        """Differences from the published system, the most important first."""
-        return tuple(part.strip().rstrip(".") for part in self.sections.get("Departures", "").split(";"))
+    downloads: tuple[str, ...]  # commands that fetch the data, to be run in the data folder
+    text: str  # the comment as written
 
 
 def configs_folder() -> Path:
@@ -88,33 +82,25 @@ def read_header(path: Path) -> Header:
     Line 1 is `# Title (paper): summary.` or `# Title: summary.`. Each label begins a line, and its text continues in
     lines that are indented further. Lines that begin with `$` are commands.
     """
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" "))
-    first = lines[0] if lines else ""
+    lines = list(takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()))
+    first = lines[0].strip("# ") if lines else ""
     # The link of a paper has a colon of its own: `VLM-R1 (arXiv:2504.07615): ...`.
     title, separator, summary = first.partition("): " if "): " in first else ": ")
     sections: dict[str, str] = {}
     downloads, label = [], ""
     for line in lines[1:]:
+        text = line.strip("# ")
         begins = _LABEL.match(line)
-        text = line.strip()
         if begins:
             label, text = begins.groups()
-        elif not line.startswith("  "):
+        elif not line.startswith("#   "):
             label = ""
         if text.startswith("$ "):
             downloads.append(text.removeprefix("$ "))
         elif label:
             sections[label] = f"{sections.get(label, '')} {text}".strip()
-    return Header(
-        title=title + separator.rstrip(": "),
-        summary=summary.strip().rstrip("."),
-        sections=sections,
-        downloads=tuple(downloads),
-    )
+    title, summary = title + separator.rstrip(": "), summary.strip().rstrip(".")
+    return Header(title, summary, sections, tuple(downloads), "\n".join(lines))
 
 
 def check_data_files(loaded: LoadedConfig) -> None:
@@ -127,26 +113,29 @@ def check_data_files(loaded: LoadedConfig) -> None:
     if not missing:
         return
     if folder is None:
-        raise UserError(f"{loaded.files[0]}: reads {DATA}/{missing[0]}; name its folder with --data DIR (data.dir)")
+        text = f"reads {DATA}/{loaded.data_files[0]}; name its folder with --data DIR (data.dir)"
+        raise UserError(f"{loaded.files[0]}: {text}")
     headers = [read_header(file) for file in loaded.files if file.is_file()]
-    downloads = [command for header in headers for command in header.downloads]
+    # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
+    texts = [f"Data: {header.sections['Data']}" for header in headers if "Data" in header.sections]
     names_by_command: dict[str, list[str]] = {}
-    for name in missing:
-        # A command fetches the files below the folder, or the file, that it names: eurosat-4shot is not eurosat.
-        mentions = re.compile(rf"(?<![\w-]){re.escape(name.split('/')[0])}(?![\w-])")
-        command = next(filter(mentions.search, downloads), "")
+    for name, command in missing.items():
         names_by_command.setdefault(command, []).append(name)
-    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
     lines = [] if Path(folder).is_dir() else [f"{folder}: there is no such folder"]
     for command, names in names_by_command.items():
         advice = f"; run there: {command}" if command else "; no command of the header fetches it" if texts else ""
         lines.append(f"{folder}: has no {', '.join(names)}{advice}")
-    # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
-    lines += [f"Data: {text}" for text in texts[:1]]
-    raise UserError("\n".join(lines))
+    raise UserError("\n".join([*lines, *texts[:1]]))
 
 
-def find_missing_data(loaded: LoadedConfig) -> list[str]:
-    """Return the paths below the data folder that are not there; all of them if no folder was given."""
+def find_missing_data(loaded: LoadedConfig) -> dict[str, str]:
+    """Return the paths below the data folder that are not there, each with the command that fetches it, if one does."""
     folder = loaded.config.data.dir
-    return [name for name in loaded.data_files if folder is None or not Path(folder, name).exists()]
+    downloads = [command for file in loaded.files if file.is_file() for command in read_header(file).downloads]
+    missing = {}
+    for name in loaded.data_files:
+        if folder is None or not Path(folder, name).exists():
+            # A command fetches the files below the folder, or the file, that it names: eurosat-4shot is not eurosat.
+            mentions = re.compile(rf"(?<![\w-]){re.escape(name.split('/')[0])}(?![\w-])")
+            missing[name] = next(filter(mentions.search, downloads), "")
+    return missing

@@ -110,18 +110,26 @@ def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     """
     merged = merge_nodes(base, over)
     for path, new_key in NAMED_LISTS.items():
-        changes = over.find(path)
+        entries, changes = base.find(path), over.find(path)
         if changes is not None and isinstance(changes.value, dict):
-            entries = base.find(path)
             known = entries.value if entries is not None and isinstance(entries.value, list) else []
-            combined = ConfigNode(_merge_named(path, known, changes.value, new_key), changes.origin)
-            merged = merge_nodes(merged, _nest(path, combined))
+            combined = _merge_named(path, known, changes.value, new_key)
+            merged = set_value(merged, path, ConfigNode(combined, changes.origin))
     return merged
 
 
-def _nest(path: KeyPath, node: ConfigNode) -> ConfigNode:
-    """Return mappings that hold a node at a path."""
-    return _nest(path[:-1], ConfigNode({str(path[-1]): node}, node.origin)) if path else node
+def set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode:
+    """Return the tree with a node at a path; mappings that are missing on the way are made."""
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    if isinstance(node.value, list) and isinstance(key, int):
+        items = list(node.value)
+        items[key] = set_value(items[key], rest, value)
+        return ConfigNode(items, node.origin)
+    mapping = dict(node.value) if isinstance(node.value, dict) else {}
+    mapping[str(key)] = set_value(mapping.get(str(key), ConfigNode(None, value.origin)), rest, value)
+    return ConfigNode(mapping, node.origin)
 
 
 def _merge_named(
@@ -134,9 +142,9 @@ def _merge_named(
     """
     merged, new = list(entries), list[ConfigNode]()
 
-    def find(key: str, origin: str) -> list[ConfigNode]:
+    def find(key: str, origin: str) -> list[int]:
         by, wanted = ("kind", key.removeprefix("kind:")) if key.startswith("kind:") else ("name", key)
-        found = [entry for entry in merged if _child(entry, by) == wanted]
+        found = [index for index, entry in enumerate(merged) if _child(entry, by) == wanted]
         if not found:
             there = ", ".join(f"{_child(entry, 'name') or 'unnamed'} ({_child(entry, new_key)})" for entry in merged)
             raise UserError(f"{origin}: {format_path(path)}: there is no {key!r} to change; there are {there}")
@@ -147,18 +155,16 @@ def _merge_named(
         if settings.keys() & {new_key, "copy_of"} and key not in [_child(entry, "name") for entry in merged]:
             copied = settings.pop("copy_of", None)
             entry = ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin)
-            new.append(merge_nodes(find(str(copied.value), copied.origin)[0], entry) if copied else entry)
+            new.append(merge_nodes(merged[find(str(copied.value), copied.origin)[0]], entry) if copied else entry)
             continue
         chosen = find(key, change.origin)
-        at = merged.index(chosen[0])
-        for index, entry in enumerate(merged):
-            if entry in chosen:
-                old_kind, kind = _child(entry, "kind"), _child(change, "kind")
-                if kind not in (None, old_kind):
-                    # The settings that stay are of the old kind, and would be refused one by one.
-                    raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
-                merged[index] = merge_nodes(entry, change)
-        merged[at:at] = new
+        for index in chosen:
+            old_kind, kind = _child(merged[index], "kind"), _child(change, "kind")
+            if kind not in (None, old_kind):
+                # The settings that stay are of the old kind, and would be refused one by one.
+                raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
+            merged[index] = merge_nodes(merged[index], change)
+        merged[chosen[0] : chosen[0]] = new
         merged, new = [entry for entry in merged if entry.value is not None], []
     return merged + new
 
@@ -166,15 +172,6 @@ def _merge_named(
 def _child(node: ConfigNode, key: str) -> object:
     """Return the value below a key of a mapping; None without it."""
     return node.value[key].value if isinstance(node.value, dict) and key in node.value else None
-
-
-def map_texts(node: ConfigNode, change: Callable[[str], str]) -> ConfigNode:
-    """Return the tree with `change` applied to every text value."""
-    if isinstance(node.value, dict):
-        return ConfigNode({key: map_texts(inner, change) for key, inner in node.value.items()}, node.origin)
-    if isinstance(node.value, list):
-        return ConfigNode([map_texts(inner, change) for inner in node.value], node.origin)
-    return ConfigNode(change(node.value), node.origin) if isinstance(node.value, str) else node
 
 
 def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath, PlainValue]]:

@@ -37,7 +37,8 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
 
 
 def _load_reward(options: RewardTermConfig, base: Path) -> BoundReward:
-    return replace(registry.load_bound_reward(options.fn, base, options.args), fallback_on=options.fallback_on)
+    reward = registry.load_bound_reward(options.fn, base, options.args)
+    return replace(reward, fallback_on=options.fallback_on)
 
 
 def build_scorer(config: Config, base: Path, media_opener: MediaOpener | None = None) -> RewardFunctionScorer:

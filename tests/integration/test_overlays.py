@@ -34,7 +34,7 @@ def test_all_overlays_are_there_and_headed():
     for path in iter_recipes("overlays"):
         header = read_header(path)
         assert "(arXiv:" in header.title and header.summary and set(header.sections) == {"Numbers", "Departures"}
-        assert header.departures[0]
+        assert header.sections["Departures"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -359,7 +359,7 @@ def render_recipes() -> str:
             papers = paper_links(header)
             # A title without a paper says for which model and hardware the recipe is.
             summary = header.summary if papers else f"{header.title}: {header.summary}"
-            cells = (config_link(file), papers, as_cell(summary), as_cell(header.departures[0]))
+            cells = (config_link(file), papers, as_cell(summary), as_cell(departures(header)[0]))
             lines.append(f"| {' | '.join(cells)} |")
     tables = "\n".join([*lines, "", ""])
     return before + RECIPES_START + tables + RECIPES_END + rest.partition(RECIPES_END)[2]
@@ -376,9 +376,14 @@ def render_papers() -> str:
         for file, header in configs:
             name = as_cell(header.title.partition(" (")[0])
             lines += [f"**{name}** ({paper_links(header)}), {config_link(file)}: {as_cell(header.summary)}.", ""]
-            lines += [f"- {as_cell(departure)}" for departure in header.departures]
+            lines += [f"- {as_cell(departure)}" for departure in departures(header)]
             lines += [f"- numbers: {as_cell(header.sections.get('Numbers', '')).rstrip('.')}", ""]
     return "\n".join(lines)
+
+
+def departures(header: Header) -> list[str]:
+    """Return the differences from the published system, the most important first."""
+    return [part.strip().rstrip(".") for part in header.sections.get("Departures", "").split(";")]
 
 
 def config_link(file: Path) -> str:

@@ -6,18 +6,17 @@ A turn is a thought and an action:
     <think>..</think><action>get frame number at time 01:30</action>       says which frame is shown at that time
     <think>..</think><action>output answer: B</action>                     ends the episode
 
-A look shows 8 frames, or 12 of a video of more than five minutes. The sample's question is about its first video; its
-column `extra_info` has `fps`, `total_frames` and `question`, as in the authors' tables. For
-`mmrl_rewards.environment:success`, the last turn's `info` says whether the answer is `correct`, whether the episode
-`chose` frames, and whether it was `timed`: it looked up a time, and the question names one.
+A look shows 8 frames of the sample's first video, or 12 of one of more than five minutes. The column `extra_info` has
+`fps`, `total_frames` and `question`. For `mmrl_rewards.environment:success`, the last turn's `info` says whether the
+answer is `correct`, the episode `chose` frames, and it was `timed`: it looked up a time, and the question names one.
 
-The episode ends without success when a turn does not have exactly one thought and one action; when an interval was seen
-before, holds no more frames than a look, or differs from the last two numbers of the thought; when a time is looked up
-twice; or when the action after a time does not choose frames around it.
+These end the episode without success: a turn without exactly one thought and one action; an interval that was seen
+before, holds no more frames than a look, or differs from the last two numbers of the thought; a time that is looked up
+twice; and an action after a time that does not choose frames around it.
 
 Source: FrameThinker, arXiv:2509.24304, think_with_video.py and think_with_video_reward.py. Departures: a broken rule
-ends the episode at once, where the code scores it 0 at the end; the shortest interval of a long video follows from
-its 12 frames, where the code takes 8; the numbers of the frames come after the last frame.
+ends the episode at once, where the code scores it 0 at the end; intervals of a long video hold more than its 12 frames,
+where the code takes 8; the numbers of the frames come after the last frame.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ _CONTENT: Final = re.compile(
     re.ASCII,
 )
 _NUMBER: Final = re.compile(r"(?<![\w:])\d{1,9}(?![\w:])", re.ASCII)  # a number that is no part of a time
-_TIME: Final = re.compile(r"\d+:\d+", re.ASCII)
 _BROKEN_RULE: Final = StepResult(terminated=True, valid=False, info={"correct": 0.0})
 
 
@@ -50,7 +48,7 @@ class FrameSearch(Environment):
         try:
             video = sample.meta["extra_info"]
             self.fps, self.num_frames = float(video["fps"]), int(video["total_frames"])
-            self.asks_for_time = bool(_TIME.search(video["question"]))
+            self.asks_for_time = bool(re.search(r"[0-9]:[0-9]", video["question"]))
             if not (self.fps > 0 and self.num_frames > 0):
                 raise ValueError(f"{self.num_frames} frames at {self.fps:g} a second")
         except (TypeError, KeyError, ValueError) as error:

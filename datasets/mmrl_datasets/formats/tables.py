@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mmrl.types import UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, Row, did_you_mean, short_repr
@@ -141,10 +141,9 @@ def unfold_rows(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[Row]:
         if isinstance(row.cells, BadRowError):
             yield row
             continue
-        lists = [entries for column in columns if isinstance(entries := row.cells.get(column), list)]
-        if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
-            problem = BadRowError(f"the columns {', '.join(columns)} must be lists of one length")
-            yield Row(row.name, row.location, problem)
+        lists: list[Any] = [row.cells.get(column) for column in columns]
+        if not all(isinstance(entries, list) and len(entries) == len(lists[0]) for entries in lists):
+            yield row._replace(cells=BadRowError(f"the columns {', '.join(columns)} must be lists of one length"))
             continue
         for number, entries in enumerate(zip(*lists, strict=True), start=1):
             cells = {**row.cells, **dict(zip(columns, entries, strict=True))}

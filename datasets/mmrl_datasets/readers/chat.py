@@ -137,7 +137,7 @@ def _read_fields(
         # Some rows hold their answer as JSON, such as the numbers of a box.
         reply = _split_reply(said, tags) if isinstance(said, str) else _Reply(said)
     values = {role: optional_value(cells, roles.get(role)) for role in ROLES}
-    pieces = _parse_content(conversation.question, resolver, has_images=values["images"] is not None)
+    pieces = _parse_content(conversation.question, resolver, values["images"] is not None)
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
     meta = unused_cells(cells, roles.values())
@@ -303,9 +303,7 @@ def _turn_text(content: object) -> object:
     return content
 
 
-def _parse_content(
-    content: object, resolver: MediaResolver, *, has_images: bool
-) -> list[ContentPart | MediaPlaceholder]:
+def _parse_content(content: object, resolver: MediaResolver, has_images: bool) -> list[ContentPart | MediaPlaceholder]:
     """Return the pieces of the question, with a placeholder for each image or video of a column.
 
     `has_images`: there is a column of images, which prevails over the paths of `image` parts.
@@ -314,14 +312,15 @@ def _parse_content(
         return [*split_at_placeholders(check_text(content, "question"))]
     pieces: list[ContentPart | MediaPlaceholder] = []
     for entry in content:
-        is_in_column = has_images and isinstance(entry, dict) and entry.get("type") == "image"
-        pieces += _parse_content_part({"type": "image"} if is_in_column else entry, resolver)
+        pieces += _parse_content_part(entry, resolver, has_images)
     if not any(isinstance(piece, str) and piece.strip() for piece in pieces):
         raise BadRowError("the question must say something besides images and videos")
     return pieces
 
 
-def _parse_content_part(entry: object, resolver: MediaResolver) -> Sequence[ContentPart | MediaPlaceholder]:
+def _parse_content_part(
+    entry: object, resolver: MediaResolver, has_images: bool
+) -> Sequence[ContentPart | MediaPlaceholder]:
     match entry:
         case {"type": "text", "text": text}:
             return split_at_placeholders(check_text(text, "question"))
@@ -329,7 +328,7 @@ def _parse_content_part(entry: object, resolver: MediaResolver) -> Sequence[Cont
             return [resolver.image(url)]
         case {"type": "video_url", "video_url": {"url": url}} | {"type": "video_url", "video_url": str(url)}:
             return [resolver.video(url)]
-        case {"type": "image", "image": image} if image is not None:
+        case {"type": "image", "image": image} if image is not None and not has_images:
             return [resolver.image(image)]
         case {"type": "video", "video": video} if video is not None:
             # The part itself may say which part of the video is meant.

@@ -83,7 +83,8 @@ def zoom(call: Mapping[str, Any], sample: Sample) -> ImageCrop:
     A part of a part is cut from the file, not from the enlarged image.
     """
     _check_argument_names(call, "box", "medium")
-    return ImageCrop(medium_number=_read_medium_number(call), box=_read_box(call, "box"))
+    x1, y1, x2, y2 = _read_numbers(call, "box", 4)
+    return ImageCrop(medium_number=_read_medium_number(call), box=(x1, y1, x2, y2))
 
 
 def crop(call: Mapping[str, Any], sample: Sample, *, normalized: bool = False, padding: Share = 0.0) -> ImageCrop:
@@ -99,12 +100,11 @@ def crop(call: Mapping[str, Any], sample: Sample, *, normalized: bool = False, p
         padding: with `normalized`, fraction of width and height that is shown beyond each side of the box.
     """
     _check_argument_names(call, "bbox_2d", "target_image", "label")
-    x1, y1, x2, y2 = box = _read_box(call, "bbox_2d")
-    number = _read_medium_number(call, "target_image")
-    if not normalized:
-        return ImageCrop(medium_number=number, box=box)
-    box = (x1 - padding, y1 - padding, x2 + padding, y2 + padding)
-    return ImageCrop(medium_number=number, box=box, coordinate_system=CoordinateSystem.NORM_1)
+    x1, y1, x2, y2 = _read_numbers(call, "bbox_2d", 4)
+    number, margin = _read_medium_number(call, "target_image"), padding if normalized else 0.0
+    box = (x1 - margin, y1 - margin, x2 + margin, y2 + margin)
+    units = CoordinateSystem.NORM_1 if normalized else None
+    return ImageCrop(medium_number=number, box=box, coordinate_system=units)
 
 
 def frames(call: Mapping[str, Any], sample: Sample, *, most: PositiveInt = 4) -> VideoFrames:
@@ -136,22 +136,17 @@ def _check_argument_names(call: Mapping[str, Any], *names: str) -> None:
             raise ValueError(f"there is no argument {name!r:.80}; there are {', '.join(names)}")
 
 
-def _read_numbers(call: Mapping[str, Any], name: str) -> tuple[float, ...]:
+def _read_numbers(call: Mapping[str, Any], name: str, count: int | None = None) -> tuple[float, ...]:
     values = call.get(name)
     if not isinstance(values, list):
         raise ValueError(f'"{name}" must be given, in numbers')
+    if count is not None and len(values) != count:
+        raise ValueError(f'"{name}" is [x1, y1, x2, y2]')
     for value in values:
         # A bool is an int in Python. NaN compares false with everything, so the bound refuses it too.
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _MAX_NUMBER:
             raise ValueError(f'"{name}" must be given, in numbers')
     return tuple(map(float, values))
-
-
-def _read_box(call: Mapping[str, Any], name: str) -> tuple[float, float, float, float]:
-    box = _read_numbers(call, name)
-    if len(box) != 4:
-        raise ValueError(f'"{name}" is [x1, y1, x2, y2]')
-    return (box[0], box[1], box[2], box[3])
 
 
 def _read_medium_number(call: Mapping[str, Any], name: str = "medium") -> int:

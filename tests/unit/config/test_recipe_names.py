@@ -62,7 +62,7 @@ def test_a_header_has_labels_and_download_commands(shipped):
     assert (header.title, header.summary) == ("Counter (arXiv:2501.00001)", "counts things")
     assert header.sections["Data"] == "two files of which one has pictures."
     assert header.downloads == ("hf download counts/rows --local-dir rows", "wget pictures.zip && unzip pictures.zip")
-    assert header.departures == ("none is large", "the second")
+    assert header.sections["Departures"] == "none is large; the second."
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     assert text == "Data: two files of which one has pictures."
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").touch()
-    assert find_missing_data(loaded) == ["pictures"]
+    assert find_missing_data(loaded) == {"pictures": "wget pictures.zip && unzip pictures.zip"}
     with pytest.raises(UserError, match=r"has no pictures; run there: wget pictures.zip"):
         check_data_files(loaded)
     (tmp_path / "pictures").mkdir()
@@ -228,19 +228,21 @@ def test_options_stand_for_overrides_and_a_file_may_lay_overlays(shipped, tmp_pa
 def test_a_recipe_without_commands_shows_those_of_the_one_it_extends(shipped, tmp_path, capsys):
     (shipped / "recipes" / "second.yaml").write_text("# Second: counts again.\nextends: counter.yaml\n")
     assert main(["recipe", "show", "second", "--data", str(tmp_path)]) == 0
-    assert "  hf download counts/rows --local-dir rows\n" in capsys.readouterr().out
+    assert "missing  rows/a.jsonl; run there: hf download counts/rows --local-dir rows\n" in capsys.readouterr().out
 
 
 def test_recipes_are_listed_by_words_and_shown_with_what_is_missing(shipped, tmp_path, capsys):
     assert main(["recipe", "list", "COUNT", "number:exact"]) == 0
-    assert capsys.readouterr().out == "counting:\n  counter  counts things\n"
+    assert capsys.readouterr().out == f"counting:\n  {'counter':25}  counts things\n"
     assert main(["recipe", "list", "video"]) == 1
     capsys.readouterr()
     (tmp_path / "pictures").mkdir()
     assert main(["recipe", "show", "counter", "--data", str(tmp_path)]) == 0
     page = capsys.readouterr().out
-    assert "  missing  rows/a.jsonl\n  ok       pictures\n" in page
-    assert "Departures    none is large; the second." in page
+    rows, pictures = page.splitlines()[-4:-2]
+    assert rows == f"{tmp_path}: missing  rows/a.jsonl; run there: hf download counts/rows --local-dir rows"
+    assert pictures == f"{tmp_path}: has  pictures"
+    assert page.startswith(HEADER.strip()) and "\nStages: cold (sft), rl (rl)\n" in page
     assert page.endswith("To train: mmrl train counter --model DIR --data DIR\n")
 
 
