@@ -29,7 +29,16 @@ class MemoryPart(NamedTuple):
 
 def memory_parts(plan: Plan) -> list[MemoryPart]:
     """Return all parts of the memory."""
-    return [*_state_parts(plan), *_learning_parts(plan), *_engine_parts(plan)]
+    names = {
+        "vision": "activations of the vision tower",
+        "language": "activations of the language model",
+        "logits": f"logits, {plan.options.logits_chunk_tokens} tokens at a time",
+        "rest": "inputs and log-probabilities",
+    }
+    parts = list(_state_parts(plan))
+    for part, name in names.items():
+        parts.append(MemoryPart(name, plan.measurement.peak.get(part, 0.0) / 1e9, phases=("learning",)))
+    return [*parts, *_engine_parts(plan)]
 
 
 def phases_of(plan: Plan) -> tuple[str, ...]:
@@ -91,18 +100,6 @@ def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
         # Under DeepSpeed the reference is a full copy. Else it shares frozen weights; with LoRA it takes no memory.
         yield MemoryPart("reference", plan.width * (plan.parameters if deepspeed else plan.trained) / 1e9)
     yield MemoryPart("CUDA, libraries, fragments (assumed)", _FIXED_GB)
-
-
-def _learning_parts(plan: Plan) -> Iterator[MemoryPart]:
-    """Yield what the fullest micro-batch takes at its peak."""
-    names = {
-        "vision": "activations of the vision tower",
-        "language": "activations of the language model",
-        "logits": f"logits, {plan.options.logits_chunk_tokens} tokens at a time",
-        "rest": "inputs and log-probabilities",
-    }
-    for part, name in names.items():
-        yield MemoryPart(name, plan.measurement.peak.get(part, 0.0) / 1e9, phases=("learning",))
 
 
 def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:

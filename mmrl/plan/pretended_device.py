@@ -1,7 +1,8 @@
 """A GPU that is only pretended: the code of a run runs on it, at any size, with a CPU build of torch.
 
 A tensor on it has a shape and a dtype, but no memory, and nothing is computed. Tensors on the CPU stay what they are.
-A mixture of both raises as on CUDA, and what would cost time or memory on a GPU is counted.
+A mixture of both raises as on CUDA. Waits of the CPU for the device, and operators that a GPU would run, are reported
+to a subclass.
 
 Small tensors keep their values if these follow from values on the CPU, because code reads grids and lengths. An unknown
 value, such as a sampled token, reads as 1, so a mask is true everywhere and a loss is finite.
@@ -9,13 +10,9 @@ value, such as a sampled token, reads as 1, so a mask is true everywhere and a l
 
 from __future__ import annotations
 
-import re
-import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from traceback import walk_stack
 from typing import Any
 from unittest.mock import patch
 
@@ -32,7 +29,6 @@ from mmrl.types import UserError
 _NAME = "gpu"
 _MOST_VALUES = 2**18  # numbers of a tensor whose values are known: grids and ids of long rows, but no patches
 _STAGED_BYTES = 2**16  # CUDA waits before it copies more than this out of memory that is not pinned
-_PACKAGES = re.compile(".*/((?:mmrl|transformers)/.*)")  # a wait is ascribed to the innermost line of one of them
 
 _Operator = Any  # torch gives operators no type
 _Values = Any  # what operators take and return: tensors, numbers, lists of them
@@ -41,36 +37,33 @@ _kernels: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped
 _READS = {"_local_scalar_dense", "is_nonzero", "equal"}
 # CUDA reads values before it can allocate these results.
 _SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim"}
-_COPIES = {"_to_copy", "copy_"}
-_JOINS = {"cat", "stack"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch gives it no types
-    """The device, with counts of its operators and of the CPU's waits for it. `pretend_device` makes it."""
+    """The device, made by `pretend_device`. A subclass may count what a GPU would be asked to do."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.device = torch.device(_NAME, 0)
-        self.synchronisations: Counter[str] = Counter()
-        """Waits of the CPU for the device, counted by file and line, such as `mmrl/policy/policy.py:385`."""
-        self.calls: Counter[str] = Counter()
-        """Operators that a GPU would run, by name. Views and allocations are not among them."""
         self._is_nested = False
 
-    def place(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Replace all weights of a model, of any shape and on any device, by tensors on this one without values.
+    def synchronise(self) -> None:
+        """Do nothing: the CPU waits for the device at the line that runs."""
 
-        Tied weights stay tied. `dtype` is that of floating point parameters; None leaves them as they are.
-        """
+    def count_call(self, func: _Operator, args: Sequence[Any], out: _Values) -> None:
+        """Do nothing: an operator made `out` of `args`, perhaps as a view."""
+
+    def place(self, model: nn.Module) -> None:
+        """Replace the weights of a model by tensors of their shapes on this device. Tied weights stay tied."""
         placed: dict[int, torch.Tensor] = {}
         for module in model.modules():
-            for tensors, new_dtype in ((module._parameters, dtype), (module._buffers, None)):
+            for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     if tensor is None:
                         continue
                     if id(tensor) not in placed:
-                        placed[id(tensor)] = self._empty_like(tensor, new_dtype)
+                        placed[id(tensor)] = self._empty_like(tensor)
                     tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
 
     def read(self, tensor: _Values) -> _Values:
@@ -82,33 +75,25 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             return ones.clone() if tensor.numel() <= _MOST_VALUES else ones
         return tensor if values is None else values
 
-    def synchronise(self) -> None:
-        """Count that the CPU waits for the device here."""
-        place = "elsewhere"
-        for frame, line in walk_stack(sys._getframe(1)):
-            path = frame.f_code.co_filename
-            if path != __file__ and (found := _PACKAGES.match(path)):
-                place = f"{found[1]}:{line}"
-                break
-        self.synchronisations[place] += 1
-
     def dispatch(
         self, func: _Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> _Values:
         """Run an operator: as usual if it concerns the CPU alone, else on the pretended device."""
         kwargs, name = kwargs or {}, func._overloadpacket.__name__
+        if func is torch.ops.prim.device.default:
+            return super().dispatch(func, types, args, kwargs)  # asked for more often than all others together
         leaves = list(_iter_leaves(*args, *kwargs.values()))
         target = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), None)
         is_fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
         if not is_fake and target != _NAME:
-            return self._pin(args[0]) if name == "_pin_memory" else func(*args, **kwargs)
+            return _pin(args[0]) if name == "_pin_memory" else func(*args, **kwargs)
         if name in _READS:
             self.synchronise()
             return func(*map(self.read, args))
         is_mixed = not is_fake or not all(isinstance(tensor, FakeTensor) for tensor in _find_tensors(*args))
-        if name in _COPIES and (target == "cpu" or is_mixed):
+        if name in ("_to_copy", "copy_") and (target == "cpu" or is_mixed):
             return self._copy_across(func, args, kwargs, target)
-        if name in _JOINS and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
+        if name in ("cat", "stack") and not all(isinstance(tensor, FakeTensor) for tensor in args[0]):
             # Elsewhere, a tensor without dimensions may come from the CPU.
             raise RuntimeError(f"{func} needs all tensors on the device {self.device}")
         if name in _INDEXING:
@@ -119,26 +104,25 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             is_known = all(self._values_of(tensor) is not None for tensor in _find_tensors(*leaves))
             values = func(*tree_map_only(torch.Tensor, self.read, args), **kwargs)
             out = tree_map_only(torch.Tensor, partial(self._place_values, is_known=is_known), values)
-        elif self._is_nested:
-            return super().dispatch(func, types, args, kwargs)
         else:
-            # torch derives shapes of some operators by running others, unless it remembers them from an earlier call.
-            # A GPU does not run those.
-            self._is_nested = True
-            try:
-                out = super().dispatch(func, types, args, kwargs)
-            finally:
-                self._is_nested = False
+            # torch would derive the shape of a tensor that is given.
+            is_given = "out" in kwargs and not is_mixed
+            out = kwargs["out"] if is_given else self._derive(func, types, args, kwargs)
+            if self._is_nested:
+                return out
             if any(tensor.device.type != _NAME for tensor in _find_tensors(out)):
                 raise RuntimeError(f"{func} reads a tensor of the CPU by indices on the device {self.device}")
             self._carry_values(func, args, kwargs, out)
-        self._count(func, args, out)
+        self.count_call(func, args, out)
         return out
 
-    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        pinned: Any = tensor.clone()
-        pinned._is_pinned = True
-        return pinned  # type: ignore[no-any-return]
+    def _derive(self, func: _Operator, types: Sequence[type], args: _Values, kwargs: Mapping[str, Any]) -> _Values:
+        """Return what an operator makes, by shape. To derive some shapes, torch runs operators that a GPU does not."""
+        is_nested, self._is_nested = self._is_nested, True
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        finally:
+            self._is_nested = is_nested
 
     def _copy_across(
         self, func: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], target: str | None
@@ -158,7 +142,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             self.synchronise()
         if makes_new:
             moved = self._place_values(source.detach().to(dtype, copy=source.numel() <= _MOST_VALUES))
-            self._count(func, (), moved)
+            self.count_call(func, (), moved)
             return moved
         moved = self._place_values(source.detach().expand(args[0].shape).to(dtype, copy=True))
         self.dispatch(func, (), (args[0], moved))
@@ -177,11 +161,9 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             numbers += [self._place_values(part, is_known=is_known) for part in parts]
         return numbers
 
-    def _empty_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        if dtype is None or not tensor.is_floating_point():
-            dtype = tensor.dtype
+    def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         with self:
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(empty, requires_grad=tensor.requires_grad)
         return empty
@@ -221,17 +203,9 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
             for result in results:
                 result.untyped_storage()._is_overwritten = True
 
-    def _count(self, func: _Operator, args: Sequence[Any], out: _Values) -> None:
-        """Count a call, unless it made a view or allocated memory alone."""
-        if func.__name__.startswith(("empty", "new_empty")):
-            return
-        results, inputs = ({tensor.untyped_storage()._cdata for tensor in _find_tensors(part)} for part in (out, args))
-        if func._schema.is_mutable or results - inputs:
-            self.calls[str(func)] += 1
-
 
 @contextmanager
-def pretend_device() -> Iterator[PretendedDevice]:
+def pretend_device(kind: type[PretendedDevice] = PretendedDevice) -> Iterator[PretendedDevice]:
     """Offer a pretended device inside this block. All its tensors must be made, and dropped, inside.
 
     Raises:
@@ -239,7 +213,7 @@ def pretend_device() -> Iterator[PretendedDevice]:
     """
     register_device()
     _check_autograd()
-    device = PretendedDevice()
+    device = kind()
     lifts_cpu_only = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
         stack.enter_context(patch.object(FakeTensor, "is_cuda", property(lambda tensor: tensor.device.type == _NAME)))
@@ -305,6 +279,12 @@ def _find_tensors(*values: _Values) -> list[torch.Tensor]:
     return [leaf for leaf in _iter_leaves(*values) if isinstance(leaf, torch.Tensor)]
 
 
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    pinned: Any = tensor.clone()
+    pinned._is_pinned = True
+    return pinned  # type: ignore[no-any-return]
+
+
 def _tolist(tensor: FakeTensor) -> _Values:
     """Return the values of a tensor as lists. Torch's own would read them one by one; a GPU copies them at once."""
     device: Any = tensor.fake_mode
@@ -326,12 +306,12 @@ def _flex_attention(
     Raises:
         RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
     """
-    device: Any = query.fake_mode  # type: ignore[attr-defined]
-    calls = device.calls.copy()
-    place = torch.arange(query.shape[2], device=query.device)
+    # Not counted: a GPU evaluates the rule inside the kernel.
+    with patch.object(query.fake_mode, "count_call", lambda *_: None):  # type: ignore[attr-defined]
+        place = torch.arange(query.shape[2], device=query.device)
+        visible = block_mask.mask_mod(place[:1], place[:1], place, place)
     parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    for tensor in (*parts, block_mask.mask_mod(place[:1], place[:1], place, place)):
+    for tensor in (*parts, visible):
         if tensor is not None and tensor.device != query.device:
             raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
-    device.calls = calls  # a GPU evaluates the rule inside the kernel
     return _attend(query, key, value, scale=scale)

@@ -57,7 +57,10 @@ def _ladder(plans: Sequence[Plan]) -> Iterator[Settings]:
             yield change
     if plan.learners > 1 and plan.zero_stage < 3:
         yield {"deepspeed.zero_stage": 3}
-    if plan.options.lora is None:
+    # With an adapter, no stage may freeze a component, or give a rate to one that is then not trained.
+    rates = [each.stage.optimizer.lr_by_component.model_dump(exclude_none=True) for each in plans]
+    names_components = any(rates) or any(each.stage.freeze is not None for each in plans)
+    if plan.options.lora is None and not names_components:
         yield {"model.lora": {"rank": 32, "alpha": 64}}
     if not plan.offloads_optimizer:
         zero_stage = 3 if plan.learners > 1 else plan.zero_stage or 2

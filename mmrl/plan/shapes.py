@@ -6,8 +6,6 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +16,12 @@ from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, Grid, ModelFamily
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 from mmrl.types import UserError
-from mmrl.utils.model_files import UNSUPPORTED
+from mmrl.utils.model_files import check_model_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MODELS = files("mmrl.plan").joinpath("models")
+_MODELS = Path(__file__).with_name("models")
 _VARIANTS = ("", "-instruct", "-thinking", "-base")  # they differ in weights, not in shapes
 
 
@@ -80,7 +78,7 @@ class ModelShapes:
 
 def shipped_models() -> list[str]:
     """Return the names of the models whose shapes come with mmrl."""
-    return sorted(entry.name.removesuffix(".json") for entry in _MODELS.iterdir() if entry.name.endswith(".json"))
+    return sorted(file.name.removesuffix(".json") for file in _MODELS.glob("*.json"))
 
 
 def read_shapes(model: ModelConfig) -> ModelShapes:
@@ -97,25 +95,22 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
         config.text_config.vocab_size = vocab_size
         return ModelShapes(FAMILIES[model.from_scratch.family], config)
     path, known, note = Path(str(model.path)), shipped_models(), ""
-    file: Traversable = path / "config.json"
-    name = path.name.lower()
-    shipped = [each for each in known if each in name]
-    if shipped and not path.is_dir():
+    file = path / "config.json"
+    shipped = [each for each in known if each in path.name.lower()]
+    if path.is_dir():
+        check_model_type(str(path), None)
+    elif shipped:
         match = max(shipped, key=len)  # the longest, because some names are the beginning of others
-        file = _MODELS.joinpath(f"{match}.json")
-        if name.removeprefix(match) not in _VARIANTS:
+        file = _MODELS / f"{match}.json"
+        if path.name.lower().removeprefix(match) not in _VARIANTS:
             note = f"assumed: {path} has the shapes of {match}, which its name contains"
-    if not file.is_file():
+    else:
         raise UserError(
             f"model.path: {str(path)!r} has no config.json, and names none of the models whose shapes come with mmrl "
             f"({', '.join(known)}); name one of the same shapes, as --model Qwen/Qwen2.5-VL-3B-Instruct"
         )
-    try:
-        sizes: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
-    model_type = str(sizes.get("model_type"))
-    if model_type not in FAMILIES:
-        reason = f" ({UNSUPPORTED[model_type]})" if model_type in UNSUPPORTED else ""
-        raise UserError(f"model.path: {file} is of a {model_type!r} model{reason}; a plan knows {', '.join(FAMILIES)}")
-    return ModelShapes(FAMILIES[model_type], FAMILIES[model_type].model_class.config_class(**sizes), note)
+    sizes: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if sizes["model_type"] not in FAMILIES:
+        raise UserError(f"model.path: {file} is of a {sizes['model_type']!r} model; a plan knows {', '.join(FAMILIES)}")
+    family = FAMILIES[sizes["model_type"]]
+    return ModelShapes(family, family.model_class.config_class(**sizes), note)

@@ -44,7 +44,7 @@ def learning_flops(plan: Plan) -> float:
 
 def step_seconds(plan: Plan) -> dict[str, float]:
     """Return the seconds of a step by part."""
-    groups, gpu_flops = plan.groups, _flops_a_second(plan)
+    groups, gpu_flops = plan.groups, plan.gpu.peak_tflops * 1e12 * plan.efficiency
     # All wait for the GPU that has most groups.
     share = groups.of_one_gpu(plan.learners) * groups.mini_batches / groups.num_groups
     seconds = {"learning": learning_flops(plan) * share / gpu_flops}
@@ -53,7 +53,7 @@ def step_seconds(plan: Plan) -> dict[str, float]:
         recomputes = plan.stage.loss.old_logprobs == "recomputed"
         seconds["old log-probs"] = forward * (1 - 1 / groups.mini_batches) if recomputes else 0.0
         seconds["reference"] = forward if plan.has_reference else 0.0
-        seconds |= _generating_seconds(plan, plan.stage)
+        seconds |= _generating_seconds(plan, plan.stage, gpu_flops)
     # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
     updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)
     seconds["update"] = updated / (HOST_LINK_GBS * 1e9 if plan.offloads_optimizer else plan.gpu.bandwidth_tbs * 1e12)
@@ -65,10 +65,10 @@ def stage_hours(plan: Plan) -> float:
     return sum(step_seconds(plan).values()) * plan.stage.steps / 3600
 
 
-def _generating_seconds(plan: Plan, stage: RlStage) -> dict[str, float]:
-    """Return the seconds in which a step's responses are generated, and weights sent to the engine, by part."""
+def _generating_seconds(plan: Plan, stage: RlStage, gpu_flops: float) -> dict[str, float]:
+    """Return the seconds of generating responses and of sending weights to the engine; `gpu_flops` are of a second."""
     engine, vllm, gpus, rows = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus, plan.engine_rows
-    prompt, response, gpu_flops = _mean_prompt(plan), plan.workload.mean_response, _flops_a_second(plan)
+    prompt, response = _mean_prompt(plan), plan.workload.mean_response
     batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)
     token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens
     image_flops = plan.measurement.total_flops("vision", passes=("forward",)) / plan.micro_batch.num_groups
@@ -87,11 +87,6 @@ def _generating_seconds(plan: Plan, stage: RlStage) -> dict[str, float]:
     if engine != "hf":
         seconds["weights to the engine"] = plan.width * plan.trained / (HOST_LINK_GBS * 1e9)
     return seconds
-
-
-def _flops_a_second(plan: Plan) -> float:
-    """Return the FLOPs that a GPU is assumed to do in a second."""
-    return plan.gpu.peak_tflops * 1e12 * plan.efficiency
 
 
 def _mean_prompt(plan: Plan) -> float:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tool_modules import load_tool
 
 from mmrl.learner.shared_prefix_check import ForwardDifference
-from mmrl.plan.pretended_device import PretendedDevice, pretend_device
+from mmrl.plan.pretended_device import pretend_device
 from mmrl.policy.batch import Batch
 from mmrl.policy.policy import PolicyModel, TokenLogprobs
 from mmrl.types import UserError
@@ -25,19 +26,19 @@ def make_tiny(make_tiny: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # Nothing is computed, so the check of the shared prefix runs to its end but cannot compare.
     monkeypatch.setattr(ForwardDifference, "within", lambda *_: True)
     with ExitStack() as stack:
         try:
-            pretended = stack.enter_context(pretend_device())
+            pretended = stack.enter_context(pretend_device(load_tool("bench/counting_device").CountingDevice))
         except UserError as error:
             pytest.skip(str(error))
         yield pretended
 
 
 @pytest.fixture
-def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
+def waits(device: Any) -> Callable[[], Counter[str]]:
     """Count our code's waits for the device since the last call, by place."""
 
     def take() -> Counter[str]:
@@ -49,7 +50,7 @@ def waits(device: PretendedDevice) -> Callable[[], Counter[str]]:
 
 
 @pytest.fixture
-def unscored(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def unscored(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the forward pass by zeros: for tests of what comes after it."""
 
     def compute_logprobs(policy: PolicyModel, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:

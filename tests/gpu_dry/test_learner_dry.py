@@ -27,7 +27,7 @@ IMAGE_AND_VIDEO = 4  # number of such a sample
 def test_a_micro_batch_waits_for_nothing_of_ours(make_tiny, family, device, waits):
     tiny = make_tiny(family)
     batch = tiny.collate(tiny.experiences([tiny.samples[IMAGE_AND_VIDEO]], 2))
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     logprobs_N = tiny.policy.compute_logprobs(batch).logprobs_N
     logprobs_N.sum().backward()
     assert logprobs_N.is_cuda
@@ -38,7 +38,7 @@ def test_a_micro_batch_waits_for_nothing_of_ours(make_tiny, family, device, wait
 def test_heads_too_narrow_for_flex_attention_are_said(make_tiny, device):
     tiny = make_tiny(hidden_size=48)
     batch = tiny.collate(tiny.experiences(tiny.samples[:1], 2))
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     with pytest.raises(UserError, match="heads of 12 channels are too narrow"):
         tiny.policy.compute_logprobs(batch)
 
@@ -46,7 +46,7 @@ def test_heads_too_narrow_for_flex_attention_are_said(make_tiny, device):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_vision_tower_waits_for_nothing_and_has_as_many_calls_for_any_media(make_tiny, family, device):
     tiny = make_tiny(family)
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     tower = tiny.policy.model.get_submodule(tiny.policy.family.vision_module)
     calls = []
     # One square window; windows of several sizes; two pictures and a video of two frames.
@@ -67,7 +67,7 @@ def test_no_policy_loss_waits_for_more_than_its_metrics(make_tiny, device, waits
     tiny = make_tiny()
     experiences = make_off_policy_experiences(tiny, group_size=2, demonstrations=True)
     experiences = [*experiences[:2], experiences[10]]  # a group, and a demonstration of its prompt
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     reference = tiny.policy.untrained_copy()
     for name, loss in LOSSES.items():
         waits()
@@ -103,7 +103,7 @@ def test_a_step_waits_twice(make_tiny, variant, device, waits):
             options["shared_prefix"] = False
         case "tool media":
             experiences = [Experience(rollout=zoom_response(tiny), advantage=1.0)] * 2
-    device.place(model, torch.bfloat16)
+    device.place(model.to(torch.bfloat16))
     freeze = ("vision", "projector") if variant == "frozen tower" else ()
     tiny = replace(
         tiny, policy=PolicyModel(model, freeze=freeze, float32_output_layer=variant == "float32 output", logits_chunk=8)
@@ -127,7 +127,7 @@ def test_routes_are_replayed(make_tiny, replay, device, waits):
     tiny = make_tiny("qwen3_5_moe")
     sampler = hf_sampler(tiny.policy, tiny.processor, record_routes=True)
     experiences = make_off_policy_experiences(tiny, group_size=1, sampler=sampler)[:2]
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     learner = make_learner(tiny, routing_replay=replay, epochs=2)
     learner._shared_prefix_checked = True
     learner.step(experiences, step=0)

@@ -107,6 +107,16 @@ def test_views_and_allocations_are_no_calls(device):
     }
 
 
+def test_an_operator_writes_into_a_tensor_that_is_given(device):
+    values, out = torch.ones(2, device=device.device), torch.zeros(2, device=device.device)
+    device.calls.clear()
+    assert torch.add(values, values, out=out) is out
+    assert device.calls == {"aten.add.out": 1}
+    assert out.tolist() == [1, 1]  # the values from before are gone
+    with pytest.raises(RuntimeError, match="(?i)device"):
+        torch.add(values, torch.ones(2), out=out)
+
+
 def attend_by_sdpa(query, key, value):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 

@@ -27,14 +27,14 @@ def never(response, sample) -> float:
 @pytest.fixture
 def tiny(make_tiny, device):
     tiny = make_tiny()
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     return tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampling_waits_once_for_a_token_and_once_for_all_logprobs(make_tiny, family, device, waits):
     tiny = make_tiny(family)
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
     (first, _), _ = tiny.sampler().generate(prompts, 2, replace(tiny.params, max_new_tokens=4), step=0)
     assert first.num_tokens == 4
@@ -44,7 +44,7 @@ def test_sampling_waits_once_for_a_token_and_once_for_all_logprobs(make_tiny, fa
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 def test_rows_that_end_wait_for_nothing(make_tiny, family, device, waits):
     tiny = make_tiny(family)
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
     batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
     cache, _ = tiny.policy.prefill(batch)
@@ -84,7 +84,7 @@ def test_a_response_continues_after_a_picture_of_a_tool(tiny):
 @pytest.mark.slow
 def test_routes_are_recorded(make_tiny, device):
     tiny = make_tiny("qwen3_vl_moe")
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     sampler = hf_sampler(tiny.policy, tiny.processor, record_routes=True)
     ((rollout,),) = sampler.generate([tiny.processor.build(tiny.samples[0])], 1, tiny.params, step=0)
     assert rollout.segments[0].routes is not None

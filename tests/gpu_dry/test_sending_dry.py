@@ -123,7 +123,7 @@ def test_a_tensor_of_a_micro_batch_that_is_not_sent_is_found(make_tiny, device, 
     prompt = tiny.processor.build(tiny.samples[4])  # an image and a video
     (rollouts,) = sampler.generate([prompt], 2, tiny.params, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     learner = make_learner(tiny, routing_replay="engine", optimizer=ForwardAlone())
     learner._shared_prefix_checked = True
     calls = [call for call in find_calls(*MODULES["micro-batch"]) if call.function not in OF_CACHE]
@@ -134,7 +134,7 @@ def test_a_tensor_of_a_micro_batch_that_is_not_sent_is_found(make_tiny, device, 
 def test_a_tensor_of_an_update_that_is_not_sent_is_found(make_tiny, device, waits, unscored):
     tiny = make_tiny()
     experiences = make_off_policy_experiences(tiny, group_size=1, demonstrations=True)[::5]
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     # A component without weights has the norm 0, which is not on the device.
     tiny = replace(tiny, policy=PolicyModel(tiny.policy.model, freeze=("projector",)))
     # A column that an objective does not read may stay on the host: `sequence_N` is for ratios of whole sequences.
@@ -147,7 +147,7 @@ def test_a_tensor_of_an_update_that_is_not_sent_is_found(make_tiny, device, wait
 @pytest.mark.slow
 def test_a_tensor_of_the_sampler_that_is_not_sent_is_found(make_tiny, device, waits, monkeypatch):
     tiny = make_tiny()
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
     params = replace(tiny.params, max_new_tokens=2)
     ends = iter(())
@@ -167,7 +167,7 @@ def test_a_tensor_of_the_sampler_that_is_not_sent_is_found(make_tiny, device, wa
 @pytest.mark.parametrize(("module", "family"), [("mmrl.policy.prefix_cache", "qwen2_5_vl"), (POLICY, "qwen3_5")])
 def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, module, family, device, waits):
     tiny = make_tiny(family)
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3:2]]  # an image, and text
     batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
 

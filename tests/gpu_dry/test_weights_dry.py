@@ -21,7 +21,7 @@ RANKS = SingleProcess()
 
 def test_a_checkpoint_is_written_from_the_device_and_loaded_onto_it(make_tiny, device, tmp_path):
     tiny = make_tiny()
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=1e-3))
     for parameter in tiny.policy.trained.values():
         parameter.grad = torch.zeros_like(parameter)
@@ -45,7 +45,7 @@ def test_weights_are_streamed_to_an_engine_from_the_device(make_tiny, adapter, d
     tiny = make_tiny("qwen3_5_moe")
     if adapter:
         create_adapter(tiny.policy.model, LoraConfig(rank=2), seed=0)
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     fingerprints = {}
     for name, weight in iter_with_fingerprints(PolicyWeightStream(tiny.policy), fingerprints):
         assert weight.is_cuda and weight.dtype == torch.bfloat16, name
@@ -58,7 +58,7 @@ def test_a_copy_of_weights_for_a_server_that_restarts_returns_to_the_device(make
     from mmrl.rollout.engines.vllm_server import _HostWeightCopy
 
     tiny = make_tiny()
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     stream = PolicyWeightStream(tiny.policy)
     copied = dict(_HostWeightCopy(stream))
     assert copied.keys() == dict(stream).keys()
@@ -71,7 +71,7 @@ def test_weights_are_packed_into_files_for_vllm(make_tiny, device):
     from mmrl.rollout.engines.vllm_weight_transfer import send_files
 
     tiny = make_tiny()
-    device.place(tiny.policy.model, torch.bfloat16)
+    device.place(tiny.policy.model.to(torch.bfloat16))
     calls = []
     send_files(PolicyWeightStream(tiny.policy), lambda *call: calls.append(call[0]), file_bytes=2**14)
     assert calls[0] == "begin_reload" and calls[-1] == "end_reload"

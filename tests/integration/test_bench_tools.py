@@ -25,7 +25,7 @@ COMMANDS = [
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
     ("media", ["ahead", "--rounds", "1", "--steps", "2", "--prompts", "1"], "step_s with 1 workers"),
-    ("plan", ["--cells", "qwen2_5_vl,tiny,full,kept", "--rows"], "qwen2_5_vl,tiny,full,kept"),
+    ("plan", ["--cells", "qwen2_5_vl,tiny,full,kept"], "qwen2_5_vl,tiny,full,kept"),
     ("records", ["--steps", "3", "--prompts", "2"], "fraction_of_step"),
     ("replay", [], "fraction_of_step"),
     ("rewards", ["--seconds", "0.01"], "mmrl_rewards.box:iou"),

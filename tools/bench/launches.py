@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from counting_device import CountingDevice
 from results import make_parser, write_results
 
 from mmrl.config.schema import ModelConfig
 from mmrl.plan.measure import make_batch, make_policy
-from mmrl.plan.pretended_device import PretendedDevice, pretend_device
+from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes, read_shapes
 from mmrl.plan.workload import MicroBatchSizes
 from mmrl.policy.batch import Batch, LeftPaddedBatch
@@ -46,7 +47,7 @@ def make_group(model: ModelShapes, patches_per_side: int, pictures: int) -> Batc
     return make_batch(model, sizes)
 
 
-def take_counts(device: PretendedDevice) -> dict[str, int]:
+def take_counts(device: Any) -> dict[str, int]:
     """Return the counts since the last call: operators, and waits in transformers' lines and in ours."""
     waits = {"ours": 0, "theirs": 0}
     for place, count in device.synchronisations.items():
@@ -61,7 +62,7 @@ def count_tower(
     patches_per_side: int, pictures: int, max_layers: int | None, *, own_attention: bool = True
 ) -> dict[str, dict[str, int]]:
     """Return the calls and waits of the vision tower, by pass: with our attention, or with transformers' own."""
-    with pretend_device() as device:
+    with pretend_device(CountingDevice) as device:
         shapes = read_model("3B", max_layers)
         model: Any = shapes.build("bfloat16")
         device.place(model)
@@ -85,7 +86,7 @@ def count_tower(
 
 def count_learning(size: str, patches_per_side: int, max_layers: int | None) -> dict[str, dict[str, int]]:
     """Return the counts of a micro-batch with one picture, by pass."""
-    with pretend_device() as device:
+    with pretend_device(CountingDevice) as device:
         model = read_model(size, max_layers)
         policy = make_policy(model, ModelConfig(path="", dtype="bfloat16"))
         device.place(policy.model)
@@ -100,7 +101,7 @@ def count_learning(size: str, patches_per_side: int, max_layers: int | None) -> 
 
 def count_sampling(size: str, patches_per_side: int, max_layers: int | None) -> dict[str, dict[str, int]]:
     """Return the counts of the prefill of a prompt with one picture, and of one token of all rows."""
-    with pretend_device() as device:
+    with pretend_device(CountingDevice) as device:
         model = read_model(size, max_layers)
         policy = make_policy(model, ModelConfig(path="", dtype="bfloat16"))
         device.place(policy.model)

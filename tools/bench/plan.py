@@ -2,7 +2,8 @@
 
     python tools/bench/plan.py                                  # both tables
     python tools/bench/plan.py --cells qwen3_vl,25M,LoRA,kept   # one cell of the first
-    python tools/bench/plan.py --rows 9                         # rows of the second by number
+    python tools/bench/plan.py --rows                           # the second
+    python tools/bench/plan.py --rows 9                         # rows of it by number
 
 A cell runs a forward and backward pass of a new model in float32, on the CPU: torch's counter counts its FLOPs, its
 profiler the allocator's bytes. The plan runs the same on the pretended device.
@@ -296,15 +297,20 @@ def compare_row(row: Published) -> dict[str, float]:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--cells", nargs="*", choices=CELLS, default=CELLS, metavar="CELL")
-    parser.add_argument("--rows", nargs="*", help="numbers of published rows (default: all)")
+    parser.add_argument("--cells", nargs="*", choices=CELLS, metavar="CELL", help="these of the first table, or all")
+    parser.add_argument("--rows", nargs="*", metavar="NUMBER", help="these of the second table, or all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, dict[str, float]] = {}
-    for cell in options.cells:
-        results[cell] = show(cell, compare_cell(cell))
+    # None for a table that is not named while the other is.
+    cells, rows = options.cells, options.rows
+    if cells is None and rows is None:
+        cells = rows = []
+    if cells is not None:
+        for cell in cells or CELLS:
+            results[cell] = show(cell, compare_cell(cell))
     for row in published_rows():
-        if options.rows is None or row.row.split()[0] in options.rows:
+        if rows == [] or (rows and row.row.split()[0] in rows):
             results[row.row] = show(row.row, compare_row(row))
     write_results(options.json, "plan", results)
 

@@ -413,6 +413,22 @@ def test_a_smaller_micro_batch_is_smaller():
     assert limits and limits[0] < plan.micro_batch.num_tokens
 
 
+def test_the_ladder_has_no_adapter_where_a_stage_names_components():
+    rate = "stages.rl.optimizer.lr_by_component={vision: 1e-6}"
+    for override in (rate, "stages.rl.freeze=[vision]"):
+        plan = plan_small(override, "stages.rl.loss.kl.coef=0")
+        plan = replace(plan, gpu=plan.gpu._replace(memory_gb=0.0))
+        rungs = []
+
+        def plan_with(settings, override=override, plan=plan, rungs=rungs):
+            rungs.append(dict(settings))
+            load_config(QUICKSTART, [override, *(f"{path}={json.dumps(value)}" for path, value in settings.items())])
+            return [plan]
+
+        assert find_remedy([plan], plan_with) is None
+        assert "model.lora" not in rungs[-1] and "deepspeed.offload_optimizer" in rungs[-1]
+
+
 def test_command_says_what_it_assumed_without_data(tmp_path, capsys):
     file = tmp_path / "config.yaml"
     file.write_text(SMALL)
