@@ -48,6 +48,7 @@ if find_spec("deepspeed") is None:
     LEFT_OUT.append("deepspeed")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """A process with more threads than one cannot be forked safely, and OpenMP and OpenBLAS start theirs when imported."""
+COMMON_REWARDS = ("mmrl_rewards.number:exact", "mmrl_rewards.format:tags")
 _ASKING = threading.Lock()
 _get_context = multiprocessing.get_context
 
@@ -160,10 +161,23 @@ def preload(light: bool) -> None:
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     for family in () if light else ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         importlib.import_module(f"transformers.models.{family}.processing_{family}")
+    if not light:
+        do_what_runs_repeat()
     tasks = list(Path("/proc/self/task").iterdir())
     # pyarrow's allocator has a thread, which it starts again in a forked process.
     others = [name for task in tasks if (name := (task / "comm").read_text().strip()) != "jemalloc_bg_thd"]
     assert len(others) == 1, f"a forked process would lack the threads {others}"
+
+
+def do_what_runs_repeat() -> None:
+    """Do what every run would do again and keep in its process, a third of the time of a short one."""
+    # Making any processor asks for it, and imports mistral_common.
+    importlib.import_module("transformers.tokenization_mistral_common")
+    # Saving a model compiles the patterns by which transformers renames the weights of all models.
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("qwen2_5_vl")
+    importlib.import_module("case_tables").remember_checked_tables()
+    registry, schema = map(importlib.import_module, ("mmrl.scoring.registry", "mmrl.config.schema"))
+    registry.check_case_tables(COMMON_REWARDS, Path(), schema.ScoringConfig())
 
 
 def serve(requests: socket.socket) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tables import remember_checked_tables
 from harness import Command, Done, experiment, mmrl, shared, write
 from published_rows import export_tiny_model
 from zoom_runs import zoom_config
@@ -14,8 +15,16 @@ from zoom_runs import zoom_config
 from mmrl.cli import main
 
 
+@pytest.fixture(scope="session")
+def case_tables_once() -> Iterator[None]:
+    """Commands in this process run the case table of a reward of ours once."""
+    restore = remember_checked_tables()
+    yield
+    restore()
+
+
 @pytest.fixture
-def here(capfd: pytest.CaptureFixture[str]) -> Command:
+def here(capfd: pytest.CaptureFixture[str], case_tables_once: None) -> Command:
     """Runs the command in this process: the same code as `python -m mmrl`, without seconds of imports."""
 
     def run(*arguments: object) -> Done:
