@@ -24,9 +24,9 @@ def compute_turn_advantages(
 ) -> list[tuple[float, ...]] | None:
     """Return the advantages of each turn of each rollout, None if all turns of a rollout share its advantage.
 
-    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives it to all turns.
+    `advantages` has one number for each rollout. Not called for `credit: broadcast`, where all turns share it.
     """
-    if options.credit == "broadcast" or not any(score.by_turn for score in group.scores):
+    if not any(score.by_turn for score in group.scores):
         return None
     returns = [discounted_returns(score.by_turn, options.discount) for score in group.scores]
     if options.credit == "to_go":
@@ -37,8 +37,8 @@ def compute_turn_advantages(
     # Siblings at equal states chose between the same actions.
     states: list[list[Hashable]] = [[turn.state for turn in rollout.turns] for rollout in group.rollouts]
     rows = []
-    for advantage, steps in zip(advantages, compare_turns(returns, states, options), strict=True):
-        rows.append(tuple(advantage + options.step_weight * step for step in steps))
+    for advantage, own_of_turns in zip(advantages, compare_turns(returns, states, options), strict=True):
+        rows.append(tuple(advantage + options.step_weight * own for own in own_of_turns))
     return rows
 
 

@@ -132,8 +132,7 @@ def test_one_turn_is_broadcast_to_the_bit():
     assert turn_advantages(rewards, [["a"]] * 3, credit="to_go") == [(value,) for value in expected]
 
 
-def test_broadcast_and_rollouts_without_turns_share_their_advantage():
-    assert turn_advantages(REWARDS, STATES, credit="broadcast") is None
+def test_rollouts_without_turns_share_their_advantage():
     group = SimpleNamespace(scores=(Score(terms={}, total=1.0), Score(terms={}, total=0.0)), rollouts=())
     assert compute_turn_advantages(group, (1.0, -1.0), AdvantageConfig(credit="gigpo")) is None
 

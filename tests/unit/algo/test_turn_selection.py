@@ -42,7 +42,8 @@ def selector(advantage, **settings):
     turns = {"discount": 1.0} if advantage else {}
     options = AdvantageConfig(scale="none", **turns, **advantage)
     broadcast = partial(compute_advantages, options=options, weights={})
-    return select_all(broadcast, compute_turn_advantages=partial(compute_turn_advantages, options=options), **settings)
+    credit_turns = partial(compute_turn_advantages, options=options) if advantage else None
+    return select_all(broadcast, compute_turn_advantages=credit_turns, **settings)
 
 
 # Equal totals, so the rollouts have no advantage, but the second turns do; then turns whose mean is 0.
