@@ -160,7 +160,8 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct; with `on: response`,
     on all of them if the advantage is positive. Source of the default: VL-Rethinker, arXiv:2504.08837.
     """
-    whole_response, has_sft_loss = options.sft_loss.on == "response", options.sft_loss.coef > 0.0
+    whole_response = options.sft_loss.on == "response"
+    has_sft_loss = options.sft_loss.coef > 0.0
     has_begun = whole_response
     advantage, own_advantages = experience.advantage, experience.turn_advantages
     num_turns, begins_turn = 0, True
