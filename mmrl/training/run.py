@@ -115,8 +115,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         nullcontext() if setup.ranks.rank else follow_run(setup.config, setup.base_dir, setup.run_dir, setup.console),
     ):
         checkpoints = services.checkpoints
-        state = resumed_state
-        optimizer = resumed_optimizer
+        state, optimizer = resumed_state, resumed_optimizer
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
             if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
                 # Without a checkpoint, a restarted run would remove its files, including the table of this stage.
@@ -131,9 +130,9 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                         run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
                     case SelectStage():
                         run_select_stage(stage, services.run, services.logger, state)
-                next_stage = state.stage_index + 1
-                version = state.version
-                state = TrainingState(stage_index=next_stage, version=version, eval_rewards=state.eval_rewards)
+                state = TrainingState(
+                    stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards
+                )
                 optimizer = {}
                 checkpoints.save(state, {})
                 # A stage that is over must be on the disk before the next one begins.
