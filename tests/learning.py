@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmrl.config.schema import LossConfig, OptimizerConfig
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.policy import PolicyModel
 from mmrl.protocols import Sampler
 from mmrl.types import Experience, Segment
+from mmrl.utils.activity import Activity
 
 if TYPE_CHECKING:
     from conftest import TinyModel
@@ -85,7 +87,16 @@ def make_learner(
         settings[name] = options.pop(name)
     config = LearnerConfig(loss=loss or LossConfig(**options), **settings)
     optimizer = optimizer or TorchOptimizer(tiny.policy.trained_by_component, config.optimizer)
-    return PolicyLearner(tiny.policy, tiny.processor, optimizer, config, reference)
+    return PolicyLearner(
+        tiny.policy,
+        tiny.processor,
+        optimizer,
+        config,
+        reference,
+        ranks=SingleProcess(),
+        media_owners=MediaOwners(),
+        activity=Activity(),
+    )
 
 
 def make_experiences(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from selection import centered, select_all
@@ -137,11 +138,10 @@ class FakeRun:
             "rollout_pipeline": self.pipeline,
             "scorer": self.scorer,
             "learner": self.learner,
-            "gather_for_sampling": nullcontext,
-            "sleep_engine": record("sleep"),
+            "samplers": SimpleNamespace(gather_for_sampling=nullcontext, sleep=record("sleep")),
             "async_rollouts": None,
             "selector": select_all(centered),
-            "add_group_rewards": lambda group, step: group,
+            "group_rewards": (),
             "update_reference": record("update reference", {"learner/reference_resets": 0.0}),
             "sync_weights": record("sync"),
             "callbacks": self.callbacks(max_steps_without_signal=max_steps_without_signal),

@@ -141,7 +141,8 @@ def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
     advantages = list(chain.from_iterable(rows))
     if not rewards_differ(advantages):
         return list(map(tuple, rows))
-    mean, limit = fmean(advantages), max_std * _sample_std(advantages)
+    mean = fmean(advantages)
+    limit = max_std * _sample_std(advantages)
     kept: list[tuple[float, ...]] = []
     for row in rows:
         kept.append(tuple(value if abs(value - mean) <= limit else 0.0 for value in row))
@@ -153,7 +154,8 @@ def _call_custom_advantage(
 ) -> tuple[float, ...]:
     # All rollouts of a group answer one sample, so the same reward terms apply to each.
     terms = {name: _term_values(group, name) for name in group.scores[0].terms}
-    returned, sample_id = custom_advantage(list(group.totals), terms), group.prompt.sample.id
+    returned = custom_advantage(list(group.totals), terms)
+    sample_id = group.prompt.sample.id
     try:
         row = tuple(map(float, returned))
     except (TypeError, ValueError):

@@ -32,8 +32,8 @@ def compute_turn_advantages(
     # Siblings at equal states chose between the same actions.
     states: list[list[Hashable]] = [[turn.state for turn in rollout.turns] for rollout in group.rollouts]
     rows = []
-    for advantage, steps in zip(advantages, compare_turns(returns, states, options), strict=True):
-        rows.append(tuple(advantage + options.step_weight * step for step in steps))
+    for advantage, own_of_turns in zip(advantages, compare_turns(returns, states, options), strict=True):
+        rows.append(tuple(advantage + options.step_weight * own for own in own_of_turns))
     return rows
 
 

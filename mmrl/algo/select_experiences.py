@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from itertools import chain
 from math import isfinite
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -105,14 +104,14 @@ class ExperienceSelector:
         filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], rejected={}, metrics={})
         if self.dynamic_sampling is not None or self.carry_over:
             filtered = self._filter_groups(groups, state)
-        num_carried = len(filtered.carried)
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
-        advantages = list(map(tuple, self.compute_advantages(trained_groups)))
-        # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
-        make = partial(make_experiences, version=state.version, compute_turn_advantages=self.compute_turn_advantages)
-        experiences = make(filtered.carried, advantages[:num_carried], stale_old_logprobs="recorded")
-        new_groups = trained_groups[num_carried:]
-        experiences += make(new_groups, advantages[num_carried:], stale_old_logprobs=self.stale_old_logprobs)
+        rows: list[tuple[Experience, ...]] = []
+        for group, advantages in zip(trained_groups, self.compute_advantages(trained_groups), strict=True):
+            # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
+            is_carried = len(rows) < len(filtered.carried)
+            stale_old_logprobs: OldLogprobs | None = "recorded" if is_carried else self.stale_old_logprobs
+            rows.append(self._make_experiences(group, advantages, state.version, stale_old_logprobs))
+        experiences = list(chain.from_iterable(rows))
         metrics: dict[str, float] = {}
         if self.rollouts_may_be_stale and experiences:
             ages = [experience.staleness for experience in experiences]
@@ -135,30 +134,47 @@ class ExperienceSelector:
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
-        # Rollout files and metrics show each group once: in the step that trains on it, or rejects it (advantage 0).
-        made = iter(experiences)
-        shown = list(filtered.carried)
-        scored = [tuple(islice(made, len(group.rollouts))) for group in shown]
-        selections = [GroupSelection("trained", carried_over=True)] * num_carried
-        for index, group in enumerate(groups):
-            if index not in filtered.waiting:
-                shown.append(group)
-                untrained = (Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
-                source = made if index in filtered.passed else untrained
-                scored.append(tuple(islice(source, len(group.rollouts))))
-                if index in filtered.rejected:
-                    selections.append(GroupSelection("rejected", filtered.rejected[index]))
-                else:
-                    selections.append(GroupSelection("trained" if index in filtered.passed else "no_room"))
+        shown = show_groups(groups, filtered, rows)
         return SelectedExperiences(
-            groups=tuple(shown),
-            scored=tuple(scored),
-            selections=tuple(selections),
+            groups=tuple(group for group, _, _ in shown),
+            scored=tuple(row for _, row, _ in shown),
+            selections=tuple(selection for _, _, selection in shown),
             experiences=(*fresh, *replayed),
             replayed=replayed,
             has_signal=has_signal,
             metrics=metrics,
         )
+
+    def _make_experiences(
+        self, group: Group, advantages: Sequence[float], version: int, stale_old_logprobs: OldLogprobs | None
+    ) -> tuple[Experience, ...]:
+        """Return an experience for each rollout, with its advantage, those of its turns, and its staleness.
+
+        Raises:
+            ValueError: an advantage is not finite, so it gives no gradient and no replay weight.
+        """
+        turn_rows: Sequence[tuple[float, ...] | None] | None = None
+        if self.compute_turn_advantages is not None:
+            turn_rows = self.compute_turn_advantages(group, advantages)
+        turn_rows = turn_rows or [None] * len(advantages)
+        experiences = []
+        for rollout, advantage, turns in zip(group.rollouts, advantages, turn_rows, strict=True):
+            if turns is not None:
+                advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout
+            if not isfinite(advantage):
+                owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
+                raise ValueError(f"{owner}: advantage {advantage} is not finite")
+            staleness = version - rollout.oldest_version
+            experience = Experience(
+                rollout=rollout,
+                advantage=advantage,
+                turn_advantages=turns,
+                staleness=staleness,
+                # Only `loss.old_logprobs` decides about a fresh rollout.
+                old_logprobs_source=stale_old_logprobs if staleness else None,
+            )
+            experiences.append(experience)
+        return tuple(experiences)
 
     def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
         """Choose the groups to train on: those carried over first, then as many that pass as there is room for.
@@ -200,41 +216,28 @@ class FilteredGroups(NamedTuple):
     metrics: dict[str, float]  # metrics of the filter and of the groups carried over
 
 
-def make_experiences(
-    groups: Sequence[Group],
-    advantages: Sequence[Sequence[float]],
-    *,
-    version: int,
-    stale_old_logprobs: OldLogprobs | None,
-    compute_turn_advantages: TurnAdvantageFunction | None,
-) -> list[Experience]:
-    """Return an experience for each rollout, with its advantage, those of its turns, and its staleness at `version`.
+def show_groups(
+    groups: Sequence[Group], filtered: FilteredGroups, rows: Sequence[tuple[Experience, ...]]
+) -> list[tuple[Group, tuple[Experience, ...], GroupSelection]]:
+    """Return the groups that files and metrics of this step show, with the experiences and the selection of each.
 
-    Raises:
-        ValueError: an advantage is not finite, so it gives no gradient and no replay weight.
+    `rows` has the experiences of the groups that are trained on, those carried over first. Each group is shown once: in
+    the step that trains on it, or leaves it out with advantages of 0.
     """
-    experiences = []
-    for group, row in zip(groups, advantages, strict=True):
-        by_turn = None if compute_turn_advantages is None else compute_turn_advantages(group, row)
-        turn_rows: Sequence[tuple[float, ...] | None] = by_turn or [None] * len(row)
-        for rollout, advantage, turns in zip(group.rollouts, row, turn_rows, strict=True):
-            if turns is not None:
-                advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout
-            if not isfinite(advantage):
-                owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
-                raise ValueError(f"{owner}: advantage {advantage} is not finite")
-            staleness = version - rollout.oldest_version
-            # Only `loss.old_logprobs` decides about a fresh rollout.
-            source = stale_old_logprobs if staleness else None
-            experience = Experience(
-                rollout=rollout,
-                advantage=advantage,
-                turn_advantages=turns,
-                staleness=staleness,
-                old_logprobs_source=source,
-            )
-            experiences.append(experience)
-    return experiences
+    num_carried = len(filtered.carried)
+    shown = []
+    for group, row in zip(filtered.carried, rows[:num_carried], strict=True):
+        shown.append((group, row, GroupSelection("trained", carried_over=True)))
+    row_by_index = dict(zip(filtered.passed, rows[num_carried:], strict=True))
+    for index, group in enumerate(groups):
+        untrained = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
+        if index in row_by_index:
+            shown.append((group, row_by_index[index], GroupSelection("trained")))
+        elif index in filtered.rejected:
+            shown.append((group, untrained, GroupSelection("rejected", filtered.rejected[index])))
+        elif index not in filtered.waiting:
+            shown.append((group, untrained, GroupSelection("no_room")))
+    return shown
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:

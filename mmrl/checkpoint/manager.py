@@ -25,7 +25,14 @@ from mmrl.checkpoint.atomic_folder import (
     report_save_errors,
     restore_retired,
 )
-from mmrl.checkpoint.snapshot import COMMON_FILES, Snapshot, copy_to_cpu, part_file_names, read_score, write_part
+from mmrl.checkpoint.snapshot import (
+    COMMON_FILES,
+    Snapshot,
+    copy_to_cpu,
+    part_file_names,
+    read_ranking_metric,
+    write_part,
+)
 from mmrl.config.schema import BestCheckpointConfig, CheckpointsConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.types import UserError
@@ -284,7 +291,7 @@ def _find_best(saved: Mapping[StepId, Path], best: BestCheckpointConfig | None) 
     sign = 1.0 if best.mode == "max" else -1.0
     signed_metrics: dict[StepId, float] = {}
     for step_id, folder in sorted(saved.items()):
-        metric = read_score(folder)
+        metric = read_ranking_metric(folder)
         if metric is not None:
             signed_metrics[step_id] = sign * metric
     # max returns the first of equal values, which is the earliest.

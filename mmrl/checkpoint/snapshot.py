@@ -70,7 +70,7 @@ class Snapshot:
     rng: Mapping[str, torch.Tensor]  # result of `read_rng_states`
     state: TrainingState
     config_yaml: str = ""  # the run's settings
-    score: float | None = None
+    ranking_metric: float | None = None
     """Last value of the metric that the best checkpoint is chosen by; None if there is none yet."""
 
 
@@ -126,7 +126,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
         names += COMMON_FILES
         _torch_save(dict(snapshot.rng), folder / RNG_FILE)
         (folder / STATE_FILE).write_text(json_codec.dumps(snapshot.state))
-        (folder / SCORE_FILE).write_text(json.dumps(snapshot.score))
+        (folder / SCORE_FILE).write_text(json.dumps(snapshot.ranking_metric))
         (folder / CONFIG_FILE).write_text(snapshot.config_yaml)
     # Last, since this file shows the other ranks that the part is complete.
     write_part_hashes(folder, names, part_file_names(ranks.size)[ranks.rank])
@@ -165,7 +165,7 @@ def load_state(folder: Path) -> TrainingState:
     return json_codec.loads((folder / STATE_FILE).read_text(), TrainingState)
 
 
-def read_score(folder: Path) -> float | None:
+def read_ranking_metric(folder: Path) -> float | None:
     """Return the metric that a checkpoint is ranked by; None if it had no value yet, or the file is damaged."""
     try:
         metric = json.loads((folder / SCORE_FILE).read_text())

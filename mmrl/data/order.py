@@ -59,7 +59,8 @@ class ShuffledOrder:
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._cached_epoch[0] == epoch:
             return self._cached_epoch[1]
-        order, gap = self._permutation(epoch), self._min_gap
+        order = self._permutation(epoch)
+        gap = self._min_gap
         if epoch and gap:
             recent = set(self._permutation(epoch - 1)[-gap:])
             # Recent samples among the first are swapped with others from the middle. The last stay as they were drawn,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
-from mmrl.data.order import DataOrder, DataRow
+from mmrl.data.order import CachedOrder, DataOrder, DataRow
 from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
 from mmrl.utils.worker_pool import WorkerPool
 
@@ -31,6 +31,7 @@ class Prefetcher:
         processor: PromptProcessor,
         workers: WorkerPool[Sample, EncodedPrompt] | None,
         *,
+        own_rows: Callable[[Sequence[DataRow]], Sequence[DataRow]],
         skip_unusable: bool,
         drop_too_long: bool = False,
         can_prefetch: bool = True,
@@ -38,11 +39,13 @@ class Prefetcher:
     ) -> None:
         """Create a source. `processor` keeps the encoded prompts and, without `workers`, encodes them in this process.
 
-        `skip_unusable` and `drop_too_long` leave out such rows instead of ending the run; `warn` prints the first few.
-        `can_prefetch` is False for an order whose next rows are not known before the step ends; workers then encode the
-        rows of a step when it begins.
+        `own_rows` returns this rank's share of the rows of a round. `skip_unusable` and `drop_too_long` leave out such
+        rows instead of ending the run; `warn` prints the first few. `can_prefetch` is False for an order whose next
+        rows are not known before the step ends; workers then encode the rows of a step when it begins.
         """
-        self._order, self._processor, self._workers = order, processor, workers
+        # With workers the rows of the next step are taken early, and taken again when it begins.
+        self._order = order if workers is None else CachedOrder(order)
+        self._processor, self._workers, self._own_rows = processor, workers, own_rows
         self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn
         self._can_prefetch = can_prefetch
         self._num_dropped = 0
@@ -50,9 +53,10 @@ class Prefetcher:
         self._max_count = 0
 
     def take(self, start_position: int, count: int) -> list[Sample]:
-        """Return the samples at `count` positions from `start_position` on, without unusable ones.
+        """Return this rank's share of the samples at `count` positions from `start_position` on, without unusable ones.
 
-        The list may be empty: other ranks may have samples, or the round may consist of unfinished rollouts.
+        Positions are those of all ranks, so a run may continue with another number of them. The list may be empty:
+        other ranks may have samples, or the round may consist of unfinished rollouts.
 
         Raises:
             UserError: a sample is not usable and may not be left out.
@@ -83,11 +87,11 @@ class Prefetcher:
         return samples
 
     def _schedule(self, start_position: int, count: int) -> list[tuple[DataRow, Future[EncodedPrompt] | None]]:
-        """Return the rows of a step with the results of their workers, None for rows that no worker encodes."""
+        """Return this rank's rows of a step with the results of their workers, None for rows that no worker encodes."""
         # By identity: `CachedOrder` hands out the same objects again, and two rows may be equal.
         futures = {id(row): future for row, future in self._in_flight}
         scheduled = []
-        for row in self._order.take(start_position, count):
+        for row in self._own_rows(self._order.take(start_position, count)):
             if id(row) in futures:
                 future = futures[id(row)]
             elif self._workers is None or isinstance(row, RejectedRow) or self._processor.is_cached(row):

@@ -13,7 +13,6 @@ from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
 from mmrl.data.load import DataSplits, check_stage_has_samples, max_prompts_per_step
 from mmrl.data.order import (
-    CachedOrder,
     CurriculumOrder,
     DataOrder,
     DataRow,
@@ -28,7 +27,7 @@ from mmrl.data.order import (
 from mmrl.data.prefetch import Prefetcher
 from mmrl.data.rows import DatasetFunction, passes_row_filter, read_source
 from mmrl.data.stage_tables import read_selected_samples
-from mmrl.distributed.ranks import Ranks, RankShard
+from mmrl.distributed.ranks import Ranks, own_rows
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.media_workers import start_media_workers
@@ -84,9 +83,10 @@ class StageData:
                 )
                 workers = stack.enter_context(closing(pool))
             yield Prefetcher(
-                RankShard(CachedOrder(self.build_order(stage, state)).take, ranks, stage.prompts_per_round),
+                self.build_order(stage, state),
                 self._processor,
                 workers,
+                own_rows=partial(own_rows, prompts_per_round=stage.prompts_per_round, ranks=ranks),
                 skip_unusable=data.on_bad_sample == "skip",
                 drop_too_long=data.on_too_long == "skip",
                 can_prefetch=not stage.order_depends_on_rewards,

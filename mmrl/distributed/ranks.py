@@ -7,9 +7,8 @@ receives the groups of the others, so that every later decision is taken identic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mmrl.types import UserError
 
@@ -74,23 +73,13 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
     return range(own[0], own[-1] + 1) if own else range(0)
 
 
-@dataclass(frozen=True, slots=True)
-class RankShard(Generic[RowT]):
-    """This rank's share of an endless order of rows.
+def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
+    """Return this rank's share of the rows that a round takes.
 
-    Positions are those of the whole order, so a run may continue with another number of ranks.
+    `prompts_per_round` counts the prompts of all ranks, groups that an earlier round left unfinished included.
     """
-
-    take_rows: Callable[[int, int], Sequence[RowT]]  # returns rows by start position and count
-    ranks: Ranks
-    prompts_per_round: int  # prompts of one round over all ranks, unfinished groups included
-
-    def take(self, start_position: int, count: int) -> Sequence[RowT]:
-        """Return this rank's share of the `count` rows from `start_position` on."""
-        # Groups left unfinished by an earlier round occupy the first places of the round, and the rows taken here fill
-        # the places after them: so ranks stay evenly loaded, and the order of groups is that of a single process.
-        own_places = rank_slice(self.prompts_per_round, self.ranks)
-        num_unfinished = self.prompts_per_round - count
-        start = max(0, own_places.start - num_unfinished)
-        stop = max(0, own_places.stop - num_unfinished)
-        return self.take_rows(start_position, count)[start:stop]
+    # Unfinished groups occupy the first places of the round, and the rows fill the places after them: so ranks stay
+    # evenly loaded, and the order of groups is that of a single process.
+    own_places = rank_slice(prompts_per_round, ranks)
+    num_unfinished = prompts_per_round - len(rows)
+    return rows[max(0, own_places.start - num_unfinished) : max(0, own_places.stop - num_unfinished)]

@@ -17,7 +17,7 @@ import torch
 
 from mmrl.algo.schedules import learning_rate
 from mmrl.config.schema import LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
     MicroBatch,
@@ -74,11 +74,11 @@ class PolicyLearner:
         processor: PromptProcessor,
         optimizer: Optimizer,
         config: LearnerConfig,
-        reference: PolicyModel | None = None,
+        reference: PolicyModel | None,
         *,
-        ranks: Ranks | None = None,
-        media_owners: MediaOwners | None = None,
-        activity: Activity | None = None,
+        ranks: Ranks,
+        media_owners: MediaOwners,
+        activity: Activity,
     ) -> None:
         """Set up the learner of a stage.
 
@@ -88,10 +88,7 @@ class PolicyLearner:
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
-        self._ranks = ranks or SingleProcess()
-        # `or` would replace the dictionary that the loop fills later, because it is still empty.
-        self._media_owners = MediaOwners() if media_owners is None else media_owners
-        self._activity = activity or Activity()
+        self._ranks, self._media_owners, self._activity = ranks, media_owners, activity
         self._shared_prefix_checked = not config.shared_prefix
         # For `token_values`: index of each experience of the last step by `id`, and values of the step's last epoch.
         self._index_by_id: dict[int, int] = {}
@@ -181,8 +178,10 @@ class PolicyLearner:
                 # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))
-        # Sampler and learner are compared in the first update alone, before any weight has changed.
-        return sorted(mini_batches, key=_order_of_updates)
+        # Sampler and learner are compared in the first update alone, before any weight has changed: mini-batches with
+        # tokens of the current policy version come first, then those with tokens of the version before.
+        mini_batches.sort(key=lambda each: [not count for count in each.denominators.forward_tokens_by_age])
+        return mini_batches
 
     @torch.no_grad()
     def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
@@ -307,9 +306,3 @@ class _MiniBatch(NamedTuple):
 
     micro_batches: Sequence[MicroBatch]  # those of this rank
     denominators: LossDenominators  # counts over all ranks
-
-
-def _order_of_updates(mini_batch: _MiniBatch) -> tuple[bool, bool]:
-    """Return a key that sorts mini-batches with tokens of the current policy version first, then of the one before."""
-    current, previous = mini_batch.denominators.forward_tokens_by_age
-    return not current, not previous

@@ -177,7 +177,8 @@ def measure_tokens(
         sums["policy/clip_frac_dual"] = ((ratio_N > options.dual_clip) & (advantage_N < 0.0)).sum()
     if options.rollout_correction.method != "none":
         sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
-    metrics, count = Metrics(), denominators.forward_tokens
+    metrics = Metrics()
+    count = denominators.forward_tokens
     for name, total in sums.items():
         metrics.mean(name, total.double() / count, count)
     metrics.min("policy/importance_ratio_min", ratio_N.min())

@@ -130,7 +130,8 @@ def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, v
     """Return the batch with a dummy image if `images` and it has none, and likewise a dummy video."""
     # Each dummy is a separate sequence of one untrained placeholder, so it changes no other sequence and, except for
     # rounding, no gradient.
-    media, merge_size = batch.media, placeholders.merge_size
+    media = batch.media
+    merge_size = placeholders.merge_size
     patches = torch.zeros(merge_size**2, media.image_patches_MD.shape[1])
     grid = torch.tensor([[1, merge_size, merge_size]])
     if images and not media.image_keys:
@@ -182,7 +183,8 @@ def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> i
 
 def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batch:
     """Append a sequence of one token at position 0: at the end of the packed row, or as another row."""
-    packed_groups, (num_rows, length) = batch.packed_groups, batch.input_ids_BL.shape
+    packed_groups = batch.packed_groups
+    num_rows, length = batch.input_ids_BL.shape
     if packed_groups is None:
         shape, dim = (1, length), 0
     else:

@@ -136,20 +136,24 @@ class Objective:
 
     def _rl_loss(self, sampled: TokenTable, denominators: LossDenominators, step: int) -> LossResult:
         """Return policy loss, KL penalty and entropy bonus over the policy's tokens, and their metrics."""
-        options, count = self._options, denominators.forward_tokens
+        options = self._options
+        count = denominators.forward_tokens
         old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
         old_N = old_N.detach()
-        log_ratio_N, bound = sampled.current_logprobs_N - old_N, options.log_ratio_clip
+        log_ratio_N = sampled.current_logprobs_N - old_N
+        bound = options.log_ratio_clip
         if bound is not None:
             # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
             log_ratio_N = log_ratio_N.clamp(-bound, bound)
         ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
         log_weight_N = old_N - sampled.recorded_logprobs_N
         correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
-        advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
+        advantage_N = sampled.advantages_N
+        penalty_N = torch.zeros_like(ratio_N)
         metrics = Metrics()
         if self.needs_reference:
-            kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
+            kl_N = self._reference_kl(sampled)
+            kl_coefficient = self._coefficient(step, options=options.kl)
             metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
             if options.kl.apply_to == "reward":
                 # Reward to go: a token is charged for the KL at itself and at the later tokens that depend on it.
@@ -181,7 +185,8 @@ class Objective:
 
     def _reference_kl(self, sampled: TokenTable) -> Tensor:
         """Return the estimated KL divergence from the reference at each token, [N]."""
-        options, reference_N = self._options.kl, sampled.reference_logprobs_N
+        options = self._options.kl
+        reference_N = sampled.reference_logprobs_N
         assert reference_N is not None
         logprobs_N = sampled.current_logprobs_N
         if options.apply_to == "reward":

@@ -83,7 +83,8 @@ def check_shared_prefix(
     finally:
         for module, rate in rates.items():
             module.p = rate
-    bound, advice = TOLERANCES[policy.model.dtype], ""
+    bound = TOLERANCES[policy.model.dtype]
+    advice = ""
     if policy.family.has_recurrent_layers:
         advice = (
             ", which runs each response after its own copy of the prompt and does not fork the recurrent state; or, if "

@@ -151,7 +151,8 @@ class Console:
         if self._screen.quiet:
             yield from items
         elif not self._screen.is_terminal:
-            done, started_at = 0, time.monotonic()
+            done = 0
+            started_at = time.monotonic()
 
             def describe() -> str:
                 count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""

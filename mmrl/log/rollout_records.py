@@ -186,7 +186,8 @@ def _pack_tokens(
         # The learner's values cover the tokens that the policy sampled; a rollout that it did not compute has none.
         computed, remaining_ends = zip(*own or (), strict=True), iter(ends)
         for segment in record.rollout.segments:
-            author, is_policy = AUTHORS.index(segment.author), segment.author is Author.POLICY
+            author = AUTHORS.index(segment.author)
+            is_policy = segment.author is Author.POLICY
             for token_id, logprob in zip(segment.token_ids, segment.logprobs, strict=True):
                 sampled = (logprob, *next(computed, _NOT_COMPUTED)) if is_policy else (nan, *_NOT_COMPUTED)
                 rows.append((token_id, next(remaining_ends), author, *sampled))
@@ -305,7 +306,8 @@ def parse_resize_map(medium: Mapping[str, Any]) -> ResizeMap | None:
 def record_marks(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the marks of the `target` or the `answer` of a recorded rollout, on the medium of the target."""
     frame = record.get("target_frame" if key == "target" else "frame")
-    media, medium = record.get("media"), record.get("media_index") or 0
+    media = record.get("media")
+    medium = record.get("media_index") or 0
     # A sample of text alone has answers, too, and no medium.
     resize_map = parse_resize_map(media[medium]) if isinstance(media, list) and 0 <= medium < len(media) else None
     return make_marks(record.get("answer_type") or "", record.get(key), frame, medium, resize_map)

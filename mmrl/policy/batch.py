@@ -422,7 +422,8 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         row.spans.append(prompt_span)
         row.ids.extend(prompt_span.ids)
         row.positions.append(prompt_span.position_ids_3S)
-        last_prompt_column, next_position = len(row.ids) - 1, int(prompt_span.position_ids_3S.max()) + 1
+        last_prompt_column = len(row.ids) - 1
+        next_position = int(prompt_span.position_ids_3S.max()) + 1
         lengths = []
         for experience in group:
             response = TokenSpan.from_response(experience.rollout, processor)

@@ -2,7 +2,8 @@
 
 `unpatchify` turns patches back into pixels, so that people can look at them.
 
-Suffixes of tensor names: P tokens of a prompt, M patches, D values of a patch, V videos.
+Suffixes of tensor names: P tokens of a prompt, M patches, D values of a patch, V videos; TCHW frames, their channels,
+height and width.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ of these experts are still weighted by the current router's probabilities, so th
 
 Source: R2 and R3 ("vanilla" and "rollout routing replay") of arXiv:2512.01374, section 3.3, and arXiv:2510.11370.
 
-Letters in shapes: X router layers, T tokens of a batch, E experts, K experts of a token.
+Letters in shapes: X router layers, T tokens of a batch, N some of them, E experts, K experts of a token, S
+sums (E + 1).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `VisionCache` keeps the outputs of a frozen vision tower, computed once for each image or video, while there is room.
 
 Suffixes of tensor names: B rows, L columns, P prompt columns, N trained tokens, R sampled rows, S new columns,
-K cached columns, V tokens of the vocabulary, M patches, D values of a patch.
+K cached columns, V tokens of the vocabulary, M patches, D values of a patch. In `routes_XTK`: X layers with experts, T
+tokens of all rows, K experts of a token.
 """
 
 from __future__ import annotations

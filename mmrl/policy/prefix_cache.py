@@ -130,7 +130,8 @@ class RowCache:
             mask: [R, 1, T, S], bool or added to scores; None if a token sees all own keys up to its own.
             scaling: factor of query-key products.
         """
-        layer, key_heads = self.cache.layers[module.layer_idx], key.shape[1]
+        layer = self.cache.layers[module.layer_idx]
+        key_heads = key.shape[1]
         query = torch.unflatten(query, 1, (key_heads, -1))
         if mask is None and query.shape[3] > 1:
             new, own_columns = query.shape[3], key.shape[2]

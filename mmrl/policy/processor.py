@@ -270,7 +270,8 @@ class PromptProcessor:
 
         Tokens that share a character end before it, except the last of them. None if the tokens do not spell the text.
         """
-        length, ends = len(self.encoder.response_opening), []
+        length = len(self.encoder.response_opening)
+        ends = []
         pieces = [rollout.text[:length]]
         waiting: list[int] = []  # tokens whose bytes do not yet make a character
         for segment in rollout.segments:

@@ -129,7 +129,8 @@ def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **o
     """
     from transformers import vision_utils
 
-    grids_I3, merge_size = grid_thw.cpu(), self.spatial_merge_size
+    grids_I3 = grid_thw.cpu()
+    merge_size = self.spatial_merge_size
     # By the names of the tower's arguments that replace its own computation.
     indices = {
         "position_ids": vision_utils.get_vision_position_ids(grids_I3, merge_size),

@@ -78,7 +78,8 @@ class EngineSampler:
 
     def _continue(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> list[list[Rollout]]:
         """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
-        engine, max_new_tokens = self.publisher.engine, sampling_params.max_new_tokens
+        engine = self.publisher.engine
+        max_new_tokens = sampling_params.max_new_tokens
         for request in requests:
             rollout = request.rollout
             length = len(rollout.prompt.token_ids) + rollout.num_tokens

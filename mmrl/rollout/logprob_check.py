@@ -2,7 +2,7 @@
 
 The engine answers a few prompts, and the learner computes the log-probabilities of the same tokens. If they differ by
 more than rounding, the two used different images, positions, weights or sampling parameters, and the importance ratios
-of training would be wrong.
+of training would be wrong. Suffixes of tensor names as in `mmrl.policy.batch`.
 """
 
 from __future__ import annotations

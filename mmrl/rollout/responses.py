@@ -47,7 +47,9 @@ def append_generated(
     processor: PromptProcessor,
 ) -> Rollout:
     """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response again."""
-    generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
+    # Only a response that an earlier call left unfinished can have begun a stop string there.
+    if rollout.finish_reason is FinishReason.LENGTH and rollout.segments and sampling_params.stop:
+        generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
     routes = None
     if generated.response_routes is not None:
         num_tokens = rollout.num_tokens
@@ -118,8 +120,6 @@ def _cut_at_stop_string(
 
     Engines match stop strings only within the tokens of one call, so they miss a string that lies across two calls.
     """
-    if not (sampling_params.stop and rollout.segments) or rollout.finish_reason is not FinishReason.LENGTH:
-        return generated
     matcher = StopStringMatcher(sampling_params.stop, processor.decode)
     # A stop string may begin only in the text that the policy wrote since another author's last segment.
     earlier: list[int] = []

@@ -16,7 +16,7 @@ from mmrl.utils.messages import did_you_mean, first_names
 def find_coverage_gaps(config: Config, scorer: RewardFunctionScorer, samples: Sequence[Sample]) -> Iterator[str]:
     """Yield a warning for each condition that no sample meets, and for each task whose answers no reward judges."""
     conditions: dict[str, SampleConditions] = {}
-    for term in scorer.terms:
+    for term in scorer.caller.terms:
         conditions[f"reward term {term.name!r}"] = term.options.sample_when
     for group_reward in config.rewards.group_rewards:
         conditions[f"group reward {group_reward.name or group_reward.fn!r}"] = group_reward.when
@@ -47,7 +47,7 @@ def _find_unjudged(config: Config, scorer: RewardFunctionScorer, samples: Sequen
     unjudged: Counter[str] = Counter()
     terms_of_task: dict[str, list[str]] = {}
     for sample in samples:
-        terms = scorer.applicable_terms(sample)
+        terms = scorer.caller.applicable_terms(sample)
         has_group_reward = any(matches_conditions(term.when, sample) for term in config.rewards.group_rewards)
         if not has_group_reward and not any(term.reward.reward.judges_answer for term in terms):
             unjudged[sample.task] += 1

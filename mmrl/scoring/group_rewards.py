@@ -247,7 +247,7 @@ def check_group_rewards(
         for sample in samples:
             if not matches_conditions(group_reward.options.when, sample):
                 continue
-            applicable = list(map(attrgetter("name"), scorer.applicable_terms(sample)))
+            applicable = list(map(attrgetter("name"), scorer.caller.applicable_terms(sample)))
             missing = [name for name in group_reward.options.args.get("correct", ()) if name not in applicable]
             if missing:
                 raise UserError(

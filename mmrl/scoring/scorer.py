@@ -55,21 +55,26 @@ ENVIRONMENT = "environment"
 """Name by which the failure of a rollout's environment is counted, beside those of reward terms."""
 
 
-class RewardFunctionScorer(RewardCaller):
+class RewardFunctionScorer:
     """Scores rollouts by reward terms that fit together (`check_terms`)."""
 
     def __init__(
         self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None = None
     ) -> None:
         """Store the terms. Rewards see pictures through `media_opener`; worker processes receive a pickled copy."""
-        super().__init__(terms, options, media_opener)
+        self.caller = RewardCaller(terms, options, media_opener)
+        self._options, self._media_opener = options, media_opener
         # Terms whose service a check has asked. Asking for further rows would cost requests and show nothing new.
         self._asked_services: set[str] = set()
+
+    def close(self) -> None:
+        """End the worker processes of rewards, if any were started."""
+        self.caller.close()
 
     @property
     def term_weights(self) -> dict[str, float]:
         """The weight of each term that counts by itself, by its name, without schedules."""
-        return {term.name: term.options.weight for term in self.counted_terms}
+        return {term.name: term.options.weight for term in self.caller.counted_terms}
 
     def score_groups(
         self,
@@ -91,7 +96,7 @@ class RewardFunctionScorer(RewardCaller):
         """
         scorable = [rollout for siblings in rollouts for rollout in siblings if rollout.failure is None]
         pairs = [(make_response(rollout), rollout.prompt.sample) for rollout in scorable]
-        all_outcomes = iter(self.call(pairs))
+        all_outcomes = iter(self.caller.call(pairs))
         groups: list[Group] = []
         for siblings in rollouts:
             outcomes = [next(all_outcomes) if rollout.failure is None else {} for rollout in siblings]
@@ -114,13 +119,13 @@ class RewardFunctionScorer(RewardCaller):
     def score(self, pairs: Sequence[ScoringPair], failures: Sequence[RewardFailure | None]) -> tuple[Score, ...]:
         """Score responses as `score_eval` scores rollouts; `failures` are of environments. Raises the same errors."""
         scorable = [pair for pair, failure in zip(pairs, failures, strict=True) if failure is None]
-        all_outcomes = iter(self.call(scorable, evaluation=True))
+        all_outcomes = iter(self.caller.call(scorable, evaluation=True))
         scores = []
         for (response, sample), failure in zip(pairs, failures, strict=True):
             if failure is None:
                 outcomes = next(all_outcomes)
             else:
-                outcomes = {term.name: failure for term in self.applicable_terms(sample, evaluation=True)}
+                outcomes = {term.name: failure for term in self.caller.applicable_terms(sample, evaluation=True)}
             scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
         return tuple(scores)
 
@@ -140,24 +145,24 @@ class RewardFunctionScorer(RewardCaller):
             UserError: no term applies to a sample, its target cannot be written in the response format, or a term reads
                 a part that this format does not have.
         """
-        check_parts(self.terms, response_format)
+        check_parts(self.caller.terms, response_format)
         remaining, batch_size = iter(samples), max(1, self._options.workers)
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         while batch := list(islice(remaining, batch_size)):
             started_at = monotonic()
             pairs: list[ScoringPair] = []
             for sample in batch:
-                terms = self.terms_with_fallbacks(sample, evaluation=evaluation)
+                terms = self.caller.terms_with_fallbacks(sample, evaluation=evaluation)
                 for term in terms:
                     if asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, response_format)
                 for text in ("", _build_correct_text(sample, response_format)):
                     pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
-            all_outcomes = self.call(pairs, evaluation=evaluation, trial=True)
+            all_outcomes = self.caller.call(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, also of those whose service was asked only about another sample.
-                applicable = self.applicable_terms(sample, evaluation=evaluation)
+                applicable = self.caller.applicable_terms(sample, evaluation=evaluation)
                 not_asked = [term for term in applicable if term.name not in outcomes]
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in not_asked}
                 self._combine_outcomes(sample, {**outcomes, **stand_ins})
@@ -178,7 +183,7 @@ class RewardFunctionScorer(RewardCaller):
         warnings: dict[str, str] = {}
         counts: Counter[tuple[str, AnswerType]] = Counter()
         for sample in samples:
-            for term in self.terms_with_fallbacks(sample):
+            for term in self.caller.terms_with_fallbacks(sample):
                 kind = term.name, sample.target.answer_type
                 counts[kind] += 1
                 if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
@@ -198,7 +203,7 @@ class RewardFunctionScorer(RewardCaller):
         answer_type, is_remote = sample.target.answer_type, asks_remote_service(term)
         correct_text = _build_correct_text(sample, response_format)
         correct = self._make_trial_response(sample, correct_text, response_format, [term])
-        with use_media_opener(self.media_opener):
+        with use_media_opener(self._media_opener):
             texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
         # Only an answer of the right type reaches the comparison with the target, and no attack need be one.
         with suppress(UserError):
@@ -208,13 +213,13 @@ class RewardFunctionScorer(RewardCaller):
                 continue
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
-            outcome = self.call_terms([(term, (response, sample))])[0]
+            outcome = self.caller.call_terms([(term, (response, sample))])[0]
             if not isinstance(outcome, RewardFailure):
                 continue
-            if not is_remote and self.find_fallback(term, outcome, response, sample):
+            if not is_remote and self.caller.find_fallback(term, outcome, response, sample):
                 continue
             error = make_error(term.name, outcome, response, sample)
-            if is_remote or self.failure_action(outcome) == "stop":
+            if is_remote or self.caller.failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
             # Abstaining is not a fault if the run continues without the rollout.
             if not is_unscorable(outcome):
@@ -226,7 +231,7 @@ class RewardFunctionScorer(RewardCaller):
     ) -> Response:
         """Return a response for a check, with the true sizes of images if one of these terms looks at them."""
         looks = any(term.reward.reward.looks for term in terms)
-        with use_media_opener(self.media_opener):
+        with use_media_opener(self._media_opener):
             return make_trial_response(sample, text, response_format, looks=looks)
 
     def _build_group(self, rollouts: Sequence[Rollout], all_outcomes: Sequence[OutcomesByTerm], step: int) -> Group:
@@ -238,14 +243,14 @@ class RewardFunctionScorer(RewardCaller):
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
-            for term in self.counted_terms:
+            for term in self.caller.counted_terms:
                 if not isinstance(outcomes.get(term.name), RewardFailure):
                     continue
-                chain = self.list_deciding_terms(term, outcomes)
+                chain = self.caller.list_deciding_terms(term, outcomes)
                 last = outcomes[chain[-1].name]
-                if not isinstance(last, RewardFailure) or self.failure_action(last) == "fallback":
+                if not isinstance(last, RewardFailure) or self.caller.failure_action(last) == "fallback":
                     continue
-                skip_group |= self.failure_action(last) == "skip_group"
+                skip_group |= self.caller.failure_action(last) == "skip_group"
                 for asked in chain:
                     outcome = outcomes[asked.name]
                     if isinstance(outcome, RewardFailure):
@@ -264,7 +269,7 @@ class RewardFunctionScorer(RewardCaller):
     ) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
         method = self._options.combine
-        terms = [term for term in self.counted_terms if term.name in outcomes]
+        terms = [term for term in self.caller.counted_terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
         rewards_by_turn: dict[str, tuple[float, ...]] = {}
         decided_by: dict[str, str] = {}
@@ -272,7 +277,7 @@ class RewardFunctionScorer(RewardCaller):
         for term in terms:
             outcome = outcomes[term.name]
             if isinstance(outcome, RewardFailure):
-                chain = self.list_deciding_terms(term, outcomes)
+                chain = self.caller.list_deciding_terms(term, outcomes)
                 last, decision = chain[-1], outcomes[chain[-1].name]
                 if isinstance(decision, RewardFailure):
                     value, reason = last.fallback, f"fallback: {decision.reason}"

@@ -153,21 +153,10 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     Raises:
         UserError: something in the config, the data or the rewards would fail during training.
     """
-    config, base_dir, functions = setup.config, setup.base_dir, setup.functions
-    console, ranks = setup.console, setup.ranks
+    config, console, ranks = setup.config, setup.console, setup.ranks
     set_thread_count(config.run.cpu_threads, ranks.size)
     torch.manual_seed(config.run.seed)
-    # Opening every image may take an hour, so a missing device, a damaged tokenizer and responses beyond the context
-    # are refused before that.
-    if select_device(config).type == "cpu":
-        keep_freed_memory()
-    processor_bundle = None
-    if config.model.from_scratch is None:
-        processor_bundle = load_processor(config.model, base_dir, family=functions.family)
-        if functions.family is None:  # transformers may not know the config of the user's family
-            compute_max_response_tokens(config, read_context_tokens(config.model))
-    else:
-        compute_max_response_tokens(config, CONTEXT_TOKENS)
+    processor_bundle = load_processor_early(setup)
     scorer, group_rewards = build_rewards(setup, resources)
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
@@ -188,19 +177,8 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model_bundle.family)
     check_model_supports_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model_bundle, console)
-    start_engine = partial(
-        SamplerFactory,
-        config,
-        policy,
-        processor,
-        adapter=adapter,
-        work_dir=setup.run_dir.engine,
-        ranks=ranks,
-        console=console,
-        make_custom_engine=functions.engine,
-    )
-    samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start_engine)))
-    tool_runner = ToolRunner(base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
+    samplers = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
+    tool_runner = ToolRunner(setup.base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
     resources.enter_context(closing(tool_runner))
     return RunComponents(
         **vars(setup),
@@ -213,7 +191,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
             config,
             data.dataset_context,
             samples,
-            train_functions=functions.datasets["train"],
+            train_functions=setup.functions.datasets["train"],
             processor=processor,
             outputs=setup.run_dir.outputs,
         ),
@@ -224,6 +202,26 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
         banned_token_ids=banned_token_ids,
         samplers=samplers,
     )
+
+
+def load_processor_early(setup: RunSetup) -> ProcessorBundle | None:
+    """Return the model's processor; None for a model from scratch, whose tokenizer is made from the samples.
+
+    Opening every image may take an hour, so what can be refused before that is.
+
+    Raises:
+        UserError: the device is missing, the tokenizer is damaged, or a response may be longer than the context.
+    """
+    config, family = setup.config, setup.functions.family
+    if select_device(config).type == "cpu":
+        keep_freed_memory()
+    if config.model.from_scratch is not None:
+        compute_max_response_tokens(config, CONTEXT_TOKENS)
+        return None
+    processor_bundle = load_processor(config.model, setup.base_dir, family=family)
+    if family is None:  # transformers may not know the config of the user's family
+        compute_max_response_tokens(config, read_context_tokens(config.model))
+    return processor_bundle
 
 
 def build_rewards(setup: RunSetup, resources: ExitStack) -> tuple[RewardFunctionScorer, tuple[BoundGroupReward, ...]]:
@@ -323,6 +321,24 @@ def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: 
     while not finished:
         finished = ranks.on_rank0(partial(next, videos))
     return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure))
+
+
+def start_engine(
+    setup: RunSetup, policy: PolicyModel, processor: PromptProcessor, adapter: LoraAdapter | None
+) -> SamplerFactory:
+    """Start the rollout engine; raises as `SamplerFactory`."""
+    start = partial(
+        SamplerFactory,
+        setup.config,
+        policy,
+        processor,
+        adapter=adapter,
+        work_dir=setup.run_dir.engine,
+        ranks=setup.ranks,
+        console=setup.console,
+        make_custom_engine=setup.functions.engine,
+    )
+    return setup.console.wait_for("starting the rollout engine", start)
 
 
 def check_model_supports_steps(

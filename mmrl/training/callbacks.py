@@ -165,7 +165,8 @@ class StepLogger:
         failed = state.nonfinite_steps > 0
         if failed or not self.only_failed_rollouts:
             result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
-        times, tokens = dict(result.seconds), 0
+        times = dict(result.seconds)
+        tokens = 0
         for group in result.selected.groups:
             for rollout in group.all_rollouts:
                 own = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
@@ -263,7 +264,8 @@ def make_callbacks(run: RunComponents) -> list[UserCallback]:
     callbacks = []
     declared: list[str] = []
     for config, make in zip(run.config.callbacks, run.functions.callbacks, strict=True):
-        owner, callback = f"callback {config.fn!r}", make(run)
+        owner = f"callback {config.fn!r}"
+        callback = make(run)
         check_methods(callback, Callback, ("on_step_end",), owner=owner)
         metrics = getattr(callback, "metrics", ())
         if not isinstance(metrics, tuple) or not all(isinstance(metric, Metric) for metric in metrics):

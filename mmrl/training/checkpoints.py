@@ -87,7 +87,7 @@ class RunCheckpoints:
             rng=checkpoint.read_rng_states(),
             state=state,
             config_yaml=self._config_yaml,
-            score=self._logger.last_value(best.metric) if best else None,
+            ranking_metric=self._logger.last_value(best.metric) if best else None,
         )
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.distributed.exchanges import (
@@ -30,10 +30,14 @@ from mmrl.distributed.exchanges import (
 )
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
+from mmrl.scoring.group_rewards import BoundGroupReward, add_group_rewards
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Group, Prompt, RolloutBatch, TrainingState
 from mmrl.utils.activity import Activity
+
+if TYPE_CHECKING:
+    from mmrl.rollout.factory import SamplerFactory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +49,11 @@ class RlComponents:
     source: SampleSource
     processor: Processor
     rollout_pipeline: RolloutPipeline
-    gather_for_sampling: Callable[[], AbstractContextManager[None]]  # gathers sharded weights for generating
+    samplers: SamplerFactory  # gathers sharded weights for generating; the engine sleeps while they learn
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
-    add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, at a step; collective
+    group_rewards: Sequence[BoundGroupReward]  # rewards that compare siblings
     selector: Selector  # decides how often to sample in a step, and which rollouts it trains on
-    sleep_engine: Callable[[], None]  # frees its memory on the learner's device until the engine is next used
     learner: Learner
     update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
     sync_weights: Callable[[int], None]  # gives the sampler the new weights, with their version number
@@ -87,7 +90,7 @@ def run_rl_stage(components: RlComponents, state: TrainingState) -> None:
             prompts = build_prompts(components, state, components.prompts_per_round, timer)
             next_round = components.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
         with timer.time("learn"):
-            components.sleep_engine()
+            components.samplers.sleep()
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
         # The next round samples with weights `state.version`, so it must be complete before the sampler gets new ones.
@@ -125,7 +128,8 @@ def collect_groups(components: RlComponents, state: TrainingState, collected: St
             own_groups = components.scorer.score_groups(own_batch.groups, step=state.step, probes=own_batch.probes)
             for group in gather_groups(own_groups, ranks, components.media_owners):
                 # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
-                collected.groups.append(components.add_group_rewards(group, state.step))
+                group_rewards = components.group_rewards
+                collected.groups.append(add_group_rewards(group, state.step, group_rewards=group_rewards))
         collected.metrics.update(metrics)
         collected.rounds += 1
 
@@ -144,7 +148,7 @@ def generate_round(
     own_unfinished = state.unfinished[rank_slice(components.prompts_per_round, ranks)]
     prompts = build_prompts(components, state, num_prompts, timer)
     with timer.time("rollout"):
-        with components.gather_for_sampling():  # collective under ZeRO-3, if the policy itself generates
+        with components.samplers.gather_for_sampling():  # collective under ZeRO-3, if the policy itself generates
             batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=own_unfinished)
         metrics = sum_metrics(batch.metrics, ranks)
         state.unfinished = gather_items(batch.unfinished, ranks)

@@ -19,7 +19,7 @@ from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.scoring.group_rewards import add_group_rewards, reward_weights
+from mmrl.scoring.group_rewards import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
@@ -54,7 +54,8 @@ def train_rl_stage(
         run.console.info(health.summary())
     if stage.track_rewards:
         # Later `select` stages read the rewards of each sample from this table.
-        table_path, samples = run.run_dir.outputs / f"{stage.name}.jsonl", run.stage_data.stage_samples(stage)
+        table_path = run.run_dir.outputs / f"{stage.name}.jsonl"
+        samples = run.stage_data.stage_samples(stage)
         run.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
 
 
@@ -69,7 +70,8 @@ def build_components(
     health: HealthMonitor,
 ) -> RlComponents:
     """Build what the loop of the stage calls."""
-    run, samplers, media_owners = services.run, services.run.samplers, MediaOwners()
+    run, samplers = services.run, services.run.samplers
+    media_owners = MediaOwners()
     moving_reference = reference if reference is not None and not reference.is_frozen else None
 
     def save_optimizer() -> OptimizerState:
@@ -109,12 +111,11 @@ def build_components(
         source=source,
         processor=run.processor,
         rollout_pipeline=pipeline,
-        gather_for_sampling=samplers.gather_for_sampling,
+        samplers=samplers,
         async_rollouts=async_rollouts,
         scorer=run.scorer,
-        add_group_rewards=partial(add_group_rewards, group_rewards=run.group_rewards),
+        group_rewards=run.group_rewards,
         selector=build_selector(stage, run, media_owners),
-        sleep_engine=samplers.sleep,
         learner=learner,
         update_reference=update_reference,
         sync_weights=sync_weights,
@@ -198,7 +199,9 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
         rollouts_per_step = stage.prompts_per_step * stage.group_size
         replay = ReplaySettings(options=stage.replay, rollouts_per_step=rollouts_per_step, seed=(seed, stage.name))
     phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
-    credit_turns = partial(compute_turn_advantages, options=stage.advantage)
+    credit_turns = None
+    if stage.advantage.credit != "broadcast":
+        credit_turns = partial(compute_turn_advantages, options=stage.advantage)
     return ExperienceSelector(
         compute_advantages=partial(
             compute_advantages,
@@ -206,7 +209,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
             weights=reward_weights(run.scorer, run.group_rewards),
             custom_advantage=run.functions.advantages[stage.name],
         ),
-        compute_turn_advantages=None if stage.advantage.credit == "broadcast" else credit_turns,
+        compute_turn_advantages=credit_turns,
         prompts_per_step=stage.prompts_per_step,
         dynamic_sampling=stage.dynamic_sampling,
         carry_over=stage.carries_groups,

@@ -56,7 +56,8 @@ def train(
     Raises:
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
     """
-    config, base_dir = effective_config(loaded, steps=steps, run_dir=run_dir), loaded.files[0].parent
+    config = effective_config(loaded, steps=steps, run_dir=run_dir)
+    base_dir = loaded.files[0].parent
     with join_ranks(config.distributed.timeout_s, force_group=config.deepspeed is not None) as ranks:
         # Rank 0 alone writes to the run directory and the console.
         console = Console(quiet=ranks.rank > 0)
@@ -113,7 +114,8 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         resume_run(run, benchmarks, user_callbacks, stop) as (services, resumed_state, resumed_optimizer),
         nullcontext() if setup.ranks.rank else follow_run(setup.config, setup.base_dir, setup.run_dir, setup.console),
     ):
-        checkpoints, state, optimizer = services.checkpoints, resumed_state, resumed_optimizer
+        checkpoints = services.checkpoints
+        state, optimizer = resumed_state, resumed_optimizer
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
             if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
                 # Without a checkpoint, a restarted run would remove its files, including the table of this stage.
@@ -128,8 +130,9 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                         run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
                     case SelectStage():
                         run_select_stage(stage, services.run, services.logger, state)
-                next_stage, version = state.stage_index + 1, state.version
-                state = TrainingState(stage_index=next_stage, version=version, eval_rewards=state.eval_rewards)
+                state = TrainingState(
+                    stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards
+                )
                 optimizer = {}
                 checkpoints.save(state, {})
                 # A stage that is over must be on the disk before the next one begins.
@@ -193,7 +196,8 @@ def resume_run(
     logger: MetricsLogger = NullLogger()
     if ranks.rank == 0:
         logger = RunLogger(run_dir, run.console, run.processor)
-    held_out, checkpoints = HeldOutEvaluation(run, logger), RunCheckpoints(run, logger)
+    held_out = HeldOutEvaluation(run, logger)
+    checkpoints = RunCheckpoints(run, logger)
     state, optimizer = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
     sharded_model = None

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import demonstration_text
@@ -21,6 +22,9 @@ from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperi
 from mmrl.utils.activity import Activity
 from mmrl.utils.seeds import derive_seed
 
+if TYPE_CHECKING:
+    from mmrl.rollout.factory import SamplerFactory
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftComponents:
@@ -28,7 +32,7 @@ class SftComponents:
 
     source: SampleSource
     processor: Processor
-    sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
+    samplers: SamplerFactory  # frees the rollout engine's memory on the learner's device until it is next used
     learner: Learner
     callbacks: Sequence[Callback]  # called after each step, in this order
     seed: int  # the run's seed, from which random choices derive, with the stage's name
@@ -61,7 +65,7 @@ def run_sft_stage(stage: SftStage, components: SftComponents, state: TrainingSta
             components.media_owners.clear()
             own_experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations]
             experiences = gather_demonstrations(own_experiences, ranks, components.media_owners)
-            components.sleep_engine()
+            components.samplers.sleep()
             metrics |= components.learner.step(experiences, step=state.step)
 
         # No weight sync: validation, benchmarks and stages that sample sync the weights before they generate.

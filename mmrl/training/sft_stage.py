@@ -18,7 +18,8 @@ def train_sft_stage(
     stage: SftStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
 ) -> None:
     """Train a supervised stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
-    run, media_owners = services.run, MediaOwners()
+    run = services.run
+    media_owners = MediaOwners()
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
         if resumed_optimizer:
@@ -27,7 +28,7 @@ def train_sft_stage(
         components = SftComponents(
             source=source,
             processor=run.processor,
-            sleep_engine=run.samplers.sleep,
+            samplers=run.samplers,
             learner=learner,
             callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
             seed=run.config.run.seed,

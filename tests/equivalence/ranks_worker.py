@@ -30,6 +30,7 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.rollout.weight_sync import PolicyWeightStream, ShardedWeightStream, WeightStream
 from mmrl.types import Experience, UserError
+from mmrl.utils.activity import Activity
 
 CHUNK_ELEMENTS = 3000
 # Every step has a rate of its own, and the decay is strong enough that weights which lose it on resume are seen.
@@ -150,7 +151,16 @@ def make_learner(
         pad_id=trial_set.eos_id,
     )
     owners = MediaOwners(trial.media_placement)
-    return PolicyLearner(policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, media_owners=owners)
+    return PolicyLearner(
+        policy,
+        trial_set.processor,
+        optimizer,
+        plan,
+        reference,
+        ranks=ranks,
+        media_owners=owners,
+        activity=Activity(),
+    )
 
 
 def for_engines(policy: PolicyModel, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

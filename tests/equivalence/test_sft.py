@@ -142,7 +142,12 @@ def watched(samples, share, salt):
         kind="sft", name="s", steps=100, batch_size=len(samples), target_field="target", drop_thinking_prob=share
     )
     components = sft.SftComponents(
-        **ports, sleep_engine=lambda: None, callbacks=(), seed=salt, ranks=SingleProcess(), media_owners=MediaOwners()
+        **ports,
+        samplers=SimpleNamespace(sleep=lambda: None),
+        callbacks=(),
+        seed=salt,
+        ranks=SingleProcess(),
+        media_owners=MediaOwners(),
     )
     sft.run_sft_stage(stage, components, sft.TrainingState())
     return watcher.thought

@@ -1,4 +1,7 @@
-"""A model family: everything in which one line of vision-language models differs from another."""
+"""A model family: everything in which one line of vision-language models differs from another.
+
+Suffixes of tensor names as in `mmrl.policy.batch`.
+"""
 
 from __future__ import annotations
 

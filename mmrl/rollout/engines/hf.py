@@ -128,7 +128,8 @@ class HfEngine(RolloutEngine):
         """Return the new tokens of each row. Each prompt of the batch is encoded once."""
         from mmrl.policy.prefix_cache import RowCache
 
-        device, rollouts = self._policy.model.device, [row.rollout for row in rows]
+        device = self._policy.model.device
+        rollouts = [row.rollout for row in rows]
         recorder = _RouteRecorder(self._policy.routers) if record_routes else None
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)

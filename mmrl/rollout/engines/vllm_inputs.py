@@ -4,7 +4,7 @@ From raw media, vLLM would resize them, cut them into patches and expand placeho
 inputs built here it does none of this, so the engine reads the same token ids, patches and grids as the learner. A grid
 is the number of patches that a medium was cut into: over time, down and across.
 
-Suffixes of tensors: M patches, D values of a patch, I images, V videos; 3 is a grid (t, h, w, in patches).
+Suffixes of tensors: T tokens, M patches, D values of a patch, I images, V videos; 3 is a grid (t, h, w, in patches).
 """
 
 from __future__ import annotations

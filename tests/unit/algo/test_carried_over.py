@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
@@ -24,7 +25,7 @@ from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaOwners, Ranks, RankShard, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess, own_rows
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
@@ -183,18 +184,15 @@ class Run:
         components = rl.RlComponents(
             num_steps=STEPS,
             prompts_per_round=plan.prompts_per_round,
-            source=RankShard(
-                lambda start, count: [make_sample(id=str(start + i)) for i in range(count)],
-                ranks,
-                plan.prompts_per_round,
+            source=SimpleNamespace(
+                take=lambda start, count: own_rows(take_samples(start, count), plan.prompts_per_round, ranks)
             ),
             processor=self,
             rollout_pipeline=pipeline,
-            gather_for_sampling=nullcontext,
-            sleep_engine=lambda: None,
+            samplers=SimpleNamespace(gather_for_sampling=nullcontext, sleep=lambda: None),
             async_rollouts=AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor()) if plan.is_async else None,
             scorer=self,
-            add_group_rewards=lambda group, step: group,
+            group_rewards=(),
             selector=self,
             learner=self,
             update_reference=lambda step: {},

@@ -56,7 +56,7 @@ def make_snapshot(seed=0, score=None, **state):
         rng=checkpoint.read_rng_states(),
         state=TrainingState(**state),
         config_yaml="run:",
-        score=score,
+        ranking_metric=score,
     )
 
 

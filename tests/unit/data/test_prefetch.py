@@ -14,7 +14,7 @@ from factories import make_sample, png_bytes, write_file
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.policy.processor as processor_module
-from mmrl.data.order import CachedOrder, ShuffledOrder, StreamingOrder
+from mmrl.data.order import ShuffledOrder, StreamingOrder
 from mmrl.data.prefetch import Prefetcher
 from mmrl.media.media_workers import start_media_workers
 from mmrl.types import RejectedRow, UserError
@@ -38,7 +38,7 @@ class Rows:
 
 @contextmanager
 def open_prefetcher(order, processor, *, encode=None, workers=0, warn=print, **options):
-    options = {"skip_unusable": False, "warn": warn, **options}
+    options = {"own_rows": list, "skip_unusable": False, "warn": warn, **options}
     with ExitStack() as stack:
         pool = None
         if workers:
@@ -93,7 +93,7 @@ def test_rows_that_a_step_leaves_are_there_for_the_next(make_tiny, monkeypatch):
     rows = distinct_samples(tiny, 4)
     submit = WorkerPool.submit
     monkeypatch.setattr(WorkerPool, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
-    order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
+    order = StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0)
     with open_prefetcher(order, tiny.fresh(), encode=tiny.fresh().encoder.encode, workers=1) as source:
         taken = []
         for count in (6, 2, 5, 6, 1, 4):

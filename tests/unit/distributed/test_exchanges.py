@@ -5,7 +5,7 @@ from factories import make_group, make_prompt, make_sample
 from fake_ranks import FakeRanks
 
 from mmrl.distributed.exchanges import count_dropped_samples, measure_on_all_ranks, sum_metrics
-from mmrl.distributed.ranks import RankShard, SingleProcess, rank_slice
+from mmrl.distributed.ranks import SingleProcess, own_rows, rank_slice
 from mmrl.types import EvalRewards, UserError
 
 
@@ -28,11 +28,11 @@ def test_unfinished_groups_take_the_first_places_of_a_round_and_new_rows_the_res
     unfinished = [f"unfinished {place}" for place in range(num_unfinished)]
     shares = []
     for ranks in (FakeRanks(0, 3), FakeRanks(1, 3), FakeRanks(2, 3)):
-        rows = RankShard(take_rows, ranks, 7).take(20, 7 - num_unfinished)
+        rows = own_rows(take_rows(20, 7 - num_unfinished), 7, ranks)
         shares.append([*unfinished[rank_slice(7, ranks)], *rows])
     assert [place for share in shares for place in share] == [*unfinished, *take_rows(20, 7 - num_unfinished)]
     assert [len(share) for share in shares] == [2, 2, 3]
-    assert RankShard(take_rows, SingleProcess(), 7).take(20, 7) == take_rows(20, 7)
+    assert own_rows(take_rows(20, 7), 7, SingleProcess()) == take_rows(20, 7)
 
 
 def test_dropped_samples_are_counted_and_a_round_without_any_is_refused():

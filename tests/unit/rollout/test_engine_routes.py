@@ -14,6 +14,7 @@ from samplers import hf_sampler
 
 from mmrl.checkpoint import json_codec
 from mmrl.config.schema import LogprobCheckConfig, LossConfig, OptimizerConfig
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.micro_batches import add_dummy_media
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -31,6 +32,7 @@ from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.build import check_model_supports_steps
 from mmrl.types import Author, Experience, Segment, UserError
+from mmrl.utils.activity import Activity
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 
@@ -46,7 +48,16 @@ def replay_learner(tiny, *, routing_replay="engine", lr=1e-3, **options):
         **{"micro_batch_tokens": 10_000, "micro_batch_groups": 2, "epochs": 1, "shared_prefix": True, **options},
     )
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, optimizer_options)
-    return PolicyLearner(tiny.policy, tiny.processor, optimizer, config, None)
+    return PolicyLearner(
+        tiny.policy,
+        tiny.processor,
+        optimizer,
+        config,
+        None,
+        ranks=SingleProcess(),
+        media_owners=MediaOwners(),
+        activity=Activity(),
+    )
 
 
 def perturbed(policy):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
@@ -10,9 +11,16 @@ from selection import centered, scored, select_all
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
-from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig, SftStage
+from mmrl.config.schema import (
+    DynamicSamplingConfig,
+    GroupRewardConfig,
+    GroupRewardRangeConfig,
+    ReplayConfig,
+    SftStage,
+)
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
+from mmrl.scoring.group_rewards import BoundGroupReward
 from mmrl.training import sft
 from mmrl.training.callbacks import StepLogger
 from mmrl.types import (
@@ -21,6 +29,7 @@ from mmrl.types import (
     FinishReason,
     RewardErrorKind,
     RewardFailure,
+    RewardValue,
     RolloutBatch,
     Segment,
     Target,
@@ -245,7 +254,7 @@ def train_sft(run, state):
         source=run.source,
         processor=run.processor,
         learner=run.learner,
-        sleep_engine=lambda: None,
+        samplers=SimpleNamespace(sleep=lambda: None),
         callbacks=run.callbacks(),
         seed=0,
         ranks=SingleProcess(),
@@ -282,12 +291,12 @@ def test_demonstration_is_the_label_or_the_target():
 
 
 def test_group_rewards_are_in_totals_advantages_and_metrics():
-    def reward_the_first(group, step):
-        scores = tuple(make_score(count=1.0, order=float(index == 0)) for index in range(len(group.scores)))
-        return replace(group, scores=scores)
+    def reward_the_first(group):
+        return [RewardValue(float(index == 0), "") for index in range(len(group.scores))]
 
-    run = FakeRun(rewards=(1.0, 1.0))
-    train_rl(run, TrainingState(), steps=1, add_group_rewards=reward_the_first)
+    run, options = FakeRun(rewards=(1.0, 1.0)), GroupRewardConfig(fn="order")
+    order = BoundGroupReward(name="order", compute=reward_the_first, options=options)
+    train_rl(run, TrainingState(), steps=1, group_rewards=[order])
     assert [experience.advantage for experience in run.learner.learned[0]] == [0.5, -0.5] * 2
     [metrics] = run.logger.metrics
     assert (metrics["reward/mean"], metrics["reward/term/order"]) == (1.5, 0.5)
