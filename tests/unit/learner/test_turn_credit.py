@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 import torch
 from learning import KeepGradients, make_learner, make_off_policy_experiences, replace_segments
+from selection import select_all
 
-from mmrl.algo.advantages import normalize_rewards
+from mmrl.algo.advantages import compute_advantages
 from mmrl.algo.credit import compute_turn_advantages
-from mmrl.algo.select_experiences import make_experiences
 from mmrl.config.schema import AdvantageConfig, LossConfig
 from mmrl.learner.tokens import iter_trained_tokens
-from mmrl.types import Author, Group, Rollout, Score, Segment, Turn
+from mmrl.types import Author, Group, Rollout, Score, Segment, TrainingState, Turn
 
 
 @pytest.fixture(scope="module")
@@ -110,15 +110,18 @@ def test_one_turn_has_the_gradient_of_broadcast(tiny, level):
 
     def credited(credit, **options):
         advantage = AdvantageConfig(credit=credit, **options)
-        made = []
+        scored = []
         for number, rollouts in enumerate(groups.values()):
             totals = [0.1 * (number + 1) * rollout.index for rollout in rollouts]
             scores = tuple(Score(terms={}, total=total, by_turn=(total,)) for total in totals)
-            group = Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores)
-            turns = None if credit == "broadcast" else partial(compute_turn_advantages, options=advantage)
-            rows = normalize_rewards([totals], advantage)
-            made += make_experiences([group], rows, version=0, stale_old_logprobs=None, compute_turn_advantages=turns)
-        return made
+            scored.append(Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores))
+        turns = None if credit == "broadcast" else partial(compute_turn_advantages, options=advantage)
+        selector = select_all(
+            partial(compute_advantages, options=advantage, weights={}),
+            compute_turn_advantages=turns,
+            stale_old_logprobs=None,
+        )
+        return selector.select(scored, TrainingState()).experiences
 
     shared = credited("broadcast")
     assert {experience.turn_advantages for experience in shared} == {None}
