@@ -103,7 +103,11 @@ def check_run(folder: Path, options: argparse.Namespace, *, vllm: bool = False) 
 
     A torch that cannot plan says so, and the run goes on.
     """
-    spec = MODEL if options.tiny else MODEL_3B
+    spec = MODEL_3B
+    if options.tiny:
+        one_layer = {"num_layers": 1}
+        vision, language = MODEL.vision.model_copy(update=one_layer), MODEL.language.model_copy(update=one_layer)
+        spec = MODEL.model_copy(update={"vision": vision, "language": language})
     write_models(spec, {"model": folder / "model"}, "float32" if options.tiny else "bfloat16")
     config = folder / "run.yaml"
     config.write_text(json.dumps(make_config(folder, tiny=options.tiny, vllm=vllm)))
