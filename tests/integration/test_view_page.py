@@ -1,6 +1,7 @@
 """The page of `mmrl view` in a real browser: it shows what the documents hold, and runs nothing that they hold."""
 
 import copy
+import json
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents, metrics_document
+from waiting import PATIENCE_S
 
 from mmrl.view.bundle import linked_page, page_file, to_json, write_folder, write_single
 
@@ -51,7 +53,7 @@ class Opened:
 
     def until(self, expression: str) -> None:
         """Wait for a condition. Playwright's own wait runs `eval` in the page, which the policy forbids."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(30)
@@ -68,10 +70,9 @@ class Opened:
         return self.page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
 
     def fill(self, selector: str, text: str) -> None:
-        before = self.page.url
+        before = json.dumps(self.page.url)
         self.page.fill(selector, text)
-        while self.page.url == before:
-            self.page.wait_for_timeout(30)
+        self.until(f"location.href != {before}")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def opened(request: pytest.FixtureRequest, browser: Browser, exports: tuple[Page
     documents, folder = exports
     file = folder / ("run.html" if request.param == "single" else "out/index.html")
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE_S * 1000)
     opened = Opened(page, documents, file.as_uri())
     page.on("console", lambda message: opened.complaints.append(message.text))
     page.on("pageerror", lambda error: opened.complaints.append(str(error)))

@@ -195,7 +195,8 @@ def test_larger_pictures_work_in_every_split(generate, context):
         assert pixels(sample.images[0]).shape == (224, 224, 3)
 
 
-def test_too_many_objects_for_the_image_are_refused(context):
+def test_too_many_objects_for_the_image_are_refused(context, monkeypatch):
+    monkeypatch.setattr("mmrl_datasets.generators.drawing.MAX_DRAWS", 100)
     with pytest.raises(UserError, match="no room"):
         list(scenes.counting(context, split="train", size=50, max_count=60))
 

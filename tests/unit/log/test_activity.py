@@ -1,5 +1,6 @@
 """The console shows what a long step is doing: a live line on a terminal, a line a minute in a pipe."""
 
+import re
 import time
 from threading import active_count
 
@@ -79,7 +80,7 @@ def test_terminal_shows_the_time_left_of_a_task_outside_a_stage():
     for _ in console.track("opening media", range(8), 8):
         time.sleep(0.12)  # rich measures the speed ten times a second
     text = without_escapes(out)
-    assert "opening media" in text and "8/8  0:00:01" in text
+    assert "opening media" in text and re.search(r"8/8  0:\d\d:\d\d", text)
     assert " left" in text
 
 
@@ -99,7 +100,8 @@ def test_pipe_gets_a_line_about_an_activity_that_lasts(monkeypatch):
     assert out.getvalue() == ""  # nothing is going on
     with console.activity.during("learn"):
         console.activity.begin_count("learn", 8)
-        wait_for(lambda: "rl: learning from micro-batches 0 of 8, 0 s so far\n" in out.getvalue())
+        line = r"rl: learning from micro-batches 0 of 8, \d+ s so far\n"
+        wait_for(lambda: re.search(line, out.getvalue()))
     console.end_stage()
     length = len(out.getvalue())
     time.sleep(0.1)

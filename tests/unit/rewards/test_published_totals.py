@@ -1,29 +1,19 @@
 """Published totals by the terms of the recipes themselves: what a response earns as `mmrl train NAME` scores it."""
 
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from factories import make_prompt, make_rollout, make_sample
+from factories import make_sample
+from scoring import recipe_totals
 from serving import judging, served
 
-from mmrl.config import load_config
-from mmrl.policy.build import build_response_format
-from mmrl.scoring.build import build_scorer
 from mmrl.types import AnswerType, Turn
 
-RECIPES = Path(__file__).parents[3] / "configs" / "recipes"
 
-
-def total(name, text, sample, overrides=(), **fields):
-    """The total of a response to a sample by the terms of a recipe; `fields` are further ones of the rollout."""
-    config = load_config(RECIPES / f"{name}.yaml", overrides).config
-    answer = build_response_format(config).parse(text, sample.target.answer_type)
-    rollout = replace(make_rollout(make_prompt(sample), 0, text, answer), **fields)
-    with closing(build_scorer(config, RECIPES)) as scorer:
-        ((score,),) = (group.scores for group in scorer.score_groups([[rollout]], step=0))
-    return score.total
+@pytest.fixture(scope="module")
+def total():
+    with recipe_totals() as total:
+        yield total
 
 
 @pytest.mark.parametrize(
@@ -46,7 +36,7 @@ def total(name, text, sample, overrides=(), **fields):
         (2, None, True, -0.1),
     ],
 )
-def test_vl_rethinker_pays_by_the_ladder_of_its_code(waits, box, rethought, expected):
+def test_vl_rethinker_pays_by_the_ladder_of_its_code(total, waits, box, rethought, expected):
     """experience_maker.py:1327-1345 at commit dd2c17d: the ladder is for responses that were not forced to rethink."""
     words = "".join(f"Wait, look at number {number} of them again. " for number in range(waits))
     text = f"There are some. {words}" + (rf"So \boxed{{{box}}}" if box else "So three.")
@@ -71,18 +61,18 @@ LOOK = Turn(action="<bbox>[1, 2, 3, 4]</bbox>", state="")
         ((LOOK,), 1, 0.0),
     ],
 )
-def test_vrag_pays_nothing_without_a_search(turns, opinion, expected):
+def test_vrag_pays_nothing_without_a_search(total, turns, opinion, expected):
     """rm.py at commit 24f8d05: 0.7 judge + 0.1 format + 0.2 NDCG, if the format has a search and an answer."""
     searched = float(any("relevant" in turn.info for turn in turns))
     last = Turn(action="<answer>52</answer>", state="", terminated=True, info={"searched": searched})
     meta = {"meta_info": {"file_name": "a.pdf", "reference_page": [5]}}
     sample = make_sample("52 euro", AnswerType.TEXT, task="pages", meta=meta)
     with served(judging(lambda _: {"score": opinion})) as (url, _):
-        overrides = [f"rewards.terms.accuracy.args.judge.url={url}"]
-        got = total("vrag_rl", "<answer>52</answer>", sample, overrides, turns=(*turns, last))
+        judge = f"rewards.terms.accuracy.args.judge.url={url}"
+        got = total("vrag_rl", "<answer>52</answer>", sample, judge, turns=(*turns, last))
     assert got == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_episode_of_vrag_that_a_limit_cut_short_earns_nothing():
+def test_an_episode_of_vrag_that_a_limit_cut_short_earns_nothing(total):
     sample = make_sample("52", AnswerType.TEXT, task="pages", meta={"meta_info": {"reference_page": [5]}})
     assert total("vrag_rl", "<search>a</search>", sample, turns=(replace(FOUND, truncated=True),)) == 0.0

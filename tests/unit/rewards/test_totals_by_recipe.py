@@ -1,34 +1,23 @@
 """Published totals by the terms of the recipes themselves: a judge of answers, counting."""
 
-from contextlib import closing
-from pathlib import Path
-
 import pytest
-from factories import make_prompt, make_rollout, make_sample
+from factories import make_sample
+from scoring import recipe_totals
 
-from mmrl.config import load_config
-from mmrl.policy.build import build_response_format
-from mmrl.scoring.build import build_scorer
 from mmrl.types import AnswerType
 
-RECIPES = Path(__file__).parents[3] / "configs" / "recipes"
 
-
-def total(name, text, sample):
-    """The total of a response to a sample by the terms of a recipe."""
-    config = load_config(RECIPES / f"{name}.yaml").config
-    answer = build_response_format(config).parse(text, sample.target.answer_type)
-    rollout = make_rollout(make_prompt(sample), 0, text, answer)
-    with closing(build_scorer(config, RECIPES)) as scorer:
-        ((score,),) = (group.scores for group in scorer.score_groups([[rollout]], step=0))
-    return score.total
+@pytest.fixture(scope="module")
+def total():
+    with recipe_totals() as total:
+        yield total
 
 
 @pytest.mark.parametrize(
     ("thought", "verdict", "expected"),
     [("Response 2 is better.", 2, 2.0), ("Response 1 is better.", 2, 1.0), ("Response 1 is better.", 1, 0.5)],
 )
-def test_r1_reward_pays_for_a_thought_that_leads_to_its_verdict(thought, verdict, expected):
+def test_r1_reward_pays_for_a_thought_that_leads_to_its_verdict(total, thought, verdict, expected):
     """0.5 format + accuracy (1 + 0.5 consistency): math_verifier_mllm.py at commit 3693413."""
     sample = make_sample(2, AnswerType.NUMBER, task="judge")
     text = f"<think>{thought}</think><answer>{verdict}</answer>"
@@ -44,5 +33,5 @@ def test_r1_reward_pays_for_a_thought_that_leads_to_its_verdict(thought, verdict
         ("ton", "<answer>2</answer>", 2.0),
     ],
 )
-def test_counting_pays_for_the_number_and_the_format(name, text, expected):
+def test_counting_pays_for_the_number_and_the_format(total, name, text, expected):
     assert total(name, text, make_sample(2, AnswerType.NUMBER, task="count")) == pytest.approx(expected)

@@ -46,7 +46,7 @@ def moody(response, sample) -> RewardValue:
         case "think":
             time.sleep(1.0)
         case "think on":
-            time.sleep(2.0)
+            time.sleep(1.5)
         case "spin":
             while True:
                 pass

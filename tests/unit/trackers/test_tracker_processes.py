@@ -99,10 +99,10 @@ def test_a_process_follows_a_run_to_its_end(tmp_path, started):
 def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_path, started, monkeypatch, how):
     monkeypatch.setattr(process, "_DRAIN_S", dict.fromkeys(process._DRAIN_S, 0.2))
     run_dir = make_run(tmp_path)
-    begun = time.monotonic()
     with pytest.raises(how), tracked(run_dir) as printed:
         os.kill(started[0], signal.SIGSTOP)
         append(run_dir, LINES)
+        begun = time.monotonic()
         raise how
     assert time.monotonic() - begun < 20
     assert "tracker tensorboard was still busy 0 s after the run and was ended" in printed.getvalue()
