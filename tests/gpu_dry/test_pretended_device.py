@@ -112,7 +112,10 @@ def test_an_operator_writes_into_a_tensor_that_is_given(device):
     device.calls.clear()
     assert torch.add(values, values, out=out) is out
     assert device.calls == {"aten.add.out": 1}
-    assert out.tolist() == [1, 1]  # the values from before are gone
+    assert out.tolist() == [2, 2]
+    values.random_(9)
+    torch.add(values, values, out=out)
+    assert out.tolist() == [1, 1]  # nobody knows them any more
     with pytest.raises(RuntimeError, match="(?i)device"):
         torch.add(values, torch.ones(2), out=out)
 
