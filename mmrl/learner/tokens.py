@@ -164,11 +164,8 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     turn_counts = count_turns(segments)
     num_turns = max(turn_counts, default=0)
     if own_advantages is not None and num_turns != len(own_advantages):
-        rollout = experience.rollout
-        raise ValueError(
-            f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: it has {len(own_advantages)} advantages of "
-            f"turns, and {num_turns} turns by the policy"
-        )
+        owner = f"sample {experience.rollout.prompt.sample.id}, rollout {experience.rollout.index}"
+        raise ValueError(f"{owner}: it has {len(own_advantages)} advantages of turns, and {num_turns} turns")
     # The staleness of a rollout is that of its oldest token.
     versions = [segment.version for segment in segments if segment.author is Author.POLICY]
     current_version = min(versions, default=0) + experience.staleness
@@ -179,10 +176,8 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
         after_trigger = after_trigger or segment.author is Author.FORCED
         if segment.author not in TRAINED_AUTHORS:
             continue
-        advantage, turn = experience.advantage, 0
-        if own_advantages is not None:
-            turn = turn_count - 1
-            advantage = own_advantages[turn]
+        turn = turn_count - 1 if own_advantages else 0
+        advantage = own_advantages[turn] if own_advantages else experience.advantage
         imitated = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
         is_policy = segment.author is Author.POLICY
         in_sft_loss = options.sft_loss.coef > 0.0 and imitated and after_trigger and is_policy
@@ -199,9 +194,10 @@ def count_turns(segments: Sequence[Segment]) -> list[int]:
     counts: list[int] = []
     num_turns, begins_turn = 0, True
     for segment in segments:
-        is_policy = segment.author is Author.POLICY
-        if is_policy and begins_turn:
-            num_turns += 1
-        begins_turn = segment.author is Author.ENVIRONMENT or (begins_turn and not is_policy)
+        if segment.author is Author.ENVIRONMENT:
+            begins_turn = True
+        elif segment.author is Author.POLICY:
+            num_turns += begins_turn
+            begins_turn = False
         counts.append(num_turns)
     return counts
