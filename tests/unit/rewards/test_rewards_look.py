@@ -188,7 +188,7 @@ def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
     term = BoundTerm(name="size", reward=load(), load_reward=load, options=as_read({"requires_above": 0.5}))
     reader = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
     with closing(RewardFunctionScorer([term], ScoringConfig(custom_rewards="main_process"), reader)) as sized:
-        response = sized._make_trial_response(sample, "", GRAMMAR, sized.terms)
+        response = sized._make_trial_response(sample, "", GRAMMAR, [term])
         assert response.resize_maps[0].original == (64, 48)
 
 
