@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience, Segment
+from mmrl.types import TRAINED_AUTHORS, Author, Experience
 from mmrl.utils.torch_transfer import send, send_numbers
 
 
@@ -161,23 +161,18 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     on all of them if the advantage is positive. Source of the default: VL-Rethinker, arXiv:2504.08837.
     """
     segments, own_advantages = experience.rollout.segments, experience.turn_advantages
-    turn_counts = count_turns(segments)
-    num_turns = max(turn_counts, default=0)
-    if own_advantages is not None and num_turns != len(own_advantages):
-        owner = f"sample {experience.rollout.prompt.sample.id}, rollout {experience.rollout.index}"
-        raise ValueError(f"{owner}: it has {len(own_advantages)} advantages of turns, and {num_turns} turns")
+    turns = [0] * len(segments) if own_advantages is None else number_turns(experience)
     # The staleness of a rollout is that of its oldest token.
     versions = [segment.version for segment in segments if segment.author is Author.POLICY]
     current_version = min(versions, default=0) + experience.staleness
     whole_response = options.sft_loss.on == "response"
     after_trigger = whole_response
-    for segment, turn_count in zip(segments, turn_counts, strict=True):
+    for segment, turn in zip(segments, turns, strict=True):
         # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         after_trigger = after_trigger or segment.author is Author.FORCED
         if segment.author not in TRAINED_AUTHORS:
             continue
-        turn = turn_count - 1 if own_advantages else 0
-        advantage = own_advantages[turn] if own_advantages else experience.advantage
+        advantage = experience.advantage if own_advantages is None else own_advantages[turn]
         imitated = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
         is_policy = segment.author is Author.POLICY
         in_sft_loss = options.sft_loss.coef > 0.0 and imitated and after_trigger and is_policy
@@ -186,18 +181,24 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
             yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
 
 
-def count_turns(segments: Sequence[Segment]) -> list[int]:
-    """Return for each segment how many turns the policy has begun up to it.
+def number_turns(experience: Experience) -> list[int]:
+    """Return for each segment the number of the policy's turn that it is in or after, from 0; -1 before the first.
 
     A turn that partial rollouts continued, or that text was forced into, has several segments.
+
+    Raises:
+        ValueError: the experience has another number of turns with advantages.
     """
-    counts: list[int] = []
-    num_turns, begins_turn = 0, True
-    for segment in segments:
+    numbers: list[int] = []
+    number, begins_turn = -1, True
+    for segment in experience.rollout.segments:
         if segment.author is Author.ENVIRONMENT:
             begins_turn = True
         elif segment.author is Author.POLICY:
-            num_turns += begins_turn
+            number += begins_turn
             begins_turn = False
-        counts.append(num_turns)
-    return counts
+        numbers.append(number)
+    if number + 1 != len(experience.turn_advantages or ()):
+        owner = f"sample {experience.rollout.prompt.sample.id}, rollout {experience.rollout.index}"
+        raise ValueError(f"{owner}: {number + 1} turns do not fit the advantages of turns {experience.turn_advantages}")
+    return numbers
