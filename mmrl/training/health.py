@@ -135,7 +135,7 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
 class HealthMonitor:
     """A callback that warns when a mean over the last `health.window` steps, or a single token, violates a limit.
 
-    It also warns of the first step in which a reward term has no value for some rollouts.
+    It also warns of the first step in which an episode fails, or a reward term has no value for some rollouts.
 
     A problem is reported when it begins, and ends once it was absent for a whole window.
     """
@@ -293,7 +293,8 @@ def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Ite
             failed[name] += int(count)
     failures: list[Mapping[str, RewardFailure]] = []  # of each rollout
     for group in groups:
-        failures += [entry.failures for entry in group.dropped] + [score.failures for score in group.scores]
+        failures += [dropped.failures for dropped in group.dropped]
+        failures += [score.failures for score in group.scores]
     for name, count in failed.items():
         if count <= 0:
             continue

@@ -128,8 +128,8 @@ def collect_groups(components: RlComponents, state: TrainingState, collected: St
             own_groups = components.scorer.score_groups(own_batch.groups, step=state.step, probes=own_batch.probes)
             for group in gather_groups(own_groups, ranks, components.media_owners):
                 # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
-                group_rewards = components.group_rewards
-                collected.groups.append(add_group_rewards(group, state.step, group_rewards=group_rewards))
+                compared = add_group_rewards(group, state.step, group_rewards=components.group_rewards)
+                collected.groups.append(compared)
         collected.metrics.update(metrics)
         collected.rounds += 1
 

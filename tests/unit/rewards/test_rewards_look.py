@@ -171,6 +171,17 @@ def test_a_picture_that_changed_since_is_a_counted_abstention(box_sample, make_s
         scorer.check_samples([box_sample], GRAMMAR)
 
 
+def load_term(folder, name, **options):
+    """A term with the reward of this name in the file of this name."""
+    load = partial(registry.load_bound_reward, f"./{name}.py:{name}", folder, {})
+    return BoundTerm(name=name, reward=load(), load_reward=load, options=as_read(options))
+
+
+def open_scorer(folder, term, **options):
+    """A scorer of one term that sees the pictures of a folder."""
+    return RewardFunctionScorer([term], ScoringConfig(**options), PixelReader(MediaPolicy(roots=(folder.resolve(),))))
+
+
 def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
     Image.fromarray(picture(0, 64, 48)).save(tmp_path / "a.png")
     parts = (image_ref(tmp_path / "a.png"), "Where?")
@@ -184,10 +195,8 @@ def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
         "def size(response, sample) -> float:\n"
         "    return float(response.resize_maps[0].original == (64, 48))\n"
     )
-    load = partial(registry.load_bound_reward, "./size.py:size", tmp_path, {})
-    term = BoundTerm(name="size", reward=load(), load_reward=load, options=as_read({"requires_above": 0.5}))
-    reader = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
-    with closing(RewardFunctionScorer([term], ScoringConfig(custom_rewards="main_process"), reader)) as sized:
+    term = load_term(tmp_path, "size", requires_above=0.5)
+    with closing(open_scorer(tmp_path, term, custom_rewards="main_process")) as sized:
         response = sized._make_trial_response(sample, "", GRAMMAR, [term])
         assert response.resize_maps[0].original == (64, 48)
 
@@ -253,13 +262,10 @@ def test_a_reward_that_looks_without_saying_so_is_refused_before_the_first_step(
         "def quiet(response, sample) -> float:\n"
         "    return float(sample.image(0).mean() > 300.0)\n"
     )
-    load = partial(registry.load_bound_reward, "./quiet.py:quiet", tmp_path, {})
-    term = BoundTerm(name="quiet", reward=load(), load_reward=load, options=as_read({}))
-    options = ScoringConfig(workers=workers, custom_rewards="worker" if workers else "main_process")
-    opener = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+    term, place = load_term(tmp_path, "quiet"), "worker" if workers else "main_process"
     remedy = r"raised UserError: nothing opens media .* declares @reward\(..., looks=True\).* \(quiet.py:4\)"
     with (
-        closing(RewardFunctionScorer([term], options, opener)) as scorer,
+        closing(open_scorer(tmp_path, term, workers=workers, custom_rewards=place)) as scorer,
         pytest.raises(RewardError, match=remedy),
     ):
         scorer.check_samples([box_sample], GRAMMAR)

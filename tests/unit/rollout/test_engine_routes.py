@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 from factories import make_config
+from learning import make_learner
 from samplers import hf_sampler
 
 from mmrl.checkpoint import json_codec
-from mmrl.config.schema import LogprobCheckConfig, LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaOwners, SingleProcess
-from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.config.schema import LogprobCheckConfig
 from mmrl.learner.micro_batches import add_dummy_media
-from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.expert_routing import (
     UNKNOWN_EXPERT,
@@ -32,32 +30,13 @@ from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.build import check_model_supports_steps
 from mmrl.types import Author, Experience, Segment, UserError
-from mmrl.utils.activity import Activity
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 
 
 def replay_learner(tiny, *, routing_replay="engine", lr=1e-3, **options):
     """A learner that sends tokens to the experts that the engine chose, unless `routing_replay` says otherwise."""
-    optimizer_options = OptimizerConfig(lr=lr)
-    config = LearnerConfig(
-        loss=LossConfig(routing_replay=routing_replay),
-        optimizer=optimizer_options,
-        total_steps=4,
-        pad_id=tiny.eos_id,
-        **{"micro_batch_tokens": 10_000, "micro_batch_groups": 2, "epochs": 1, "shared_prefix": True, **options},
-    )
-    optimizer = TorchOptimizer(tiny.policy.trained_by_component, optimizer_options)
-    return PolicyLearner(
-        tiny.policy,
-        tiny.processor,
-        optimizer,
-        config,
-        None,
-        ranks=SingleProcess(),
-        media_owners=MediaOwners(),
-        activity=Activity(),
-    )
+    return make_learner(tiny, routing_replay=routing_replay, lr=lr, **options)
 
 
 def perturbed(policy):
