@@ -230,13 +230,13 @@ def show_groups(
         shown.append((group, row, GroupSelection("trained", carried_over=True)))
     row_by_index = dict(zip(filtered.passed, rows[num_carried:], strict=True))
     for index, group in enumerate(groups):
-        untrained = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
         if index in row_by_index:
             shown.append((group, row_by_index[index], GroupSelection("trained")))
-        elif index in filtered.rejected:
-            shown.append((group, untrained, GroupSelection("rejected", filtered.rejected[index])))
         elif index not in filtered.waiting:
-            shown.append((group, untrained, GroupSelection("no_room")))
+            untrained = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
+            reason = filtered.rejected.get(index)
+            selection = GroupSelection("no_room") if reason is None else GroupSelection("rejected", reason)
+            shown.append((group, untrained, selection))
     return shown
 
 
