@@ -139,7 +139,7 @@ function curveControls(panels, length, stages, redraw) {
 }
 
 function panelElement(panel, aligned, active) {
-  const [body, legend] = [el("div.plot"), el("div.legend")];
+  const [body, legend] = [el("div.plot"), el(panel.columns.length > 3 ? "div.legend.two-rows" : "div.legend")];
   const meaning = aligned.runs.map(({ metrics }) => (metrics.meanings || {})[panel.columns[0]]).find(Boolean) || "";
   const caption = el("figcaption", { title: `${panel.columns.join(", ")}\n${meaning}` }, panel.title);
   const figure = el("figure.panel", { dataset: { panel: panel.id } }, caption, legend, body);
