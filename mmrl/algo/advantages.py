@@ -41,8 +41,7 @@ def compute_advantages(
 
     Raises:
         ValueError: a group has a reward that is not finite.
-        UserError: a group lacks the term that the difficulty weight reads, or the custom function does not return one
-            finite number for each rollout.
+        UserError: the custom function does not return one finite number for each rollout.
     """
     scored = [group for group in groups if group.scores]
     if not scored:
@@ -204,16 +203,15 @@ def _apply_difficulty_weight(
     """Multiply the advantages of each group by w f(p), with p its pass rate and w the weight at p = 1/2.
 
     Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, f = 4 p (1 - p), there with w = 1.8; VL-Cogito
-    (arXiv:2507.22607), online difficulty soft weighting, the three other curves.
+    (arXiv:2507.22607), online difficulty soft weighting, the three other curves. A group to which the term does not
+    apply keeps its advantages.
     """
     weighted = []
     for row, group in zip(rows, groups, strict=True):
-        if options.term not in group.scores[0].terms:
-            raise UserError(
-                f"advantage.difficulty_weight.term {options.term!r}: sample {group.prompt.sample.id} has no such "
-                f"reward term, only {', '.join(group.scores[0].terms)}"
-            )
-        weight = options.max_weight * _difficulty_factor(options.curve, fmean(_term_values(group, options.term)))
+        weight = 1.0
+        if options.term in group.scores[0].terms:
+            pass_rate = fmean(_term_values(group, options.term))
+            weight = options.max_weight * _difficulty_factor(options.curve, pass_rate)
         weighted.append(tuple(weight * value for value in row))
     return weighted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import indent
 
 from mmrl.types import UserError
 from mmrl.utils.processes import kill_processes, list_tree
@@ -74,7 +76,8 @@ def find_differing_files(one: Path, other: Path) -> list[str]:
 def _run_to_end(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"`{' '.join(command)}` ended with code {done.returncode}:\n{done.stderr[-_ERROR_TAIL_CHARS:]}")
+        end = indent(done.stderr[-_ERROR_TAIL_CHARS:].strip(), "  ")
+        raise UserError(f"`{shlex.join(command)}` ended with code {done.returncode}:\n{end}")
 
 
 def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None:

@@ -165,7 +165,12 @@ def _check_reward_names(stages: Sequence[AnyStage], terms: Sequence[str], group_
         key, place = f"stages.{index}", f"stage {stage.name!r}"
         if isinstance(stage, RlStage):
             ranges = stage.dynamic_sampling.ranges if stage.dynamic_sampling else ()
-            named = {"track_rewards": stage.track_rewards, "dynamic_sampling.ranges": [entry.term for entry in ranges]}
+            weight = stage.advantage.difficulty_weight
+            named = {
+                "track_rewards": stage.track_rewards,
+                "dynamic_sampling.ranges": [entry.term for entry in ranges],
+                "advantage.difficulty_weight.term": [weight.term] if weight else [],
+            }
             for setting, names in named.items():
                 check_names(names, [*terms, *group_rewards], key=f"{key}.{setting}", place=f"{place}: {setting}")
         if isinstance(stage, SelectStage):

@@ -29,7 +29,8 @@ class DifficultyWeightConfig(StrictModel):
     """A factor on a group's advantages that depends on p, the fraction of its rollouts that succeed."""
 
     term: str
-    """The reward term, from 0 to 1, whose mean over the group is p."""
+    """The reward term, from 0 to 1, whose mean over the group is p. A group to which it does not apply keeps its
+    advantages."""
     max_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """The factor at p = 1/2."""
     curve: Literal["uncertain", "easy", "medium", "hard"] = "uncertain"

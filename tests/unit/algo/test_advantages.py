@@ -17,7 +17,6 @@ from mmrl.algo.advantages import (
     zero_outliers,
 )
 from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
-from mmrl.types import UserError
 
 GRPO = AdvantageConfig()
 
@@ -141,8 +140,13 @@ def test_groups_of_medium_difficulty_weigh_most():
     assert weighed == pytest.approx([0.7875 * a for a in one([a + 0.2 for a in acc])])
     half = [1.0, 0.0]
     assert compute_advantages([group(acc=half)], doubt, {})[0] == pytest.approx([1.8 * a for a in one(half)])
-    with pytest.raises(UserError, match="sample q7 has no such reward term, only bonus"):
-        compute_advantages([group(bonus=bonus, name="q7")], doubt, {})
+
+
+def test_the_difficulty_weight_leaves_groups_alone_that_its_term_does_not_apply_to():
+    doubt = AdvantageConfig(difficulty_weight=DifficultyWeightConfig(term="acc", max_weight=1.8))
+    bonus = [0.5, 0.0]
+    weighed = compute_advantages([group(acc=[1.0, 0.0]), group(bonus=bonus)], doubt, {})
+    assert weighed[1] == pytest.approx(one(bonus))
 
 
 def published_weight(curve, rate):
