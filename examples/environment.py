@@ -1,4 +1,4 @@
-"""An environment of one's own: a hidden number is found by guesses, each answered with "higher" or "lower"."""
+"""An environment of your own: a hidden number is found by guesses, each answered with "higher" or "lower"."""
 
 from mmrl import Environment, Observation, Sample, StepResult
 
@@ -17,7 +17,7 @@ class GuessNumber:
     def step(self, action: str) -> StepResult:
         """Say how a guess lies to the number."""
         if not action.isdecimal():
-            return StepResult(observation=Observation(text="That is no number."), valid=False)
+            return StepResult(observation=Observation(text="That is not a number."), valid=False)
         guess = int(action)
         if guess == self.number:
             return StepResult(reward=1.0, terminated=True, info={"success": 1.0})

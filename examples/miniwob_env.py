@@ -43,7 +43,7 @@ class ClickButton:
             if not (action.name == "click" and 0 <= x < SIDE and 0 <= y < SIDE):
                 raise ValueError
         except (AttributeError, KeyError, TypeError, ValueError):
-            return StepResult(observation=self.show("'That is no click on the page.'"), valid=False)
+            return StepResult(observation=self.show("'That is not a click on the page.'"), valid=False)
         self.clicks.append((x, y))
         observation = self.show("''")
         done, reward = open_page().evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")

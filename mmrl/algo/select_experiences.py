@@ -119,7 +119,7 @@ class ExperienceSelector:
         metrics |= filtered.metrics
 
         # Before replay: replayed advantages would hide that a task is solved, and a run
-        # without new signal would go on training on stale rollouts.
+        # without new signal would keep training on stale rollouts.
         unmasked = experiences
         if self.mask_truncated:
             unmasked = [each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH]

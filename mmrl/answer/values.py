@@ -236,7 +236,7 @@ def _build_action(name: object, arguments: object) -> Action:
     if not isinstance(name, str) or not name.strip():
         raise ValueError("an action without a name")
     if not isinstance(arguments, Mapping):
-        raise ValueError("arguments that are no mapping")
+        raise ValueError("arguments that are not a mapping")
     for key, argument in arguments.items():
         count = COORDINATE_KEYS.get(key)
         if count:

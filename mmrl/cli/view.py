@@ -17,7 +17,7 @@ examples:
   mmrl view runs/quickstart --single run.html              # one file to send
   mmrl view evals/quickstart-mathvista                     # predictions of `mmrl eval`
 
-The live page follows a run that is going on. Other pages hold copies of its pictures. docs/view.md explains the page.
+The live page follows a run in progress. Other pages hold copies of its pictures. docs/view.md explains the page.
 """
 
 

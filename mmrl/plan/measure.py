@@ -1,6 +1,6 @@
 """Work and memory of one micro-batch of the learner, counted while its real code runs on the pretended device.
 
-Blocks of a model are alike, so two models with few blocks run, one with more than the other. Their difference gives the
+Blocks of a model are equal, so two models with few blocks run, one with more than the other. Their difference gives the
 work and memory of each further block. The extrapolation is linear, and tests compare it with whole models.
 
 Suffixes of tensor names as in `mmrl.policy.batch`.

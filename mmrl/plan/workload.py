@@ -31,7 +31,7 @@ _CHAT_TOKENS = 64  # chat template and instruction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchSizes:
-    """Sizes of a micro-batch in which all groups are alike."""
+    """Sizes of a micro-batch in which all groups are the same."""
 
     num_groups: int  # groups, each of one prompt
     prompt_tokens: int  # tokens of a prompt, placeholders included

@@ -198,7 +198,7 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
         known = ", ".join(terms_by_name)
         for key, other in (("requires", required), ("fallback", term.fallback_term)):
             if other is not None and (other not in terms_by_name or other == name):
-                problem = f"term {name!r}: it {_VERBS[key]} {other!r}, which is no other term; there are {known}"
+                problem = f"term {name!r}: it {_VERBS[key]} {other!r}, which is not another term; there are {known}"
                 raise UserError(problem, key=f"{place}.{key}")
             circle = _find_circle(term, terms_by_name, key)
             if circle:

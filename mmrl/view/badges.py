@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from mmrl.view.records import Row, as_mapping
 
 _TOOL_FAILURE: Final = re.compile(
-    r"The tool (did not answer|was stopped|failed|refuses|returned)|There is no tool |This is no call"
+    r"The tool (did not answer|was stopped|failed|refuses|returned)|There is no tool |This is (not a|no) call"
 )
 
 

@@ -9,7 +9,7 @@ _CHINESE: Final = re.compile("[\u4e00-\u9fff]")
 _DIGITS: Final = {**{character: digit for digit, character in enumerate("零一二三四五六七八九")}, "两": 2}
 _POWERS: Final = {"": 1, "十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 _DIGIT: Final = "[一二两三四五六七八九]"
-# 五 after 百 or 千 is no digit of its own without 零: 二百五 may be 250.
+# 五 after 百 or 千 is not a digit of its own without 零: 二百五 may be 250.
 _BELOW_10000: Final = rf"(?:{_DIGIT}千)?(?:零?{_DIGIT}百)?(?:零?{_DIGIT}?十)?(?:零?(?<![百千]){_DIGIT})?"
 _NUMBER: Final = re.compile(
     rf"零|(?:{_BELOW_10000}(?<=.)亿)?(?:{_BELOW_10000}(?<=.)万)?零?{_BELOW_10000}|([0-9.,]+)([百千万亿]?)"

@@ -23,7 +23,7 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #   things = up to eight words without a further number or a word of doubt; they begin with no unit of measure
 #   none   = "none" | "none of them" | "no" things | "there are not any" things
 #
-# So these are no count: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
+# So these are not counts: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
 # "several", "dozens", "3 cats and a dog", "3rd".
 # In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
 _THING: Final = re.compile(

@@ -209,7 +209,7 @@ _PLUS_MINUS: Final = re.compile(r"\\pm(?![a-z])")
 CONNECTIVE: Final = re.compile(" or | and |, *")
 _BRACKET_OR_INEQUALITY: Final = re.compile(r"[\[<>]|\\\{|^\(")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
-_POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is no product
+_POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is not a product
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
 
 

@@ -122,7 +122,7 @@ def reflection(
     if response.answer.problems:
         return RewardValue(0.0, response.answer.problems[0])
     text = (response.answer.thinking or "") if of == "thought" else part_text(response, of)
-    # A marker is no part of a word, and may end in a comma.
+    # A marker is not part of a word, and may end in a comma.
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(marker)}(?!\w)" for marker in markers), re.IGNORECASE)
     # maxsplit, because further reflections do not increase the fine.
     _, *after = pattern.split(text, maxsplit=_MAX_COUNTED + most)

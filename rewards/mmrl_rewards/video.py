@@ -115,7 +115,7 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
 
 
 def _target_boxes(sample: Sample, step: float) -> BoxesByInstant:
-    """Return the target's boxes by instant; raises Unscorable if it is no tube, or has no box."""
+    """Return the target's boxes by instant; raises Unscorable if it is not a tube, or has no box."""
     boxes = parse_target(sample, AnswerType.JSON, partial(_parse_tube, step=step))
     if not boxes:
         raise Unscorable("the target has no boxes")

@@ -32,7 +32,7 @@ def main() -> int:
     shutil.rmtree(STAGED, ignore_errors=True)
     stage_site(STAGED)
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)]
-    # Its notice that the theme's next version will not support mkdocs is no news to a reader of mkdocs.yml.
+    # Its notice that the theme's next version will not support mkdocs is not news to a reader of mkdocs.yml.
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False)
     if done.returncode == 0:
         print(f"Open {out / 'index.html'}; for the search: python -m http.server --directory {out}")

@@ -36,7 +36,7 @@ _CONTENT: Final = re.compile(
     r"|output answer:\s*(\S+)",
     re.ASCII,
 )
-_NUMBER: Final = re.compile(r"(?<![\w:])\d{1,9}(?![\w:])", re.ASCII)  # a number that is no part of a time
+_NUMBER: Final = re.compile(r"(?<![\w:])\d{1,9}(?![\w:])", re.ASCII)  # a number that is not part of a time
 _BROKEN_RULE: Final = StepResult(terminated=True, valid=False, info={"correct": 0.0})
 
 

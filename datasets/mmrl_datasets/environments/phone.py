@@ -140,7 +140,7 @@ class Phone(Environment):
                 return replace(now, note=text.strip()) if now.app == "Notes" else now
             case "back" | "home":
                 return replace(now, app="", first_row=0)
-        raise ValueError(f"{name[:40]!r} with these arguments is no action")
+        raise ValueError(f"{name[:40]!r} with these arguments is not an action")
 
     def _boxes(self) -> dict[str, Box]:
         """Return the boxes that can be clicked now, by name, in pixels of the picture."""

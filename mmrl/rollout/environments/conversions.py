@@ -22,7 +22,7 @@ def observe_blocks(blocks: Iterable[Mapping[str, Any]], separator: str = "") -> 
             texts.append(block["text"])
         elif block["type"] == "image":
             media.append(encode_picture(block["image"]))
-        elif block["type"] == "image_url":  # later versions of verifiers have objects here that are no dictionaries
+        elif block["type"] == "image_url":  # later versions of verifiers have objects here that are not dictionaries
             media.append(encode_picture(block["image_url"]["url"]))
     return Observation(text=separator.join(texts), media=tuple(media))
 

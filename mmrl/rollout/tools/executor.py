@@ -108,7 +108,7 @@ class ToolExecutor:
         try:
             call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
         except ValueError as error:
-            return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
+            return f'This is not a call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
         known = [tool.call_name for tool in self.options.tools]
         if call.name not in known:
             return f"There is no tool {call.name!r:.80}; there is {', '.join(known)}."

@@ -60,7 +60,7 @@ function axisSteps({ global, stage, step }) {
   return state.stage ? step.map((number, place) => (stage[place] === state.stage ? number : null)) : global;
 }
 
-// Puts the columns of all runs to the steps of all runs.
+// Aligns the columns of all runs by step.
 function alignRuns(runs) {
   const steps = [...new Set(runs.flatMap(({ metrics }) => axisSteps(metrics)))].filter(isNumber);
   steps.sort((one, other) => one - other);
@@ -85,8 +85,7 @@ async function showRunCurves() {
   const host = byId("curve-panels");
   const active = activeRun();
   const runs = state.overlay === "1" ? index.runs : [active];
-  let aligned;
-  let stages;
+  let aligned, stages;
   try {
     const metrics = await Promise.all(runs.map((run) => load(run.metrics)));
     stages = [...new Set(metrics.flatMap(({ stage }) => stage))].filter(Boolean);
@@ -139,7 +138,7 @@ function curveControls(panels, length, stages, redraw) {
 }
 
 function panelElement(panel, aligned, active) {
-  const [body, legend] = [el("div.plot"), el(panel.columns.length > 3 ? "div.legend.two-rows" : "div.legend")];
+  const [body, legend] = [el("div.plot"), el("div.legend")];
   const meaning = aligned.runs.map(({ metrics }) => (metrics.meanings || {})[panel.columns[0]]).find(Boolean) || "";
   const caption = el("figcaption", { title: `${panel.columns.join(", ")}\n${meaning}` }, panel.title);
   const figure = el("figure.panel", { dataset: { panel: panel.id } }, caption, legend, body);
@@ -180,7 +179,7 @@ function shortName(column, { columns }) {
   return FLIPS[name] || name;
 }
 
-// Cuts the steps before the first and after the last value: those of other stages.
+// Cuts the steps of other stages, before the first and after the last value.
 function trimSteps(steps, lines) {
   const first = Math.min(...lines.map(({ values }) => values.findIndex(isNumber)));
   const last = Math.max(...lines.map(({ values }) => values.findLastIndex(isNumber)));

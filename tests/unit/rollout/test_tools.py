@@ -121,9 +121,9 @@ def test_call_is_answered_and_the_response_continues(tiny, tool_runner):
     [
         (call("double", x="a"), "The tool refuses: x must be a whole number", "refused"),
         (call("treble", x=1), "There is no tool 'treble'; there is double, sleep", "invalid"),
-        ("<tool_call>double 3</tool_call>", "This is no call: not JSON. Write {", "invalid"),
-        ("<tool_call></tool_call>", "This is no call", "invalid"),
-        ('<tool_call>{"name": "double"}</tool_call>', "This is no call: not a tool call", "invalid"),
+        ("<tool_call>double 3</tool_call>", "This is not a call: not JSON. Write {", "invalid"),
+        ("<tool_call></tool_call>", "This is not a call", "invalid"),
+        ('<tool_call>{"name": "double"}</tool_call>', "This is not a call: not a tool call", "invalid"),
         (call("crash"), "The tool failed: RuntimeError: out of order", "errors"),
         (call("mute"), "The tool returned 3.", "errors"),
         (call("sleep"), "The tool did not answer within 1 s.", "timeouts"),

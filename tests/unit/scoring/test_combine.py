@@ -105,8 +105,8 @@ def test_a_requirement_is_compared_before_its_transform():
 @pytest.mark.parametrize(
     ("requires", "options", "words"),
     [
-        ("fromat", {}, "it requires 'fromat', which is no other term; there are odd"),
-        ("odd", {}, "it requires 'odd', which is no other term"),
+        ("fromat", {}, "it requires 'fromat', which is not another term; there are odd"),
+        ("odd", {}, "it requires 'odd', which is not another term"),
         ("format", {"training_only": True}, "counts in evaluation, but requires 'format', which is training_only"),
         ("format", {"requires": "odd"}, "its requirements lead in a circle: odd -> format -> odd"),
     ],

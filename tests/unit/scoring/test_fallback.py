@@ -169,8 +169,8 @@ def test_the_fallback_counts_in_workers_too():
 @pytest.mark.parametrize(
     ("options", "judge", "words"),
     [
-        ({"fallback": "jugde"}, {}, "it falls back on 'jugde', which is no other term; there are odd, judge"),
-        ({"fallback": "odd"}, {}, "it falls back on 'odd', which is no other term"),
+        ({"fallback": "jugde"}, {}, "it falls back on 'jugde', which is not another term; there are odd, judge"),
+        ({"fallback": "odd"}, {}, "it falls back on 'odd', which is not another term"),
         ({"fallback": "judge"}, {"fallback": "odd"}, "its fallbacks lead in a circle: odd -> judge -> odd"),
         ({"fallback": "judge"}, {"weight": 2.0}, "'judge' is the fallback of 'odd' and counts as that"),
         ({"fallback": "judge"}, {"training_only": True}, "leave out its `weight`, `schedule`, `requires`"),
