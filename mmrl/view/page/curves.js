@@ -80,7 +80,7 @@ function alignRuns(runs) {
   return { steps, runs: aligned };
 }
 
-// Draws the curves of the active run, and of the others if wanted.
+// Draws the curves of the active run, or of all.
 async function showRunCurves() {
   const host = byId("curve-panels");
   const active = activeRun();
