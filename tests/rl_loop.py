@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from selection import centered, select_all
 
-from mmrl.distributed.ranks import MediaOwners, SingleProcess
+from mmrl.distributed.ranks import MediaRanks, SingleProcess
 from mmrl.training import rl
 from mmrl.training.callbacks import StepLogger
 from mmrl.training.health import FailedStepCounter, FailedStepLimit
@@ -124,7 +124,7 @@ class FakeRun:
             self,
         ]
 
-    def rl_components(self, *, max_steps_without_signal=2, **replaced):
+    def rl_parts(self, *, max_steps_without_signal=2, **replaced):
         def record(name, result=None):
             def call(value=None):
                 self.calls.append((name, value))
@@ -138,7 +138,7 @@ class FakeRun:
             "rollout_pipeline": self.pipeline,
             "scorer": self.scorer,
             "learner": self.learner,
-            "samplers": SimpleNamespace(gather_for_sampling=nullcontext, sleep=record("sleep")),
+            "engine": SimpleNamespace(gather_for_sampling=nullcontext, sleep=record("sleep")),
             "async_rollouts": None,
             "selector": select_all(centered),
             "group_rewards": (),
@@ -146,9 +146,9 @@ class FakeRun:
             "sync_weights": record("sync"),
             "callbacks": self.callbacks(max_steps_without_signal=max_steps_without_signal),
             "ranks": SingleProcess(),
-            "media_owners": MediaOwners(),
+            "media_ranks": MediaRanks(),
         }
-        return rl.RlComponents(**parts | replaced)
+        return rl.RlParts(**parts | replaced)
 
 
 class ImmediateExecutor:
@@ -165,5 +165,5 @@ class ImmediateExecutor:
 
 def train_rl(run, state, *, steps=3, prompts_per_round=2, **parts):
     """Train an RL stage with the fakes of `run`, except for `parts`."""
-    components = run.rl_components(num_steps=steps, prompts_per_round=prompts_per_round, **parts)
+    components = run.rl_parts(num_steps=steps, prompts_per_round=prompts_per_round, **parts)
     rl.run_rl_stage(components, state)

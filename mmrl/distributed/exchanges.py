@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
-from mmrl.types import EvalRewards, Experience, Group, Rollout, RolloutBatch, Sample, TokenValues, UserError
+from mmrl.distributed.ranks import MediaRanks, Ranks, rank_slice
+from mmrl.types import EvalRewards, Group, Rollout, RolloutBatch, Sample, TokenValues, UserError
 
 ItemT = TypeVar("ItemT")
 
@@ -31,25 +31,15 @@ def gather_items(items: Sequence[ItemT], ranks: Ranks) -> tuple[ItemT, ...]:
     return tuple(chain.from_iterable(ranks.all_gather(tuple(items))))
 
 
-def gather_groups(groups: Iterable[Group], ranks: Ranks, media_owners: MediaOwners) -> list[Group]:
-    """Return the scored groups of all ranks, in the order of the samples.
+def gather_groups(groups: Iterable[Group], ranks: Ranks, media_ranks: MediaRanks) -> list[Group]:
+    """Return the groups of all ranks, in the order of the samples.
 
-    `media_owners` records which rank has the media of each prompt in memory.
+    `media_ranks` records which rank has the media of each prompt in memory.
     """
     groups_by_rank = ranks.all_gather(tuple(groups))
     for rank, own_groups in enumerate(groups_by_rank):
-        media_owners.update((group.prompt.digest, rank) for group in own_groups)
+        media_ranks.update((group.prompt.digest, rank) for group in own_groups)
     return list(chain.from_iterable(groups_by_rank))
-
-
-def gather_demonstrations(
-    demonstrations: Iterable[Experience], ranks: Ranks, media_owners: MediaOwners
-) -> list[Experience]:
-    """Return the demonstrations of all ranks, in the order of the samples; `media_owners` as in `gather_groups`."""
-    demonstrations_by_rank = ranks.all_gather(tuple(demonstrations))
-    for rank, own_demonstrations in enumerate(demonstrations_by_rank):
-        media_owners.update((each.rollout.prompt.digest, rank) for each in own_demonstrations)
-    return list(chain.from_iterable(demonstrations_by_rank))
 
 
 def gather_token_values(values: Mapping[int, TokenValues], ranks: Ranks) -> dict[int, TokenValues]:
@@ -73,8 +63,8 @@ def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
 
 def own_share(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
     """Return this rank's groups and probes of a gathered batch, without its metrics. Exchanges nothing."""
-    own_places = rank_slice(len(batch.groups), ranks)
-    return RolloutBatch(groups=batch.groups[own_places], probes=batch.probes[own_places])
+    own = rank_slice(len(batch.groups), ranks)
+    return RolloutBatch(groups=batch.groups[own], probes=batch.probes[own])
 
 
 def count_dropped_samples(
@@ -98,17 +88,17 @@ def find_media_problems_on_all_ranks(
     *,
     check: Callable[[Sequence[Rollout]], Mapping[tuple[str, ...], str]],
     ranks: Ranks,
-    media_owners: MediaOwners,
+    media_ranks: MediaRanks,
 ) -> dict[tuple[str, ...], str]:
     """Check the media of each rollout on one rank; return on all ranks what is wrong with them, by `media_digests`.
 
-    `media_owners` records which rank has just decoded a prompt's media, so that the learner trains on it there.
+    `media_ranks` records which rank has just decoded a prompt's media, so that the learner trains on it there.
     """
     # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
     # ranks would drop different rollouts and disagree about the step from then on.
     own_rollouts = []
     for index, rollout in enumerate(rollouts):
-        rank = media_owners.setdefault(rollout.prompt.digest, index % ranks.size)
+        rank = media_ranks.setdefault(rollout.prompt.digest, index % ranks.size)
         if rank == ranks.rank:
             own_rollouts.append(rollout)
     problems: dict[tuple[str, ...], str] = {}

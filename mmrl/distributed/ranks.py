@@ -15,8 +15,8 @@ from mmrl.types import UserError
 T = TypeVar("T")
 RowT = TypeVar("RowT")
 
-MediaOwners: TypeAlias = dict[str, int]
-"""The rank that built each prompt of the current step, and so has its decoded media in memory, by `Prompt.digest`.
+MediaRanks: TypeAlias = dict[str, int]
+"""`Prompt.digest` → the rank that built this prompt of the current step, and so has its decoded media in memory.
 
 The learner prefers to train a group on that rank. Each step begins with an empty one.
 """
@@ -78,8 +78,8 @@ def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequ
 
     `prompts_per_round` counts the prompts of all ranks, groups that an earlier round left unfinished included.
     """
-    # Unfinished groups occupy the first places of the round, and the rows fill the places after them: so ranks stay
-    # evenly loaded, and the order of groups is that of a single process.
-    own_places = rank_slice(prompts_per_round, ranks)
+    # A round consists of the unfinished groups, followed by the rows, and each rank works on a slice of both together:
+    # so ranks stay evenly loaded, and the order of groups is that of a single process.
+    own = rank_slice(prompts_per_round, ranks)
     num_unfinished = prompts_per_round - len(rows)
-    return rows[max(0, own_places.start - num_unfinished) : max(0, own_places.stop - num_unfinished)]
+    return rows[max(0, own.start - num_unfinished) : max(0, own.stop - num_unfinished)]

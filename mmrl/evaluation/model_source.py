@@ -20,7 +20,7 @@ from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.factory import prompt_limit
+from mmrl.rollout.shared_engine import prompt_limit
 from mmrl.types import MediaPolicy
 from mmrl.utils.torch_threads import set_thread_count
 

@@ -24,9 +24,9 @@ from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
 from mmrl.rollout.environments.frames import FRAMES_FOLDER
-from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.load import load_engine
 from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.shared_engine import SharedEngine, build_sampling_params
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import FinishReason, Sample, UserError
@@ -151,7 +151,7 @@ def build_eval_pipeline(
     eval_config: EvalConfig,
     scorer: EvalScorer,
     *,
-    samplers: SamplerFactory,
+    engine: SharedEngine,
     processor: PromptProcessor,
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
@@ -166,7 +166,7 @@ def build_eval_pipeline(
     """
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     context = RolloutContext(
-        sampler=samplers.make_sampler(eval_config.run.seed, "evaluation"),
+        sampler=engine.make_sampler(eval_config.run.seed, "evaluation"),
         scorer=scorer,
         processor=processor,
         sampling_params=sampling_params,
@@ -196,7 +196,7 @@ def open_pipeline(
     Raises:
         UserError: the engine does not start; else as `build_eval_pipeline`.
     """
-    samplers = SamplerFactory(
+    engine = SharedEngine(
         eval_config,
         model.policy,
         model.processor,
@@ -207,13 +207,13 @@ def open_pipeline(
         make_custom_engine=load_engine(eval_config.rollout.engine, model.base_dir),
     )
     tool_runner = ToolRunner(model.base_dir, frames_dir=RunDir(work_dir).data / FRAMES_FOLDER)
-    with closing(samplers), closing(tool_runner):
+    with closing(engine), closing(tool_runner):
         # The version stays 0, because the weights do not change here.
-        samplers.sync_weights(0)
+        engine.sync_weights(0)
         yield build_eval_pipeline(
             eval_config,
             scorer,
-            samplers=samplers,
+            engine=engine,
             processor=model.processor,
             banned_token_ids=model.banned_token_ids,
             tool_runner=tool_runner,

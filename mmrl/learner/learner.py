@@ -17,7 +17,7 @@ import torch
 
 from mmrl.algo.schedules import learning_rate
 from mmrl.config.schema import LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaOwners, Ranks
+from mmrl.distributed.ranks import MediaRanks, Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
     MicroBatch,
@@ -77,18 +77,18 @@ class PolicyLearner:
         reference: PolicyModel | None,
         *,
         ranks: Ranks,
-        media_owners: MediaOwners,
+        media_ranks: MediaRanks,
         activity: Activity,
     ) -> None:
         """Set up the learner of a stage.
 
-        `reference` is the reference policy of the KL penalty, if the loss has one. `media_owners` says which rank holds
+        `reference` is the reference policy of the KL penalty, if the loss has one. `media_ranks` says which rank holds
         a prompt's media. `activity` receives the learner's progress, counted in micro-batches.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
-        self._ranks, self._media_owners, self._activity = ranks, media_owners, activity
+        self._ranks, self._media_owners, self._activity = ranks, media_ranks, activity
         self._shared_prefix_checked = not config.shared_prefix
         # For `token_values`: index of each experience of the last step by `id`, and values of the step's last epoch.
         self._index_by_id: dict[int, int] = {}

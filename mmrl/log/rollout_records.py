@@ -136,8 +136,8 @@ def _score_fields(score: Score) -> dict[str, Any]:
         if name in score.decided_by:
             fields["decided_by"] = score.decided_by[name]
         if name in score.contributions:
-            transformed, weight, counts, share = score.contributions[name]
-            fields |= {"transformed": transformed, "weight": weight, "counts": counts, "contribution": share}
+            transformed, weight, is_counted, share = score.contributions[name]
+            fields |= {"transformed": transformed, "weight": weight, "counts": is_counted, "contribution": share}
         terms[name] = fields
     fields = {"terms": terms, "total": score.total}
     return {**fields, "turn_rewards": score.by_turn} if score.by_turn else fields

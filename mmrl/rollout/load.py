@@ -48,7 +48,7 @@ def load_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
 def load_engine(choice: CustomEngineConfig | str, base: Path) -> Callable[[EngineContext], RolloutEngine] | None:
     """Return the function that makes a user's engine, `rollout: {engine: {fn: ./mine.py:make_engine}}`, else None.
 
-    Raises as `load_plugin`. `SamplerFactory` checks what the function makes.
+    Raises as `load_plugin`. `SharedEngine` checks what the function makes.
     """
     if isinstance(choice, str):
         return None

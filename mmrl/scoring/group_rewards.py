@@ -51,7 +51,7 @@ class BoundGroupReward:
     close: Callable[[], None] = lambda: None  # ends the process that it runs in, if there is one
 
 
-def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
+def apply_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
     """Return the group with every group reward that applies to its sample added to terms and totals.
 
     They are added in the order of `group_rewards`, with their weights at `step`.

@@ -282,15 +282,15 @@ def combine_terms(
         if term.name in left_out:
             contributions[term.name] = Contribution(0.0, term.options.weight_at(step), False, None)
             continue
-        counts = term.options.requires is None or _requirements_met(term, terms, values_by_term)
+        is_counted = term.options.requires is None or _requirements_met(term, terms, values_by_term)
         transformed, weight = term.transform(values_by_term[term.name]), term.options.weight_at(step)
-        counted = transformed if counts else 0.0
+        counted = transformed if is_counted else 0.0
         share: float | None = None
         if method != "min":
             share = weight * counted if method == "sum" else counted**weight
             shares.append(share)
         counted_values.append(counted)
-        contributions[term.name] = Contribution(transformed, weight, counts, share)
+        contributions[term.name] = Contribution(transformed, weight, is_counted, share)
     if not counted_values:
         return 0.0, contributions
     match method:
@@ -317,7 +317,7 @@ def divide_by_turn(
         return (total,)
     by_turn = [0.0] * num_turns
     for name, rewards in rewards_by_turn.items():
-        if contributions[name].counts:
+        if contributions[name].is_counted:
             for turn, reward in enumerate(rewards):
                 by_turn[turn] += contributions[name].weight * reward
     by_turn[-1] += total - sum(by_turn)

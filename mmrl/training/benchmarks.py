@@ -154,7 +154,7 @@ class TrainingBenchmarks:
         pipeline = build_eval_pipeline(
             eval_config,
             question_set.scorer,
-            samplers=run.samplers,
+            engine=run.engine,
             processor=run.processor,
             banned_token_ids=run.banned_token_ids,
             tool_runner=run.tool_runner,
@@ -222,7 +222,7 @@ class TrainingBenchmarks:
         predictions = run.ranks.on_rank0(read)
         if batches.is_complete(predictions):
             return predictions
-        run.samplers.sync_weights(state.version)
+        run.engine.sync_weights(state.version)
         session = EvalSession(
             question_set=prepared.question_set,
             eval_dir=eval_dir,
@@ -231,7 +231,7 @@ class TrainingBenchmarks:
             console=self._silent_console,
             ranks=run.ranks,
         )
-        with run.samplers.gather_for_sampling(), run.console.activity.during(f"answering {prepared.question_set.name}"):
+        with run.engine.gather_for_sampling(), run.console.activity.during(f"answering {prepared.question_set.name}"):
             return run_session(batches, predictions, session)
 
 

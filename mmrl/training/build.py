@@ -49,13 +49,13 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import CONTEXT_TOKENS
 from mmrl.protocols import RolloutPipeline, Sampler
 from mmrl.rollout.environments.frames import FRAMES_FOLDER
-from mmrl.rollout.factory import (
-    SamplerFactory,
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.shared_engine import (
+    SharedEngine,
     build_sampling_params,
     compute_max_response_tokens,
     prompt_limit,
 )
-from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.rethink import tokenize_trigger
 from mmrl.rollout.tools.executor import ToolRunner
@@ -111,7 +111,7 @@ class RunComponents(RunSetup):
     policy: PolicyModel
     processor: PromptProcessor
     banned_token_ids: tuple[int, ...]  # tokens that no response may contain
-    samplers: SamplerFactory
+    engine: SharedEngine
 
     def build_sampling_params(self, options: SamplingConfig | EvalGenerationConfig) -> SamplingParams:
         """Return the distribution that rollouts are drawn from, with this model's banned tokens and stop strings."""
@@ -177,7 +177,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model_bundle.family)
     check_model_supports_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model_bundle, console)
-    samplers = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
+    engine = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
     tool_runner = ToolRunner(setup.base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
     resources.enter_context(closing(tool_runner))
     return RunComponents(
@@ -200,7 +200,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
         policy=policy,
         processor=processor,
         banned_token_ids=banned_token_ids,
-        samplers=samplers,
+        engine=engine,
     )
 
 
@@ -325,10 +325,10 @@ def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: 
 
 def start_engine(
     setup: RunSetup, policy: PolicyModel, processor: PromptProcessor, adapter: LoraAdapter | None
-) -> SamplerFactory:
-    """Start the rollout engine; raises as `SamplerFactory`."""
+) -> SharedEngine:
+    """Start the rollout engine; raises as `SharedEngine`."""
     start = partial(
-        SamplerFactory,
+        SharedEngine,
         setup.config,
         policy,
         processor,

@@ -26,7 +26,7 @@ class HeldOutEvaluation:
         self._run, self._logger = run, logger
         options, seed = run.config.evaluation, run.config.run.seed
         rollout_context = RolloutContext(
-            sampler=run.samplers.make_sampler(seed, "evaluation"),
+            sampler=run.engine.make_sampler(seed, "evaluation"),
             scorer=run.scorer,
             processor=run.processor,
             sampling_params=run.build_sampling_params(options),
@@ -40,9 +40,9 @@ class HeldOutEvaluation:
 
     def measure(self, samples: tuple[Sample, ...], state: TrainingState) -> EvalRewards:
         """Return the reward of each sample under the weights of `state.version`."""
-        samplers, ranks = self._run.samplers, self._run.ranks
-        samplers.sync_weights(state.version)
-        with samplers.gather_for_sampling():
+        engine, ranks = self._run.engine, self._run.ranks
+        engine.sync_weights(state.version)
+        with engine.gather_for_sampling():
             # Recorded samples are evenly spaced, because samples of one task may follow each other.
             stride = -(-len(samples) // self._run.config.logging.rollouts.max_groups)
             recorded_ids = frozenset(sample.id for sample in samples[::stride])

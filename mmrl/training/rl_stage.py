@@ -14,7 +14,7 @@ from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaOwners
+from mmrl.distributed.ranks import MediaRanks
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
@@ -24,7 +24,7 @@ from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
-from mmrl.training.rl import RlComponents, run_rl_stage
+from mmrl.training.rl import RlParts, run_rl_stage
 from mmrl.training.stage import (
     StageServices,
     build_callbacks,
@@ -47,10 +47,10 @@ def train_rl_stage(
         reference = build_reference(stage, services, state, resumed_optimizer)
         if resumed_optimizer:
             optimizer.load_state(resumed_optimizer)
-        components = build_components(
+        parts = build_parts(
             stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
         )
-        run_rl_stage(components, state)
+        run_rl_stage(parts, state)
         run.console.info(health.summary())
     if stage.track_rewards:
         # Later `select` stages read the rewards of each sample from this table.
@@ -59,7 +59,7 @@ def train_rl_stage(
         run.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
 
 
-def build_components(
+def build_parts(
     stage: RlStage,
     services: StageServices,
     state: TrainingState,
@@ -68,35 +68,22 @@ def build_components(
     optimizer: Optimizer,
     reference: ReferencePolicy | None,
     health: HealthMonitor,
-) -> RlComponents:
-    """Build what the loop of the stage calls."""
-    run, samplers = services.run, services.run.samplers
-    media_owners = MediaOwners()
-    moving_reference = reference if reference is not None and not reference.is_frozen else None
-
-    def save_optimizer() -> OptimizerState:
-        return {**optimizer.state(), **(reference.state() if reference else {})}
-
-    learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_owners)
-    callbacks = build_callbacks(stage, services, learner, save_optimizer, health)
-    sampler = samplers.make_sampler(
+) -> RlParts:
+    """Build what the loop of the stage calls. The engine has the policy's weights then, and agrees with the learner."""
+    run, engine = services.run, services.run.engine
+    sampler = engine.make_sampler(
         run.config.run.seed,
         stage.name,
         version=state.version,
         concurrent=stage.async_rollouts,
         record_routes=stage.loss.routing_replay == "engine",
     )
-    samplers.sync_weights(state.version)
+    engine.sync_weights(state.version)
     logprob_check = check_logprobs(stage, services, sampler, state)
     pipeline = run.build_rollout_pipeline(stage, sampler)
     async_rollouts = None
     if stage.async_rollouts:
-        async_rollouts = AsyncRollouts(pipeline=pipeline, executor=samplers.rollout_thread)
-
-    def update_reference(step: int) -> Mapping[str, float]:
-        if moving_reference is None:
-            return {}
-        return moving_reference.update(step, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
+        async_rollouts = AsyncRollouts(pipeline=pipeline, executor=engine.rollout_thread)
 
     def sync_weights(version: int) -> None:
         with run.console.activity.during("sync"):
@@ -105,23 +92,30 @@ def build_components(
             # These are the weights after the step, which the loop counts once they are synced.
             services.logger.log_metrics(replace(state, step=state.step + 1), metrics)
 
-    return RlComponents(
+    def save_optimizer() -> OptimizerState:
+        return {**optimizer.state(), **(reference.state() if reference else {})}
+
+    media_ranks = MediaRanks()
+    learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_ranks)
+    return RlParts(
         num_steps=stage.steps,
         prompts_per_round=stage.prompts_per_round,
         source=source,
         processor=run.processor,
         rollout_pipeline=pipeline,
-        samplers=samplers,
+        engine=engine,
         async_rollouts=async_rollouts,
         scorer=run.scorer,
         group_rewards=run.group_rewards,
-        selector=build_selector(stage, run, media_owners),
+        selector=build_selector(stage, run, media_ranks),
         learner=learner,
-        update_reference=update_reference,
+        update_reference=partial(reference.update, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
+        if reference is not None
+        else lambda _: {},
         sync_weights=sync_weights,
-        callbacks=callbacks,
+        callbacks=build_callbacks(stage, services, learner, save_optimizer, health),
         ranks=run.ranks,
-        media_owners=media_owners,
+        media_ranks=media_ranks,
         activity=run.console.activity,
     )
 
@@ -184,7 +178,7 @@ def check_logprobs(
     return check
 
 
-def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners) -> Selector:
+def build_selector(stage: RlStage, run: RunComponents, media_ranks: MediaRanks) -> Selector:
     """Return the selector, which decides which experiences a step of the stage trains on."""
     seed = run.config.run.seed
     # Collective: one rank may still hold a file in memory that another finds changed on disk, so ranks must agree.
@@ -192,7 +186,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners
         find_media_problems_on_all_ranks,
         check=partial(find_media_problems, check_media=run.processor.check_media),
         ranks=run.ranks,
-        media_owners=media_owners,
+        media_ranks=media_ranks,
     )
     replay = None
     if stage.replay is not None:

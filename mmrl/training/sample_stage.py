@@ -43,8 +43,8 @@ def run_sample_stage(
     samples = run.stage_data.stage_samples(stage)
     if stage.steps is not None:
         samples = samples[: stage.steps * size]
-    sampler = run.samplers.make_sampler(run.config.run.seed, stage.name, version=state.version)
-    run.samplers.sync_weights(state.version)
+    sampler = run.engine.make_sampler(run.config.run.seed, stage.name, version=state.version)
+    run.engine.sync_weights(state.version)
     pipeline = run.build_rollout_pipeline(stage, sampler)
     num_steps = -(-len(samples) // size)  # the last step may have fewer samples
     first_step = ranks.on_rank0(partial(count_finished_steps, table_path, stage, len(samples)))
@@ -52,7 +52,7 @@ def run_sample_stage(
         for step in range(first_step, num_steps):
             step_samples = samples[step * size : (step + 1) * size]
             own_samples = step_samples[rank_slice(len(step_samples), ranks)]
-            with run.samplers.gather_for_sampling(), run.console.activity.during("rollout"):
+            with run.engine.gather_for_sampling(), run.console.activity.during("rollout"):
                 batch = pipeline.run(list(map(run.processor.build, own_samples)), step=step)
             check_group_sizes(stage, batch)
             groups = gather_items(run.scorer.score_groups(batch.groups, step=step), ranks)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mmrl.config.schema import EnvironmentConfig, SftStage, ToolsConfig
-from mmrl.distributed.ranks import MediaOwners
+from mmrl.distributed.ranks import MediaRanks
 from mmrl.protocols import DemonstrationCompleter
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
-from mmrl.training.sft import SftComponents, run_sft_stage
+from mmrl.training.sft import SftParts, run_sft_stage
 from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
 from mmrl.utils.seeds import derive_seed
@@ -19,25 +19,25 @@ def train_sft_stage(
 ) -> None:
     """Train a supervised stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
     run = services.run
-    media_owners = MediaOwners()
+    media_ranks = MediaRanks()
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
         if resumed_optimizer:
             optimizer.load_state(resumed_optimizer)
-        learner = build_learner(stage, run, optimizer, None, media_owners)
-        components = SftComponents(
+        learner = build_learner(stage, run, optimizer, None, media_ranks)
+        parts = SftParts(
             source=source,
             processor=run.processor,
-            samplers=run.samplers,
+            engine=run.engine,
             learner=learner,
             callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
             seed=run.config.run.seed,
             ranks=run.ranks,
-            media_owners=media_owners,
+            media_ranks=media_ranks,
             tools=build_demonstration_tools(stage, run),
             activity=run.console.activity,
         )
-        run_sft_stage(stage, components, state)
+        run_sft_stage(stage, parts, state)
 
 
 def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:

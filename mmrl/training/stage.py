@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmrl.config.schema import LossConfig, RlStage, SftStage
-from mmrl.distributed.ranks import MediaOwners
+from mmrl.distributed.ranks import MediaRanks
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -81,7 +81,7 @@ def build_learner(
     run: RunComponents,
     optimizer: Optimizer,
     reference: PolicyModel | None,
-    media_owners: MediaOwners,
+    media_ranks: MediaRanks,
 ) -> Learner:
     """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
     if isinstance(stage, RlStage):
@@ -110,7 +110,7 @@ def build_learner(
         learner_config,
         reference,
         ranks=run.ranks,
-        media_owners=media_owners,
+        media_ranks=media_ranks,
         activity=run.console.activity,
     )
 

@@ -16,7 +16,7 @@ class Author(StrEnum):
 
     POLICY = "policy"  # sampled by the model: the policy loss
     DEMONSTRATION = "demonstration"  # written by a teacher: the likelihood
-    FORCED = "forced"  # text that the model did not choose, such as a trigger: never trained on
+    FORCED = "forced"  # forced into the response, such as a trigger that makes it rethink: never trained on
     ENVIRONMENT = "environment"  # a tool's reply, or what an environment shows: never trained on
 
 
@@ -239,7 +239,7 @@ class Contribution(NamedTuple):
 
     transformed: float  # the value after its transform
     weight: float  # the weight at the step, after its schedule
-    counts: bool  # False if it counts 0: the term that it requires was too low, or its `when` excludes the rollout
+    is_counted: bool  # False if it counts 0: the term that it requires was too low, or its `when` excludes the rollout
     share: float | None  # addend of the total under `combine: sum`, factor under `product`; else None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mmrl.config.schema import DeepspeedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaOwners, Ranks
+from mmrl.distributed.ranks import MediaRanks, Ranks
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -150,7 +150,7 @@ def make_learner(
         shared_prefix=trial.shared_prefix,
         pad_id=trial_set.eos_id,
     )
-    owners = MediaOwners(trial.media_placement)
+    owners = MediaRanks(trial.media_placement)
     return PolicyLearner(
         policy,
         trial_set.processor,
@@ -158,7 +158,7 @@ def make_learner(
         plan,
         reference,
         ranks=ranks,
-        media_owners=owners,
+        media_ranks=owners,
         activity=Activity(),
     )
 

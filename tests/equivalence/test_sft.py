@@ -13,7 +13,7 @@ from rounding import GRADIENTS
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config.schema import SftStage
-from mmrl.distributed.ranks import MediaOwners, SingleProcess
+from mmrl.distributed.ranks import MediaRanks, SingleProcess
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PackedGroup
 from mmrl.policy.families import FAMILIES
@@ -141,13 +141,13 @@ def watched(samples, share, salt):
     stage = SftStage(
         kind="sft", name="s", steps=100, batch_size=len(samples), target_field="target", drop_thinking_prob=share
     )
-    components = sft.SftComponents(
+    components = sft.SftParts(
         **ports,
-        samplers=SimpleNamespace(sleep=lambda: None),
+        engine=SimpleNamespace(sleep=lambda: None),
         callbacks=(),
         seed=salt,
         ranks=SingleProcess(),
-        media_owners=MediaOwners(),
+        media_ranks=MediaRanks(),
     )
     sft.run_sft_stage(stage, components, sft.TrainingState())
     return watcher.thought

@@ -22,7 +22,7 @@ from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import load_family
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.rollout.factory import SamplerFactory
+from mmrl.rollout.shared_engine import SharedEngine
 from mmrl.types import UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -112,4 +112,4 @@ def test_several_processes_are_refused():
     policy = SimpleNamespace(family=load_family("./internvl.py:internvl", EXAMPLES, {}))
     options = {"adapter": None, "work_dir": None, "ranks": SimpleNamespace(size=2), "console": Console()}
     with pytest.raises(UserError, match="it runs in one process with rollout.engine: hf, not with .* hf in 2"):
-        SamplerFactory(config, policy, None, **options)
+        SharedEngine(config, policy, None, **options)

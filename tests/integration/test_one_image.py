@@ -14,7 +14,7 @@ from qwen_vl_utils import fetch_image
 from transformers import Qwen2VLImageProcessor
 
 from mmrl.config import load_config
-from mmrl.distributed.ranks import MediaOwners, SingleProcess
+from mmrl.distributed.ranks import MediaRanks, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.training.build import RunComponents, RunSetup, build_run
@@ -93,7 +93,7 @@ def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> Non
 
     # Roll out. The model reads those pixels and samples two responses without a vision token.
     params = SamplingParams(banned_token_ids=tiny.banned_token_ids, max_new_tokens=12)
-    rollouts = tiny.samplers.make_sampler("test").generate([prompt], 2, params, step=0)
+    rollouts = tiny.engine.make_sampler("test").generate([prompt], 2, params, step=0)
     for rollout in rollouts[0]:
         assert rollout.segments[0].author is Author.POLICY
         assert tiny.processor.placeholders.image_id not in rollout.segments[0].token_ids
@@ -148,7 +148,7 @@ def learn(tiny: RunComponents, experiences: list[Experience]) -> tuple[dict[str,
             )
     (stage,) = tiny.config.stages
     optimizer = build_optimizer(stage, tiny, None)
-    learner = build_learner(stage, tiny, optimizer, None, MediaOwners())
+    learner = build_learner(stage, tiny, optimizer, None, MediaRanks())
     return dict(learner.step(experiences, step=0)), gradients
 
 

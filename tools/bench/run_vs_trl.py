@@ -110,9 +110,9 @@ def run_mmrl(folder: Path, sizes: Sizes) -> dict[str, Any]:
     began: list[float] = []
     collect_groups = rl.collect_groups
 
-    def begin(*arguments: Any) -> None:
+    def begin(*arguments: Any) -> Any:
         began.append(time.process_time())
-        collect_groups(*arguments)
+        return collect_groups(*arguments)
 
     rl.collect_groups = begin
     callbacks.time = SimpleNamespace(perf_counter=time.process_time)

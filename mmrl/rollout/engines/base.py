@@ -1,7 +1,7 @@
 """The protocol of a rollout engine: requests go in, token ids and log-probabilities come out.
 
 It is implemented by transformers, vLLM in this process, vLLM servers, and an engine that a user writes.
-`mmrl.rollout.factory` chooses one, and `mmrl.rollout.engine_sampler` turns what it generates into rollouts.
+`mmrl.rollout.shared_engine` chooses one, and `mmrl.rollout.engine_sampler` turns what it generates into rollouts.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess, own_rows
+from mmrl.distributed.ranks import MediaRanks, Ranks, SingleProcess, own_rows
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
@@ -109,7 +109,7 @@ class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
     def __init__(self, plan, ranks):
-        self.plan, self.ranks, self.state, self.media_owners = plan, ranks, TrainingState(), MediaOwners()
+        self.plan, self.ranks, self.state, self.media_ranks = plan, ranks, TrainingState(), MediaRanks()
         self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):
@@ -129,7 +129,7 @@ class Run:
 
     def step(self, experiences, *, step):
         # A rank is known to have the media of each, also of groups of earlier steps.
-        assert {e.rollout.prompt.digest for e in experiences} <= self.media_owners.keys()
+        assert {e.rollout.prompt.digest for e in experiences} <= self.media_ranks.keys()
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
         return {}
 
@@ -157,7 +157,7 @@ class Run:
         return self.selector.needs_another_round(groups, state, rounds=rounds)
 
     def train(self):
-        plan, ranks, sampler, media_owners = self.plan, self.ranks, RandomSampler(), self.media_owners
+        plan, ranks, sampler, media_ranks = self.plan, self.ranks, RandomSampler(), self.media_ranks
         parts = None
         if plan.chunk:
             parts = PartialRollouts(
@@ -170,7 +170,7 @@ class Run:
             )
         pipeline = StepPipeline(sampler=sampler, group_size=GROUP_SIZE, sampling_params=PARAMS, partial_rollouts=parts)
         problems = partial(
-            find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_owners=media_owners
+            find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_ranks=media_ranks
         )
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = ExperienceSelector(
@@ -181,7 +181,7 @@ class Run:
             replay=ReplaySettings(options=replay, rollouts_per_step=8, seed=("s",)) if plan.replay else None,
             find_changed_media=partial(find_changed_media, find_problems=problems, warn=lambda text: None),
         )
-        components = rl.RlComponents(
+        components = rl.RlParts(
             num_steps=STEPS,
             prompts_per_round=plan.prompts_per_round,
             source=SimpleNamespace(
@@ -189,7 +189,7 @@ class Run:
             ),
             processor=self,
             rollout_pipeline=pipeline,
-            samplers=SimpleNamespace(gather_for_sampling=nullcontext, sleep=lambda: None),
+            engine=SimpleNamespace(gather_for_sampling=nullcontext, sleep=lambda: None),
             async_rollouts=AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor()) if plan.is_async else None,
             scorer=self,
             group_rewards=(),
@@ -199,7 +199,7 @@ class Run:
             sync_weights=lambda version: setattr(sampler, "version", version),
             callbacks=[self],
             ranks=ranks,
-            media_owners=media_owners,
+            media_ranks=media_ranks,
         )
         rl.run_rl_stage(components, self.state)
         return self

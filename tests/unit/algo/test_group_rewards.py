@@ -37,7 +37,7 @@ from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.build import build_scorer, load_reward_terms
 from mmrl.scoring.group_rewards import (
     BoundGroupReward,
-    add_group_rewards,
+    apply_group_rewards,
     check_group_rewards,
     isolate_group_rewards,
     load_group_rewards,
@@ -189,7 +189,7 @@ def test_advantages_over_the_greedy_response_are_those_of_remax(totals, greedy):
     """A = r(x, y) - r(x, greedy y), line 6 of algorithm 1 of ReMax, for each of several responses."""
     options = GroupRewardConfig(fn="mmrl.algo.group_rewards:greedy_baseline")
     term = BoundGroupReward(name="greedy_baseline", compute=greedy_baseline, options=options)
-    after = add_group_rewards(with_greedy(totals, make_score(acc=greedy)), 0, group_rewards=[term])
+    after = apply_group_rewards(with_greedy(totals, make_score(acc=greedy)), 0, group_rewards=[term])
     (advantages,) = compute_advantages([after], AdvantageConfig(baseline="none", scale="none"), {})
     assert advantages == pytest.approx([total - greedy for total in totals])
 
@@ -207,7 +207,7 @@ def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
     steps = "stages.1.rollout_steps=[{kind: generate}, {kind: greedy}]"
     settings = [f"rewards.group_rewards=[{line}]", steps, "stages.1.advantage.baseline=none"]
     (term,) = build_group_rewards(load_config(QUICKSTART, settings).config, QUICKSTART.parent)
-    after = add_group_rewards(with_greedy((1.0, 0.0), failed), 0, group_rewards=[term])
+    after = apply_group_rewards(with_greedy((1.0, 0.0), failed), 0, group_rewards=[term])
     assert [skip.failures["greedy_baseline"].error_kind for skip in after.dropped] == ["unscorable"] * 2
 
 
@@ -368,30 +368,30 @@ def bound(**options):
 
 def test_a_term_is_named_beside_the_rewards_and_counts_in_the_total():
     before = group([100, 300], [1, 0])
-    after = add_group_rewards(before, 0, group_rewards=[bound(weight=0.2)])
+    after = apply_group_rewards(before, 0, group_rewards=[bound(weight=0.2)])
     assert after.totals == pytest.approx((1.1, -0.1))
     assert after.scores[0].terms == {
         "acc": RewardValue(1.0, ""),
         "kimi": RewardValue(0.5, "100 tokens, 100 to 300 in the group"),
     }
     assert before.totals == (1.0, 0.0)
-    assert add_group_rewards(before, 0, group_rewards=[]) is before
+    assert apply_group_rewards(before, 0, group_rewards=[]) is before
 
 
 def test_a_group_reward_skips_groups_outside_its_conditions():
     before = group([100, 300], [1, 0], meta={"source": "clevr", "level": 2})
     for when in ({"task": ["ocr"]}, {"task": ["count"], "source": ["geo"]}, {"colour": ["red"]}):
-        assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]) is before
+        assert apply_group_rewards(before, 0, group_rewards=[bound(when=when)]) is before
     when = {"task": ["ocr", "count"], "level": ["2"]}
-    assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]).totals == (1.5, -0.5)
+    assert apply_group_rewards(before, 0, group_rewards=[bound(when=when)]).totals == (1.5, -0.5)
     empty = replace(before, rollouts=(), scores=())
-    assert add_group_rewards(empty, 0, group_rewards=[bound()]) is empty
+    assert apply_group_rewards(empty, 0, group_rewards=[bound()]) is empty
 
 
 def test_a_schedule_changes_the_weight_and_never_the_value():
     before = group([100, 300], [1, 0])
     warmed = bound(weight=0.2, schedule={"points": [[0, 0.0], [10, 1.0]]})
-    steps = [add_group_rewards(before, step, group_rewards=[warmed]) for step in (0, 5, 10, 99)]
+    steps = [apply_group_rewards(before, step, group_rewards=[warmed]) for step in (0, 5, 10, 99)]
     assert [after.totals[0] for after in steps] == pytest.approx([1.0, 1.05, 1.1, 1.1])
     assert {after.scores[0].terms["kimi"].value for after in steps} == {0.5}
 
@@ -479,7 +479,7 @@ def make_custom_reward(folder, outcome, **rewards):
 @pytest.mark.parametrize(("outcome", "kind"), [("hang", "timeouts"), ("allocate", "limits"), ("exit", "crashes")])
 def test_a_group_is_dropped_if_its_reward_hangs_exits_or_takes_too_much(tmp_path, outcome, kind):
     with make_custom_reward(tmp_path, outcome) as term:
-        after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
+        after = apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
     assert (after.rollouts, after.scores) == ((), ())
     assert [skip.failures["mine"].error_kind for skip in after.dropped] == [kind, kind]
 
@@ -509,7 +509,7 @@ def test_a_group_reward_may_look(tmp_path, place, capsys):
         sample = replace(before.prompt.sample, parts=(ref, "How red?"))
         with closing(term):
             seen = replace(before, prompt=replace(before.prompt, sample=sample))
-            after = add_group_rewards(seen, 0, group_rewards=[term])
+            after = apply_group_rewards(seen, 0, group_rewards=[term])
         assert after.totals == pytest.approx(totals)
     # A picture that cannot be opened is an abstention, and counted.
     assert [skip.failures["redness"].error_kind for skip in after.dropped] == ["unscorable"] * 2
@@ -519,14 +519,14 @@ def test_a_group_reward_may_look(tmp_path, place, capsys):
 
 def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):
     with make_custom_reward(tmp_path, "exit", on_missing_score="fallback") as term:
-        after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        after = apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
     assert after.totals == (1.0, 0.0)
     assert [score.failures["mine"].error_kind for score in after.scores] == ["crashes", "crashes"]
     with (
         make_custom_reward(tmp_path, "exit", on_missing_score="stop") as term,
         pytest.raises(UserError, match="group reward 'mine' on sample 's': its process died"),
     ):
-        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
 
 
 def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
@@ -534,7 +534,7 @@ def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
         make_custom_reward(tmp_path, "raise") as term,
         pytest.raises(UserError, match=r"'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"),
     ):
-        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
 
 
 @pytest.mark.parametrize("place", ["worker", "main_process"])
@@ -547,13 +547,13 @@ def test_what_is_no_finite_value_ends_the_run_with_the_sample(tmp_path, place, o
         make_custom_reward(tmp_path, outcome, custom_rewards=place, on_missing_score="fallback") as term,
         pytest.raises(UserError, match=message),
     ):
-        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
 
 
 def test_custom_rewards_can_run_in_this_process(tmp_path):
     for place, elsewhere in (("worker", True), ("main_process", False)):
         with make_custom_reward(tmp_path, "return", custom_rewards=place) as term:
-            after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+            after = apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
         assert (after.scores[0].terms["mine"].reason != str(os.getpid())) is elsewhere
 
 
@@ -577,4 +577,4 @@ def test_invalid_group_rewards_are_refused(terms, complaint):
 def test_a_group_reward_returns_a_value_for_each_rollout():
     short = replace(bound(), name="short", compute=lambda group: [RewardValue(1.0, "")])
     with pytest.raises(UserError, match="group reward 'short', sample s: 1 values for 2 rollouts; return one for each"):
-        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[short])
+        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[short])

@@ -8,7 +8,7 @@ import torch
 from fake_ranks import FakeRanks
 from learning import gradients_of, make_experiences
 
-from mmrl.distributed.ranks import MediaOwners
+from mmrl.distributed.ranks import MediaRanks
 from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
@@ -50,13 +50,13 @@ def test_a_group_stays_with_its_media_while_loads_are_even(groups):
 
 def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups):
     image, _, text, video, _ = groups
-    media_owners: MediaOwners = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
+    media_ranks: MediaRanks = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
 
     def pack(experiences):
         return [[group] for group in group_by_prompt(experiences)]
 
     first, second = (
-        rank_micro_batches([*text, *image, *video], media_owners, FakeRanks(rank, 2), pack) for rank in range(2)
+        rank_micro_batches([*text, *image, *video], media_ranks, FakeRanks(rank, 2), pack) for rank in range(2)
     )
     assert len(first) == len(second) == 2  # of three groups, so one is empty
     assert sum(not micro_batch.groups for micro_batch in (*first, *second)) == 1

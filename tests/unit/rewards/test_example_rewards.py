@@ -10,7 +10,7 @@ from serving import reply, served
 from mmrl.cli import main
 from mmrl.config.load import load_config
 from mmrl.scoring.build import load_reward_terms
-from mmrl.scoring.group_rewards import add_group_rewards, load_group_rewards
+from mmrl.scoring.group_rewards import apply_group_rewards, load_group_rewards
 from mmrl.scoring.registry import load_bound_reward
 from mmrl.scoring.scorer import make_response
 from mmrl.scoring.terms import call_reward, is_unscorable
@@ -69,7 +69,7 @@ def test_the_group_reward_favours_answers_that_few_others_gave():
     texts = ["<answer>3</answer>", "<answer>3</answer>", "so <answer>3</answer>", "<answer>4</answer>"]
     scorer = make_scorer(term(number.exact))
     (group,) = scorer.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
-    assert add_group_rewards(group, 0, group_rewards=group_rewards).totals == (1.25, 1.25, 1.375, 0.0)
+    assert apply_group_rewards(group, 0, group_rewards=group_rewards).totals == (1.25, 1.25, 1.375, 0.0)
 
 
 def test_the_examples_are_short():

@@ -12,7 +12,7 @@ from serving import reply, served
 from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring.build import load_reward_terms
-from mmrl.scoring.group_rewards import add_group_rewards, load_group_rewards
+from mmrl.scoring.group_rewards import apply_group_rewards, load_group_rewards
 from mmrl.types import AnswerType
 from mmrl_datasets.readers import table
 from mmrl_rewards.services.judge import sigmoid
@@ -92,8 +92,8 @@ def test_kimi_k1_5_pays_for_length_once_the_first_stage_is_over(right, expected)
     group = make_group(prompt, rollouts, [make_score(accuracy=value) for value in right])
     stages = {stage.name: stage for stage in config.stages}
     assert stages["easy_to_hard"].steps == 100
-    assert add_group_rewards(group, 99, group_rewards=group_rewards).totals == tuple(map(float, right))
-    assert add_group_rewards(group, 100, group_rewards=group_rewards).totals == pytest.approx(expected)
+    assert apply_group_rewards(group, 99, group_rewards=group_rewards).totals == tuple(map(float, right))
+    assert apply_group_rewards(group, 100, group_rewards=group_rewards).totals == pytest.approx(expected)
 
 
 def test_the_better_reply_of_a_pair_is_where_the_answer_says(tmp_path):

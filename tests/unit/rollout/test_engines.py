@@ -22,8 +22,8 @@ from mmrl.rollout.engines import vllm_start
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
 from mmrl.rollout.engines.vllm_requests import parse_completion, sampling_arguments
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived, vllm_name
-from mmrl.rollout.factory import SamplerFactory, prompt_limit
 from mmrl.rollout.responses import GeneratedTokens, empty_rollout
+from mmrl.rollout.shared_engine import SharedEngine, prompt_limit
 from mmrl.rollout.weight_sync import PolicyWeightStream, fingerprint, iter_with_fingerprints
 from mmrl.types import Author, FinishReason, SamplingParams, Segment, UserError
 from mmrl.utils.activity import Activity
@@ -260,7 +260,7 @@ def start_factory(tiny, folder, *overrides):
     """The samplers of a run whose engine is that of `rollout.engine: vllm_server`, unless overridden."""
     config = load_config(write(folder, SMALL), ["rollout.engine=vllm_server", *overrides]).config
     arguments = {"adapter": None, "work_dir": folder / "engine", "ranks": SingleProcess(), "console": Console()}
-    return SamplerFactory(config, tiny.policy, tiny.processor, **arguments)
+    return SharedEngine(config, tiny.policy, tiny.processor, **arguments)
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_servers_that_run_already_get_no_arguments_and_no_checks_of_this_machine
 ):
     tiny = make_tiny("qwen3_5")
     overrides = ["model.dtype=float32", "model.from_scratch.family=qwen3_5"]
-    monkeypatch.setattr("mmrl.rollout.factory.compute_max_model_len", lambda config, policy: 99)
+    monkeypatch.setattr("mmrl.rollout.shared_engine.compute_max_model_len", lambda config, policy: 99)
     with pytest.raises(UserError, match="only in bfloat16"):
         start_factory(tiny, tmp_path, *overrides)
     start_factory(tiny, tmp_path, *overrides, 'rollout.server.urls=["http://elsewhere:8000"]')

@@ -31,7 +31,7 @@ def test_each_term_says_what_it_contributed(combine, shares):
     score = scored(make_scorer(*terms, combine=combine), ANY)
     contributions = [score.contributions[name] for name in ("half", "gated", "last")]
     assert [each.share for each in contributions] == pytest.approx(shares)
-    assert [each.counts for each in contributions] == [True, False, True]
+    assert [each.is_counted for each in contributions] == [True, False, True]
     assert contributions[0].transformed == 0.25 and contributions[2].weight == 3.0
     if combine == "sum":
         assert score.total == pytest.approx(sum(shares))

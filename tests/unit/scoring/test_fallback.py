@@ -241,7 +241,7 @@ def test_a_term_may_apply_to_some_rollouts_alone(when, authors, changes, applies
     scorer = make_scorer(term(number.exact), bonus)
     score = scored(scorer, replace(ANY, segments=segments(*authors), **changes))
     assert (score.total, len(calls)) == ((4.0, 1) if applies else (1.0, 0))
-    assert score.contributions["bonus"].counts is applies
+    assert score.contributions["bonus"].is_counted is applies
     assert score.terms["bonus"].value == float(applies)
 
 

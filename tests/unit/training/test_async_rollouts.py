@@ -22,7 +22,8 @@ from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts
-from mmrl.training.rl import StepBatch, collect_groups, finish_next_round
+from mmrl.training.callbacks import StepTimer
+from mmrl.training.rl import collect_groups, finish_next_round
 from mmrl.types import RolloutBatch, TrainingState, UserError
 
 
@@ -167,11 +168,11 @@ def test_next_batch_is_gathered_from_all_ranks_and_divided_again():
     assert gathered.metrics == {"n": 3.0, "data/dropped": 1.0}
 
     ranks = SimpleNamespace(rank=1, size=3, all_gather=lambda value: [(), value, ()])
-    collected, state = StepBatch(), TrainingState(version=1, next_batch=gathered)
-    components = FakeRun().rl_components(num_steps=1, prompts_per_round=4, ranks=ranks)
-    collect_groups(components, state, collected)
-    assert [group.prompt.sample.id for group in collected.groups] == ["1"]
-    assert collected.metrics == gathered.metrics
+    state = TrainingState(version=1, next_batch=gathered)
+    parts = FakeRun().rl_parts(num_steps=1, prompts_per_round=4, ranks=ranks)
+    groups, metrics = collect_groups(parts, state, StepTimer())
+    assert [group.prompt.sample.id for group in groups] == ["1"]
+    assert metrics == gathered.metrics
     assert state.next_batch is None
 
 

@@ -19,7 +19,7 @@ from mmrl.config.schema import (
     SftStage,
 )
 from mmrl.config.schema.presets import REPLAY_PRESETS
-from mmrl.distributed.ranks import MediaOwners, SingleProcess
+from mmrl.distributed.ranks import MediaRanks, SingleProcess
 from mmrl.scoring.group_rewards import BoundGroupReward
 from mmrl.training import sft
 from mmrl.training.callbacks import StepLogger
@@ -250,15 +250,15 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
 
 def train_sft(run, state):
     stage = SftStage(kind="sft", name="cold", steps=9, batch_size=2)
-    components = sft.SftComponents(
+    components = sft.SftParts(
         source=run.source,
         processor=run.processor,
         learner=run.learner,
-        samplers=SimpleNamespace(sleep=lambda: None),
+        engine=SimpleNamespace(sleep=lambda: None),
         callbacks=run.callbacks(),
         seed=0,
         ranks=SingleProcess(),
-        media_owners=MediaOwners(),
+        media_ranks=MediaRanks(),
     )
     sft.run_sft_stage(stage, components, state)
 

@@ -20,14 +20,14 @@ from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable, U
 def evaluate(tiny, scorer, *, batch_size):
     """Return the rewards of seven samples, and what the console showed."""
     out = io.StringIO()
-    samplers = SimpleNamespace(
+    engine = SimpleNamespace(
         make_sampler=lambda *seed_parts: tiny.sampler(),
         sync_weights=lambda version: None,
         gather_for_sampling=nullcontext,
     )
     run = SimpleNamespace(
         config=make_config(evaluation={"batch_size": batch_size}),
-        samplers=samplers,
+        engine=engine,
         scorer=scorer,
         processor=tiny.processor,
         build_sampling_params=lambda options: tiny.params,

@@ -46,7 +46,7 @@ _MEDIA_LABEL_BYTES = 100  # of the label that precedes an image or video shown b
 _TOKENS_PER_CHAR = 4
 
 
-class SamplerFactory:
+class SharedEngine:
     """Starts the engine that the config names, and makes samplers that share it."""
 
     def __init__(
