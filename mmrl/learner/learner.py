@@ -114,40 +114,40 @@ class PolicyLearner:
             UserError: the first shared-prefix forward differs from the plain one, the engine's routes cannot be
                 replayed, or a user's policy loss does not return a loss for each token.
         """
-        self._loss_columns = []
+        config, objective = self._config, self._objective
         # Replay may draw an experience twice; both then share the values of the first.
         self._index_by_id = {id(each): index for index, each in reversed(list(enumerate(experiences)))}
+        self._loss_columns = []
         in_loss = list(experiences)
-        if self._config.loss.mask_truncated:
+        if config.loss.mask_truncated:
             in_loss = [each for each in in_loss if each.rollout.finish_reason is not FinishReason.LENGTH]
-        active = list(filter(self._objective.has_gradient, in_loss))
-        lr = learning_rate(step, total=self._config.total_steps, options=self._config.optimizer)
+        active = list(filter(objective.has_gradient, in_loss))
+        lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         if not active:
             return metrics
+
         if self._replays_engine_routes:
             check_routes_recorded(active)
-        # Once, before the first update. Picked from all ranks' experiences, so that every rank checks the same: ZeRO-3
-        # needs all ranks in a forward.
-        check_groups = [] if self._shared_prefix_checked else pick_check_groups(active)
-        if check_groups:
-            pad_id, ranks = self._config.pad_id, self._ranks
-            check_shared_prefix(self._policy, check_groups, self._processor, pad_id=pad_id, ranks=ranks)
+        if not self._shared_prefix_checked and (check_groups := pick_check_groups(active)):
+            # Once, before the first update. Picked from all ranks' experiences, so that every rank checks the same:
+            # ZeRO-3 needs all ranks in a forward.
+            check_shared_prefix(self._policy, check_groups, self._processor, pad_id=config.pad_id, ranks=self._ranks)
             self._shared_prefix_checked = True
+
         mini_batches = self._make_mini_batches(in_loss)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
-        if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
-            # The first pass of the first mini-batch runs before any update anyway.
+        self._activity.begin_count("learn", config.epochs * num_micro_batches)
+        if self._replays_routes or objective.needs_recomputed_logprobs(active):
+            # Old log-probs are those before any update. The first mini-batch gets them from its first pass anyway.
             self._recompute_logprobs(mini_batches[1:])
         nonfinite_updates = 0.0
-        for epoch in range(self._config.epochs):
-            updates: list[Metrics] = []
+        for epoch in range(config.epochs):
             self._loss_columns = []
-            for mini_batch in mini_batches:
-                is_first = epoch == 0 and not updates
-                updates.append(self._update(mini_batch, step=step, lr=lr, is_first=is_first))
+            updates: list[Metrics] = []
+            for index, mini_batch in enumerate(mini_batches):
+                updates.append(self._update(mini_batch, step=step, lr=lr, is_first=epoch == index == 0))
             metrics |= merge_updates(updates).values()
             nonfinite_updates += metrics["learner/nonfinite_updates"]
         return metrics | {"learner/nonfinite_updates": nonfinite_updates}

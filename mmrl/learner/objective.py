@@ -135,34 +135,45 @@ class Objective:
         return LossResult(loss, metrics, columns)
 
     def _rl_loss(self, sampled: TokenTable, denominators: LossDenominators, step: int) -> LossResult:
-        """Return policy loss, KL penalty and entropy bonus over the policy's tokens, and their metrics."""
-        options = self._options
-        count = denominators.forward_tokens
+        """Return Σ weight x (correction x policy loss + penalties) over the policy's tokens, and its metrics."""
+        options, metrics = self._options, Metrics()
+        # Ratio of the policy now to the old one: PPO (arXiv:1707.06347, eq. 6); of sequences, GSPO (arXiv:2507.18071).
         old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
         old_N = old_N.detach()
         log_ratio_N = sampled.current_logprobs_N - old_N
-        bound = options.log_ratio_clip
-        if bound is not None:
+        if options.log_ratio_clip is not None:
             # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
-            log_ratio_N = log_ratio_N.clamp(-bound, bound)
+            log_ratio_N = log_ratio_N.clamp(-options.log_ratio_clip, options.log_ratio_clip)
         ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
-        log_weight_N = old_N - sampled.recorded_logprobs_N
-        correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
-        advantage_N = sampled.advantages_N
-        penalty_N = torch.zeros_like(ratio_N)
-        metrics = Metrics()
+
+        # Penalties. The KL is one of them as in GRPO (arXiv:2402.03300 v3, eq. 3), or part of the reward as in
+        # Ziegler et al. (arXiv:1909.08593, eq. 2).
+        advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
         if self.needs_reference:
-            kl_N = self._reference_kl(sampled)
-            kl_coefficient = self._coefficient(step, options=options.kl)
+            assert sampled.reference_logprobs_N is not None
+            in_reward = options.kl.apply_to == "reward"
+            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
+            policy_N = sampled.recomputed_logprobs_N.detach() if in_reward else sampled.current_logprobs_N
+            bound, count = options.kl.log_ratio_clip, denominators.forward_tokens
+            kl_N = estimate_kl(policy_N, sampled.reference_logprobs_N, options.kl.estimator, log_ratio_clip=bound)
             metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
-            if options.kl.apply_to == "reward":
+            kl_coefficient = self._coefficient(step, options=options.kl)
+            if in_reward:
                 # Reward to go: a token is charged for the KL at itself and at the later tokens that depend on it.
                 advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
             else:
                 penalty_N = penalty_N + kl_coefficient * kl_N
         if self.has_entropy_bonus:
+            # PPO (arXiv:1707.06347, eq. 9).
             penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
+
+        # The policy loss, and its correction where the policy that sampled is not the old one: the decoupled objective
+        # of Hilton et al. (arXiv:2110.00641).
         policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
+        log_weight_N = old_N - sampled.recorded_logprobs_N
+        correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
+
+        # Factors that make a mean of the tokens of the whole update: `loss.aggregation`.
         weight_N = aggregation_weights(
             sampled.response_N,
             options.aggregation,
@@ -170,7 +181,7 @@ class Objective:
             num_responses=denominators.responses,
             lengths_N=sampled.fixed_lengths_N,
         )
-        loss = ((penalty_N + correction_N * policy_loss_N) * weight_N).sum()
+        loss = (weight_N * (correction_N * policy_loss_N + penalty_N)).sum()
         token_metrics, columns = measure_tokens(
             sampled,
             options,
@@ -182,17 +193,6 @@ class Objective:
         )
         metrics.merge(token_metrics)
         return LossResult(loss, metrics, columns)
-
-    def _reference_kl(self, sampled: TokenTable) -> Tensor:
-        """Return the estimated KL divergence from the reference at each token, [N]."""
-        options = self._options.kl
-        reference_N = sampled.reference_logprobs_N
-        assert reference_N is not None
-        logprobs_N = sampled.current_logprobs_N
-        if options.apply_to == "reward":
-            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
-            logprobs_N = sampled.recomputed_logprobs_N.detach()
-        return estimate_kl(logprobs_N, reference_N, options.estimator, log_ratio_clip=options.log_ratio_clip)
 
     def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
         """Return the policy loss of each token, [N]."""
