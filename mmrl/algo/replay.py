@@ -65,6 +65,13 @@ def replay_experiences(
     """
     options = settings.options
     informative = [experience for experience in fresh_experiences if experience.mean_abs_advantage]
+    fresh: Sequence[Experience] = informative if options.drop_zero_advantage else fresh_experiences
+    if options.resample_fresh:
+        # Fresh rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
+        seed = derive_seed(*settings.seed, "replay", "own", state.step)
+        count = min(settings.target_size, len(informative))
+        fresh = draw_experiences(informative, count, seed, options, without_replacement=False)
+
     buffer = update_buffer(
         state.replay_buffer,
         informative,
@@ -72,22 +79,25 @@ def replay_experiences(
         version=state.version,
         max_staleness=options.max_staleness,
     )
-    fresh: Sequence[Experience] = informative if options.drop_zero_advantage else fresh_experiences
-    if options.resample_fresh:
-        # Fresh rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
-        count = min(settings.target_size, len(informative))
-        seed = derive_seed(*settings.seed, "replay", "own", state.step)
-        indices = sample_indices(log_weights(informative, options), count, seed, without_replacement=False)
-        fresh = list(map(informative.__getitem__, indices))
-
-    usable, sampled = _sample_buffer(
-        buffer, informative, fresh, step=state.step, settings=settings, find_changed_media=find_changed_media
-    )
-    # The draw may repeat fresh rollouts, which keep their old log-probs: one rollout has one importance ratio.
+    seed = derive_seed(*settings.seed, "replay", "memory", state.step)
+    count = settings.target_size - len(fresh)
     fresh_ids = set(map(id, informative))
+    dropped: set[MediaDigests] = set()
+    while True:
+        usable = tuple(each for each in buffer if each.rollout.media_digests not in dropped)
+        # Without replacement fresh rollouts are not drawn again: they are trained on already.
+        candidates = [each for each in usable if not (options.without_replacement and id(each) in fresh_ids)]
+        sampled = draw_experiences(candidates, count, seed, options, without_replacement=options.without_replacement)
+        # Media are checked only for what was sampled. A pass that finds a change drops rollouts, so this ends.
+        changed = find_changed_media(experience.rollout for experience in sampled)
+        if not changed:
+            break
+        dropped |= changed
+
     replayed = []
     for experience in sampled:
         if id(experience) in fresh_ids:
+            # Drawn again, it keeps its old log-probs: one rollout has one importance ratio.
             replayed.append(experience)
         else:
             staleness = state.version - experience.rollout.oldest_version
@@ -149,6 +159,15 @@ def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.
     return np.asarray(options.priority_exponent * np.log(advantages))
 
 
+def draw_experiences(
+    experiences: Sequence[Experience], count: int, seed: int, options: ReplayConfig, *, without_replacement: bool
+) -> list[Experience]:
+    """Sample `count` experiences with p ∝ |A|^alpha, as `sample_indices` does. No A may be 0."""
+    weights = log_weights(experiences, options)
+    indices = sample_indices(weights, count, seed, without_replacement=without_replacement)
+    return [experiences[index] for index in indices]
+
+
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
     """Sample `count` of E experiences in proportion to their weights, and return their indices in the order drawn.
 
@@ -184,36 +203,6 @@ def effective_sample_size(log_weights_E: np.ndarray) -> float:
         return 0.0
     weights = np.exp(log_weights_E - log_weights_E.max())
     return float(weights.sum() ** 2 / (weights**2).sum())
-
-
-def _sample_buffer(
-    buffer: ReplayBuffer,
-    informative: Sequence[Experience],
-    fresh: Sequence[Experience],
-    *,
-    step: int,
-    settings: ReplaySettings,
-    find_changed_media: ChangedMediaFinder,
-) -> tuple[ReplayBuffer, list[Experience]]:
-    """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
-
-    `informative` are the fresh rollouts with a nonzero advantage, `fresh` those that are trained on in any case.
-    """
-    options = settings.options
-    count = settings.target_size - len(fresh)
-    # Without replacement fresh rollouts are not drawn again: they are trained on already.
-    excluded = set(map(id, informative)) if options.without_replacement else set()
-    seed = derive_seed(*settings.seed, "replay", "memory", step)
-    # Media are checked only for what was sampled. A pass that finds a change shortens the buffer, so this ends.
-    while True:
-        candidates = [experience for experience in buffer if id(experience) not in excluded]
-        weights = log_weights(candidates, options)
-        indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
-        sampled = list(map(candidates.__getitem__, indices))
-        changed = find_changed_media(experience.rollout for experience in sampled)
-        if not changed:
-            return buffer, sampled
-        buffer = tuple(e for e in buffer if e.rollout.media_digests not in changed)
 
 
 def _replay_metrics(
