@@ -93,6 +93,7 @@ class ExperienceSelector:
         Raises:
             ValueError: an advantage is not finite.
         """
+        # The rewards of each sample, for later stages, the curriculum and resets of the reference.
         sample_means: Sequence[float] = ()
         if self.tracked_terms:
             sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
@@ -101,35 +102,30 @@ class ExperienceSelector:
             # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
             state.step_data_start = state.data_position
 
-        filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], rejected={}, metrics={})
-        if self.dynamic_sampling is not None or self.carry_over:
-            filtered = self._filter_groups(groups, state)
+        # The groups to train on, and an experience with its advantage for each of their rollouts.
+        filtered = self._filter_groups(groups, state)
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
+        all_advantages = self.compute_advantages(trained_groups)
         rows: list[tuple[Experience, ...]] = []
-        for group, advantages in zip(trained_groups, self.compute_advantages(trained_groups), strict=True):
+        for index, (group, advantages) in enumerate(zip(trained_groups, all_advantages, strict=True)):
             # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
-            is_carried = len(rows) < len(filtered.carried)
-            stale_old_logprobs: OldLogprobs | None = "recorded" if is_carried else self.stale_old_logprobs
+            stale_old_logprobs = "recorded" if index < len(filtered.carried) else self.stale_old_logprobs
             rows.append(self._make_experiences(group, advantages, state.version, stale_old_logprobs))
-        experiences = list(chain.from_iterable(rows))
-        metrics: dict[str, float] = {}
+        experiences = tuple(chain.from_iterable(rows))
+        metrics = dict(filtered.metrics)
         if self.rollouts_may_be_stale and experiences:
             ages = [experience.staleness for experience in experiences]
             metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
-        metrics |= filtered.metrics
 
-        # Before replay: replayed advantages would hide that a task is solved, and a run
-        # without new signal would keep training on stale rollouts.
+        # Replay. The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
         unmasked = experiences
         if self.mask_truncated:
-            unmasked = [each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH]
-        has_signal = any(experience.mean_abs_advantage for experience in unmasked)
-        fresh: tuple[Experience, ...] = tuple(experiences)
-        replayed: tuple[Experience, ...] = ()
+            unmasked = tuple(each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH)
+        fresh, replayed = experiences, tuple[Experience, ...]()
         if self.replay is not None:
-            # The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
             fresh, replayed, replay_metrics = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
+
         # Last, because until here the current phase is the one that this step's samples came from.
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
@@ -141,7 +137,9 @@ class ExperienceSelector:
             selections=tuple(selection for _, _, selection in shown),
             experiences=(*fresh, *replayed),
             replayed=replayed,
-            has_signal=has_signal,
+            # Replayed advantages would hide that a task is solved: without new signal a run would train on stale
+            # rollouts alone.
+            has_signal=any(experience.mean_abs_advantage for experience in unmasked),
             metrics=metrics,
         )
 
@@ -181,6 +179,8 @@ class ExperienceSelector:
 
         Groups beyond `prompts_per_step` wait for the next step or are dropped, as `carry_over` says.
         """
+        if self.dynamic_sampling is None and not self.carry_over:
+            return FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], rejected={}, metrics={})
         passed: list[int] = []
         rejected: dict[int, str] = {}
         metrics: dict[str, float] = {}
