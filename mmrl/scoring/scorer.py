@@ -267,35 +267,27 @@ class RewardFunctionScorer:
     def _combine_outcomes(
         self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, num_turns: int = 0
     ) -> Score:
-        """Return the score of a response, with the fallback in place of each failure."""
+        """Return the score of a response: each term's value, the fallback's for a term that failed, and their total."""
         method = self._options.combine
         terms = [term for term in self.caller.counted_terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
         rewards_by_turn: dict[str, tuple[float, ...]] = {}
         decided_by: dict[str, str] = {}
-        left_out: list[str] = []
         for term in terms:
             outcome = outcomes[term.name]
             if isinstance(outcome, RewardFailure):
-                chain = self.caller.list_deciding_terms(term, outcomes)
-                last, decision = chain[-1], outcomes[chain[-1].name]
-                if isinstance(decision, RewardFailure):
-                    value, reason = last.fallback, f"fallback: {decision.reason}"
-                else:
-                    value, reason = decision.value, f"{last.name} decides: {decision.reason}"
-                    decided_by[term.name] = last.name
-                for decider in reversed(chain[1:]):
-                    value = decider.transform(value)
-                outcome = RewardValue(value, reason)
+                outcome, decider = self._decide_failed(term, outcomes)
+                if decider is not None:
+                    decided_by[term.name] = decider
             elif isinstance(outcome, TurnRewards):
                 # With a transform, which need not be linear, the turns' rewards do not add up to what the term counts.
                 if method == "sum" and term.options.transform == RewardTransformConfig():
                     rewards_by_turn[term.name] = outcome.by_turn
                 outcome = RewardValue(outcome.value, outcome.reason)
-            elif outcome is NOT_FOR_ROLLOUT:
-                left_out.append(term.name)
             reward_values[term.name] = outcome
+
         values = {name: reward_value.value for name, reward_value in reward_values.items()}
+        left_out = [name for name, outcome in outcomes.items() if outcome is NOT_FOR_ROLLOUT]
         try:
             total, contributions = combine_terms(terms, values, method, step=step, left_out=left_out)
         except UserError as error:
@@ -308,6 +300,20 @@ class RewardFunctionScorer:
             decided_by=decided_by,
             by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns) if num_turns else (),
         )
+
+    def _decide_failed(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, str | None]:
+        """Return what a failed term counts, and the name of the term that decided; None if that one failed too."""
+        first, *fallbacks = self.caller.list_deciding_terms(term, outcomes)
+        last = fallbacks[-1] if fallbacks else first
+        decision = outcomes[last.name]
+        if isinstance(decision, RewardFailure):
+            value, reason, decider = last.fallback, f"fallback: {decision.reason}", None
+        else:
+            value, reason, decider = decision.value, f"{last.name} decides: {decision.reason}", last.name
+        # The value of a fallback, after its transform, is a value of the term that it stands in for.
+        for fallback in reversed(fallbacks):
+            value = fallback.transform(value)
+        return RewardValue(value, reason), decider
 
 
 def make_response(rollout: Rollout) -> Response:
