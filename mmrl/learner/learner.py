@@ -88,7 +88,7 @@ class PolicyLearner:
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
-        self._ranks, self._media_owners, self._activity = ranks, media_ranks, activity
+        self._ranks, self._media_ranks, self._activity = ranks, media_ranks, activity
         self._shared_prefix_checked = not config.shared_prefix
         # For `token_values`: index of each experience of the last step by `id`, and values of the step's last epoch.
         self._index_by_id: dict[int, int] = {}
@@ -174,7 +174,7 @@ class PolicyLearner:
         for part in split_into_mini_batches(experiences, self._config.mini_batches):
             active = list(filter(self._objective.has_gradient, part))
             if active:
-                own = rank_micro_batches(active, self._media_owners, self._ranks, self._pack)
+                own = rank_micro_batches(active, self._media_ranks, self._ranks, self._pack)
                 # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(own, denominators))

@@ -52,18 +52,18 @@ def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> li
 
 def rank_micro_batches(
     experiences: Sequence[Experience],
-    rank_by_digest: Mapping[str, int],
+    media_ranks: Mapping[str, int],
     ranks: Ranks,
     pack: Callable[[Sequence[Experience]], Sequence[ExperienceGroups]],
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches, with empty ones added until all ranks have the same number.
 
-    `experiences` are those of all ranks; `pack` cuts those of one rank into micro-batches. `rank_by_digest` maps the
-    digest of a prompt to the rank that holds its images and videos.
+    `experiences` are those of all ranks; `pack` cuts those of one rank into micro-batches. `media_ranks` has
+    the rank that holds the images and videos of a prompt, by its digest.
     """
     # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks, so all must run equally many passes
     # through the same layers, including those of the vision tower.
-    by_rank = list(map(pack, assign_to_ranks(experiences, rank_by_digest, ranks.size)))
+    by_rank = list(map(pack, assign_to_ranks(experiences, media_ranks, ranks.size)))
     micro_batches = []
     for concurrent in zip_longest(*by_rank, fillvalue=()):
         media_types: set[type] = set()
@@ -74,7 +74,7 @@ def rank_micro_batches(
 
 
 def assign_to_ranks(
-    experiences: Sequence[Experience], rank_by_digest: Mapping[str, int], num_ranks: int
+    experiences: Sequence[Experience], media_ranks: Mapping[str, int], num_ranks: int
 ) -> list[list[Experience]]:
     """Distribute whole groups over ranks, those with most tokens first.
 
@@ -87,7 +87,7 @@ def assign_to_ranks(
     loads = [0] * num_ranks
     assigned: list[list[Experience]] = [[] for _ in range(num_ranks)]
     for index in sorted(range(len(groups)), key=lambda index: -costs[index]):
-        rank = rank_by_digest.get(groups[index][0].rollout.prompt.digest)
+        rank = media_ranks.get(groups[index][0].rollout.prompt.digest)
         if rank is None or rank >= num_ranks or loads[rank] + costs[index] > even_share:
             rank = loads.index(min(loads))
         loads[rank] += costs[index]

@@ -55,7 +55,8 @@ class RlParts:
     group_rewards: Sequence[BoundGroupReward]  # rewards that compare siblings
     selector: Selector  # decides how often to sample in a step, and which rollouts it trains on
     learner: Learner
-    update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
+    # Moves the KL reference after a step, and returns metrics; None if there is none, or it never moves.
+    update_reference: Callable[[int], Mapping[str, float]] | None
     sync_weights: Callable[[int], None]  # gives the engine the new weights, with their version number
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
@@ -81,8 +82,9 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
             next_round = parts.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
         with timer.time("learn"):
             parts.engine.sleep()
-            learner_metrics = parts.learner.step(selected.experiences, step=state.step)
-            reference_metrics = parts.update_reference(state.step)
+            learner_metrics = dict(parts.learner.step(selected.experiences, step=state.step))
+            if parts.update_reference is not None:
+                learner_metrics |= parts.update_reference(state.step)
         # The next round samples from weights `state.version`, so it must be complete before the engine gets new ones.
         if next_round is not None:
             with timer.time("rollout"):
@@ -93,7 +95,7 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
         # From here on rollouts are sampled from the new weights, whose number is `state.version`.
         state.step, state.version = state.step + 1, state.version + 1
         metrics = {**rollout_metrics, **compute_step_metrics(selected.groups, selected.scored), **selected.metrics}
-        metrics |= {**learner_metrics, **reference_metrics}
+        metrics |= learner_metrics
         result = TrainStepResult(selected=selected, metrics=metrics, seconds=timer.seconds)
         for callback in parts.callbacks:
             callback.on_step_end(state, result)

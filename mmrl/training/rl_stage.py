@@ -95,6 +95,9 @@ def build_parts(
     def save_optimizer() -> OptimizerState:
         return {**optimizer.state(), **(reference.state() if reference else {})}
 
+    update_reference = None
+    if reference is not None and not reference.is_frozen:
+        update_reference = partial(reference.update, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
     media_ranks = MediaRanks()
     learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_ranks)
     return RlParts(
@@ -109,9 +112,7 @@ def build_parts(
         group_rewards=run.group_rewards,
         selector=build_selector(stage, run, media_ranks),
         learner=learner,
-        update_reference=partial(reference.update, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
-        if reference is not None
-        else lambda _: {},
+        update_reference=update_reference,
         sync_weights=sync_weights,
         callbacks=build_callbacks(stage, services, learner, save_optimizer, health),
         ranks=run.ranks,

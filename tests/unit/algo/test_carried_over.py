@@ -195,7 +195,7 @@ class Run:
             group_rewards=(),
             selector=self,
             learner=self,
-            update_reference=lambda step: {},
+            update_reference=None,
             sync_weights=lambda version: setattr(sampler, "version", version),
             callbacks=[self],
             ranks=ranks,
