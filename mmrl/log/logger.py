@@ -98,8 +98,8 @@ class RunLogger:
         `version` is the version of the policy that the step trained from or, in an evaluation, that answered.
         """
         path = self._run_dir.rollouts / f"{name}.jsonl"
-        place = {"stage": self._stage or None, "step": state.step, "version": version}
-        write_records(path, records, place, self._texts, token_values)
+        step_keys = {"stage": self._stage or None, "step": state.step, "version": version}
+        write_records(path, records, step_keys, self._texts, token_values)
         return path
 
     def log_event(self, state: TrainingState, name: str, message: str | None) -> None:

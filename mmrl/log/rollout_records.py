@@ -87,8 +87,8 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
     `version` is the policy version that the step trained from.
     """
     index_by_id: dict[int, int] = {}
-    for place, experience in enumerate(selected.experiences):
-        index_by_id.setdefault(id(experience.rollout), place)
+    for position, experience in enumerate(selected.experiences):
+        index_by_id.setdefault(id(experience.rollout), position)
     records: list[RolloutRecord] = []
     selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
     rows = zip(selected.groups, selected.scored, selections, strict=True)
@@ -146,11 +146,11 @@ def _score_fields(score: Score) -> dict[str, Any]:
 def write_records(
     path: Path,
     records: Sequence[RolloutRecord],
-    place: Mapping[str, Any],
+    step_keys: Mapping[str, Any],
     texts: TextSource,
     token_values: Mapping[int, TokenValues] | None = None,
 ) -> None:
-    """Write one JSON line for each record to `path`, with the keys of `place` first, and a file of their tokens.
+    """Write one JSON line for each record to `path`, with `step_keys` first, and a file of their tokens.
 
     `token_values` has what the learner computed, by index of the experience; None leaves out the file of tokens.
 
@@ -168,7 +168,7 @@ def write_records(
         if prompt.digest not in prompts:
             prompts[prompt.digest] = texts.render_prompt(prompt)
         ends = texts.find_token_ends(rollout)
-        shared = {**place, "group": record.group, "prompt": prompts[prompt.digest]}
+        shared = {**step_keys, "group": record.group, "prompt": prompts[prompt.digest]}
         lines.append(json_line({**shared, **_rollout_fields(rollout, run_dir, ends), **record.outcome}))
         token_ends.append([-1] * rollout.num_tokens if ends is None else ends)
     write_atomically(path, "".join(lines))

@@ -152,7 +152,7 @@ def _start_group_reward(
     name: str, load: Callable[[], GroupRewardFunction], media_opener: MediaOpener | None, report: ReportActivity
 ) -> Callable[[Group], Sequence[RewardValue] | RewardFailure]:
     report(f"loading group reward {name!r}")
-    return partial(_call_or_name_place, name, load(), media_opener)
+    return partial(_call_and_locate_errors, name, load(), media_opener)
 
 
 def _call_group_reward(
@@ -178,7 +178,7 @@ def _call_group_reward(
     return values
 
 
-def _call_or_name_place(
+def _call_and_locate_errors(
     name: str, compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
 ) -> Sequence[RewardValue] | RewardFailure:
     """Call a group reward; whatever it raises becomes a UserError with file and line, which ends the run."""

@@ -76,17 +76,17 @@ class PartialRollouts:
     def _extend_unfinished(self, groups: Sequence[RolloutGroup], step: int) -> list[RolloutGroup]:
         """Extend every unfinished response by a chunk, or by as much of one as its length limit leaves."""
         # By index, not by identity: if a sample is in flight twice, equal rollouts are one object after a resume.
-        places_by_chunk: dict[int, list[tuple[int, int]]] = {}
+        indices_by_chunk: dict[int, list[tuple[int, int]]] = {}
         extended = list(map(list, groups))
         for group_index, group in enumerate(groups):
             for index, rollout in enumerate(group):
                 if self._is_unfinished(rollout):
                     chunk = min(self.chunk_tokens, self.sampling_params.max_new_tokens - rollout.num_tokens)
-                    places_by_chunk.setdefault(chunk, []).append((group_index, index))
-        for chunk, places in sorted(places_by_chunk.items()):
-            rollouts = [groups[group_index][index] for group_index, index in places]
+                    indices_by_chunk.setdefault(chunk, []).append((group_index, index))
+        for chunk, indices in sorted(indices_by_chunk.items()):
+            rollouts = [groups[group_index][index] for group_index, index in indices]
             longer = self.sampler.extend(rollouts, replace(self.sampling_params, max_new_tokens=chunk), step=step)
-            for (group_index, index), rollout in zip(places, longer, strict=True):
+            for (group_index, index), rollout in zip(indices, longer, strict=True):
                 extended[group_index][index] = rollout
         return list(map(tuple, extended))
 

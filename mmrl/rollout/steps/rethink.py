@@ -32,7 +32,7 @@ class _Attempt:
     """A first response that is continued."""
 
     group_index: int
-    position: int  # its place in the group
+    position: int  # its index in the group
     rollout: Rollout
     """At first the kept tokens and the trigger; once generated, the continuation too, with a verdict on the whole."""
     was_correct: bool  # verdict on the first response
