@@ -29,7 +29,7 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.objective import LossResult, Objective, PolicyLossFn
 from mmrl.learner.optimizer import Optimizer
-from mmrl.learner.shared_prefix_check import check_shared_prefix, pick_check_groups
+from mmrl.learner.shared_prefix_check import check_shared_prefix
 from mmrl.learner.tokens import LossColumns, LossDenominators, make_token_table
 from mmrl.policy.batch import Batch, collate
 from mmrl.policy.expert_routing import (
@@ -130,11 +130,11 @@ class PolicyLearner:
 
         if self._replays_engine_routes:
             check_routes_recorded(active)
-        if not self._shared_prefix_checked and (check_groups := pick_check_groups(active)):
-            # Once, before the first update. Picked from all ranks' experiences, so that every rank checks the same:
-            # ZeRO-3 needs all ranks in a forward.
-            check_shared_prefix(self._policy, check_groups, self._processor, pad_id=config.pad_id, ranks=self._ranks)
-            self._shared_prefix_checked = True
+        if not self._shared_prefix_checked:
+            # Once, before the first update; on the experiences of all ranks, since ZeRO-3 needs all ranks in a forward.
+            self._shared_prefix_checked = check_shared_prefix(
+                self._policy, active, self._processor, pad_id=config.pad_id, ranks=self._ranks
+            )
 
         mini_batches = self._make_mini_batches(in_loss)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)

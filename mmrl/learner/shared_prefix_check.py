@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.learner.micro_batches import ExperienceGroups, add_dummy_media
+from mmrl.learner.micro_batches import add_dummy_media
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.expert_routing import with_routes_of_row
 from mmrl.policy.policy import PolicyModel
@@ -39,31 +39,28 @@ TOLERANCES = {
 """Largest differences that rounding explains, by the data type of the model."""
 
 
-def pick_check_groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
-    """Return the smallest input that can reveal an error of the shared prefix.
-
-    That is two siblings of one group, else two groups that share a row; empty if the experiences have neither.
-    """
-    groups = group_by_prompt(experiences)
-    for group in groups:
-        if len(group) > 1:
-            return [group[:2]]
-    return groups[:2] if len(groups) > 1 else []
-
-
 def check_shared_prefix(
     policy: PolicyModel,
-    groups: ExperienceGroups,
+    experiences: Sequence[Experience],
     processor: PromptProcessor,
     *,
     pad_id: int,
     ranks: Ranks | None = None,
-) -> None:
-    """Run two or more experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
+) -> bool:
+    """Run a few experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
+
+    Returns:
+        True if they were compared, False if they have neither siblings nor two groups.
 
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.
     """
+    # The smallest input that can reveal an error: two siblings of one group, else two groups that share a row.
+    groups = group_by_prompt(experiences)
+    siblings = [group[:2] for group in groups if len(group) > 1]
+    if not siblings and len(groups) < 2:
+        return False
+    groups = siblings[:1] or groups[:2]
     layout = partial(collate, processor=processor, pad_id=pad_id)
     # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
     complete = partial(add_dummy_media, placeholders=processor.placeholders, images=policy.runner.is_sharded)
@@ -100,6 +97,7 @@ def check_shared_prefix(
             f"{bound.gradient:g} would be rounding. Set shared_prefix: off{advice}. Report the model and the versions "
             "of torch and transformers"
         )
+    return True
 
 
 def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:

@@ -120,10 +120,10 @@ def test_the_check_finds_a_wrong_packed_forward(make_tiny, monkeypatch, family, 
     tiny = make_tiny(family)
     siblings = make_group(tiny, tiny.samples[1], lengths=(6, 6))
     tiny.policy.model.to(dtype)
-    check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
+    assert check_shared_prefix(tiny.policy, siblings, tiny.processor, pad_id=tiny.eos_id)
     damage(monkeypatch)
     with pytest.raises(UserError, match=words):
-        check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
+        check_shared_prefix(tiny.policy, siblings, tiny.processor, pad_id=tiny.eos_id)
 
 
 def test_the_check_allows_for_experts_that_are_close(make_tiny):
@@ -138,7 +138,7 @@ def test_the_check_allows_for_experts_that_are_close(make_tiny):
             if name.endswith("experts.down_proj"):
                 parameter.mul_(8.0)
     assert not compare_layouts(tiny.policy, *layouts(tiny, siblings)).within(TOLERANCES[torch.bfloat16])
-    check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
+    assert check_shared_prefix(tiny.policy, siblings, tiny.processor, pad_id=tiny.eos_id)
 
 
 def test_a_nan_exceeds_every_bound():

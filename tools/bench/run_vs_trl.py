@@ -118,10 +118,11 @@ def run_mmrl(folder: Path, sizes: Sizes) -> dict[str, Any]:
     callbacks.time = SimpleNamespace(perf_counter=time.process_time)
     check, check_seconds = learner.check_shared_prefix, []
 
-    def check_timed(*arguments: Any, **options: Any) -> None:
+    def check_timed(*arguments: Any, **options: Any) -> Any:
         start = time.process_time()
-        check(*arguments, **options)
+        compared = check(*arguments, **options)
         check_seconds.append(time.process_time() - start)
+        return compared
 
     learner.check_shared_prefix = check_timed
     recorder = StepRecorder()
