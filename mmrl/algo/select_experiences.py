@@ -121,7 +121,8 @@ class ExperienceSelector:
         unmasked = experiences
         if self.mask_truncated:
             unmasked = tuple(each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH)
-        fresh, replayed = experiences, tuple[Experience, ...]()
+        fresh = experiences
+        replayed: tuple[Experience, ...] = ()
         if self.replay is not None:
             fresh, replayed, replay_metrics = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
