@@ -165,5 +165,5 @@ class ImmediateExecutor:
 
 def train_rl(run, state, *, steps=3, prompts_per_round=2, **parts):
     """Train an RL stage with the fakes of `run`, except for `parts`."""
-    components = run.rl_parts(num_steps=steps, prompts_per_round=prompts_per_round, **parts)
-    rl.run_rl_stage(components, state)
+    rl_parts = run.rl_parts(num_steps=steps, prompts_per_round=prompts_per_round, **parts)
+    rl.run_rl_stage(rl_parts, state)

@@ -141,7 +141,7 @@ def watched(samples, share, salt):
     stage = SftStage(
         kind="sft", name="s", steps=100, batch_size=len(samples), target_field="target", drop_thinking_prob=share
     )
-    components = sft.SftParts(
+    parts = sft.SftParts(
         **ports,
         engine=SimpleNamespace(sleep=lambda: None),
         callbacks=(),
@@ -149,7 +149,7 @@ def watched(samples, share, salt):
         ranks=SingleProcess(),
         media_ranks=MediaRanks(),
     )
-    sft.run_sft_stage(stage, components, sft.TrainingState())
+    sft.run_sft_stage(stage, parts, sft.TrainingState())
     return watcher.thought
 
 

@@ -181,7 +181,7 @@ class Run:
             replay=ReplaySettings(options=replay, rollouts_per_step=8, seed=("s",)) if plan.replay else None,
             find_changed_media=partial(find_changed_media, find_problems=problems, warn=lambda text: None),
         )
-        components = rl.RlParts(
+        rl_parts = rl.RlParts(
             num_steps=STEPS,
             prompts_per_round=plan.prompts_per_round,
             source=SimpleNamespace(
@@ -201,7 +201,7 @@ class Run:
             ranks=ranks,
             media_ranks=media_ranks,
         )
-        rl.run_rl_stage(components, self.state)
+        rl.run_rl_stage(rl_parts, self.state)
         return self
 
 

@@ -250,7 +250,7 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
 
 def train_sft(run, state):
     stage = SftStage(kind="sft", name="cold", steps=9, batch_size=2)
-    components = sft.SftParts(
+    parts = sft.SftParts(
         source=run.source,
         processor=run.processor,
         learner=run.learner,
@@ -260,7 +260,7 @@ def train_sft(run, state):
         ranks=SingleProcess(),
         media_ranks=MediaRanks(),
     )
-    sft.run_sft_stage(stage, components, state)
+    sft.run_sft_stage(stage, parts, state)
 
 
 @pytest.mark.parametrize("run_stage", [lambda run, state: train_rl(run, state, steps=9), train_sft])
