@@ -10,7 +10,7 @@ tokens of all rows, K experts of a token.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,6 +71,11 @@ class ModelRunner:
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
         """Hold these weights whole on every rank inside this block."""
         return nullcontext()
+
+    def copy_model(self, shared: Iterable[nn.Parameter]) -> PreTrainedModel:
+        """Return a copy of the model that shares these of its weights."""
+        # `deepcopy` takes what its memo holds as already copied.
+        return copy.deepcopy(self.model, {id(parameter): parameter for parameter in shared})
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield weights one by one in full shape, each valid until the next one. All ranks must take all of them."""
@@ -212,20 +217,8 @@ class PolicyModel:
 
         Of a sharded policy, each rank gets a whole copy that shares nothing.
         """
-        shared: dict[int, object] = {}
-        if not self.runner.is_sharded:
-            shared = {id(parameter): parameter for parameter in self.frozen.values()}
-        # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
-        with self.runner.gather_all():
-            model = copy.deepcopy(self.model, shared)
-        if self.runner.is_sharded:
-            # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of
-            # parameters by one that gathers whatever is read from it.
-            for module in model.modules():
-                module._parameters = dict(dict.items(module._parameters))
-                for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
-                    hooks.clear()
-        reference = self._like_this(model)
+        reference = self._like_this(self.runner.copy_model(shared=self.frozen.values()))
+        # Its own list would lack the weights of components that a stage freezes at the moment.
         reference._trained_names = self._trained_names
         reference.model.requires_grad_(False)
         return reference
