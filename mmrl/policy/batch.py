@@ -38,6 +38,7 @@ from mmrl.types import (
     MediaRef,
     Prompt,
     Rollout,
+    Segment,
     UserError,
     VideoRef,
 )
@@ -192,7 +193,6 @@ class TokenSpan:
             ValueError: it contains a placeholder that no tool showed, or a trained token that is banned.
         """
         sample_id, placeholders = rollout.prompt.sample.id, processor.placeholders
-        owner = f"sample {sample_id}: rollout {rollout.index}"
         ids: list[int] = []
         # An empty first piece, for responses without tokens.
         positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
@@ -201,14 +201,7 @@ class TokenSpan:
         for segment in rollout.segments:
             if not segment.token_ids:
                 continue
-            stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
-            if stray and segment.observation is None:
-                raise ValueError(f"{owner} contains the placeholder {min(stray)}, which no image or video belongs to")
-            params = segment.sampling_params or rollout.sampling_params
-            banned = set(params.banned_token_ids).intersection(segment.token_ids)
-            # A log-probability of -inf would make the loss NaN.
-            if banned and segment.author in TRAINED_AUTHORS:
-                raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
+            _check_tokens(segment, rollout, placeholders)
             if segment.routes is not None:
                 routes.append(RoutePiece(len(ids), len(segment.token_ids), segment.routes))
             ids += segment.token_ids
@@ -226,6 +219,19 @@ class TokenSpan:
             next_position += int(steps_3S.max()) + 1
         positions_3S = torch.cat(positions, dim=1)
         return TokenSpan(ids=ids, position_ids_3S=positions_3S, media_items=items, tensors=tensors, routes=routes)
+
+
+def _check_tokens(segment: Segment, rollout: Rollout, placeholders: Placeholders) -> None:
+    """Raise a ValueError for a placeholder that no tool showed, and for a trained token that is banned."""
+    owner = f"sample {rollout.prompt.sample.id}: rollout {rollout.index}"
+    stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
+    if stray and segment.observation is None:
+        raise ValueError(f"{owner} contains the placeholder {min(stray)}, which no image or video belongs to")
+    params = segment.sampling_params or rollout.sampling_params
+    banned = set(params.banned_token_ids).intersection(segment.token_ids)
+    # A log-probability of -inf would make the loss NaN.
+    if banned and segment.author in TRAINED_AUTHORS:
+        raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
 
 
 class _ScoredToken(NamedTuple):
