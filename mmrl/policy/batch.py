@@ -254,6 +254,13 @@ class _PackedRow:
     # Routes that the rollout engine recorded, with columns that count from the row's start.
     routes: list[RoutePiece] = field(default_factory=list)
 
+    def append(self, span: TokenSpan, first_position: int = 0) -> None:
+        """Append a prompt or a response, whose positions begin at `first_position`."""
+        self.routes.extend(piece._replace(column=len(self.ids) + piece.column) for piece in span.routes)
+        self.spans.append(span)
+        self.ids.extend(span.ids)
+        self.positions.append(first_position + span.position_ids_3S)
+
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
     """Return experiences in groups of one prompt each, in order of first appearance."""
@@ -275,14 +282,7 @@ def collate(
         ValueError: experiences of a group differ in their prompt, or rollouts in their banned tokens. Also as
             `TokenSpan.from_prompt` and `from_response`.
     """
-    banned_sets = set()
-    for experience in chain.from_iterable(groups):
-        rollout = experience.rollout
-        for segment in rollout.segments:
-            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
-    # The output layer masks one set of tokens for all rows of a batch.
-    if len(banned_sets) != 1:
-        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
+    banned_token_ids = _shared_banned_tokens(chain.from_iterable(groups))
     if shared_prefix:
         rows = [_pack_row(groups, processor)]
     else:
@@ -314,7 +314,7 @@ def collate(
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
-        banned_token_ids=banned_sets.pop(),
+        banned_token_ids=banned_token_ids,
         engine_routes_XTK=place_routes(routes, input_ids_BL.numel()) if routes else None,
     )
 
@@ -412,6 +412,19 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
     )
 
 
+def _shared_banned_tokens(experiences: Iterable[Experience]) -> tuple[int, ...]:
+    """Return the tokens that all rollouts ban; ValueError if they ban different ones."""
+    banned_sets = set()
+    for experience in experiences:
+        rollout = experience.rollout
+        for segment in rollout.segments:
+            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
+    # The output layer masks one set of tokens for all rows of a batch.
+    if len(banned_sets) != 1:
+        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
+    return banned_sets.pop()
+
+
 def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor) -> _PackedRow:
     """Return one row that holds the prompt of each group once, before its responses."""
     row = _PackedRow()
@@ -425,20 +438,15 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         prompt_routes = next(filter(None, (experience.rollout.prompt_routes for experience in group)), None)
         if prompt_routes is not None:
             row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes))
-        row.spans.append(prompt_span)
-        row.ids.extend(prompt_span.ids)
-        row.positions.append(prompt_span.position_ids_3S)
+        row.append(prompt_span)
         last_prompt_column = len(row.ids) - 1
         next_position = int(prompt_span.position_ids_3S.max()) + 1
         lengths = []
         for experience in group:
             response = TokenSpan.from_response(experience.rollout, processor)
             row.scored_tokens.extend(_scored_tokens(experience.rollout, last_prompt_column, len(row.ids)))
-            row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in response.routes)
-            row.spans.append(response)
-            row.ids.extend(response.ids)
             # The positions of every sibling continue from the prompt, as if there were no other sibling.
-            row.positions.append(next_position + response.position_ids_3S)
+            row.append(response, next_position)
             # A response without tokens takes no columns, and the attention kernel refuses blocks of length 0.
             if response.ids:
                 lengths.append(len(response.ids))
