@@ -23,7 +23,7 @@ from rich.text import Text
 
 from mmrl.log.metric_registry import METRICS, Metric
 from mmrl.utils.activity import Activity
-from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.messages import escape_controls
 
 # Width of tables in a pipe, in characters: a pipe has no width of its own.
 _PIPE_WIDTH = 160
