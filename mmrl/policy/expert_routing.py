@@ -155,7 +155,7 @@ def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: 
 
 
 def with_routes_of_row(routers: Sequence[Any], groups: Sequence[Sequence[Experience]]) -> list[list[Experience]]:
-    """Return the experiences with their routes replaced by those of the last forward, over one packed row of them."""
+    """Return the experiences with the routes of the last forward, which ran them as one packed row."""
     routes = encode_routes(get_routes(routers).transpose(0, 1).cpu(), routers[0].num_experts)
     routed_groups = []
     end = 0
