@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import call
 from threading import Event, Thread
 from typing import TextIO, TypeVar
 
@@ -174,7 +173,7 @@ class Console:
 
     def wait_for(self, description: str, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; if it takes more than a few seconds, show that it is still running."""
-        [result] = self.track(description, map(call, [work]))
+        [result] = self.track(description, (each() for each in [work]))
         return result
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
