@@ -34,7 +34,8 @@ class Benchmark:
     name: str  # name in reports, sample ids and default folders; a valid file name
     official_score: OfficialMetric | None = None  # the benchmark's own rule; None takes the strict verdict for it
     draw_letters: Callable[[Sequence[GradedResponse]], Collection[tuple[str, int]]] | None = None
-    """Returns item id and index of the responses that the rule's random letters make correct, given a run in order."""
+    """For a rule that guesses a letter at random: returns item id and index of the responses that its guesses make
+    correct. It is given all responses in the order of the items, since each guess depends on those before."""
     is_correct: CorrectnessRule = match.is_correct
     """Strict verdict on a response: the answer found means the same as the item's."""
     overall_metric: OverallMetric | None = None  # a number over all responses, for benchmarks that publish one

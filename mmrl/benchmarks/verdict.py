@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -127,10 +126,9 @@ def read_verdicts(path: Path) -> list[Verdict]:
 
 def mean_by_item(verdicts: Sequence[Verdict], field_name: str) -> dict[str, float]:
     """Return a field's mean over each item's responses: every item counts once, however many responses it has."""
-    get_value = attrgetter(field_name)
     by_item: dict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
-        by_item[verdict.id].append(get_value(verdict))
+        by_item[verdict.id].append(getattr(verdict, field_name))
     return {id: fmean(item_values) for id, item_values in by_item.items()}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO, TypeAlias
 
-from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.messages import escape_controls
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -85,20 +85,24 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
     changes = []
     for key in {**old_settings, **new_settings}:
         if old_settings.get(key, _MISSING) != new_settings.get(key, _MISSING):
-            old, new = _format_setting(old_settings, key), _format_setting(new_settings, key)
-            effect = next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
-            obstacle = ""
-            if re.fullmatch(r"stages\.\d+\.steps", key):
-                obstacle = _find_obstacle(key, old_settings, new_settings)
-                effect = None if obstacle else _LENGTHENED
-            place, _, name = key.rpartition(".")
-            is_source = re.fullmatch(r"data\.\w+\.\d+\.fn", key) is not None
-            if is_source and all(name.startswith(f'"{IN_MEMORY_PACKAGE}.') for name in (old, new)):
-                effect = _IN_MEMORY_ROWS_EFFECT
-            if name == "decay_steps" and not _moves_decay(place, old_settings, new_settings):
-                effect = _NO_EFFECT
-            changes.append(SettingChange(key, old, new, effect, obstacle))
+            changes.append(_make_change(key, old_settings, new_settings))
     return changes
+
+
+def _make_change(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> SettingChange:
+    """Return the change of a setting that differs, with its effect on a resumed run."""
+    values = _format_setting(old, key), _format_setting(new, key)
+    if re.fullmatch(r"stages\.\d+\.steps", key):
+        obstacle = _find_obstacle(key, old, new)
+        return SettingChange(key, *values, None if obstacle else _LENGTHENED, obstacle)
+    section, _, name = key.rpartition(".")
+    if name == "decay_steps" and not _moves_decay(section, old, new):
+        return SettingChange(key, *values, _NO_EFFECT)
+    is_source = re.fullmatch(r"data\.\w+\.\d+\.fn", key) is not None
+    if is_source and all(value.startswith(f'"{IN_MEMORY_PACKAGE}.') for value in values):
+        return SettingChange(key, *values, _IN_MEMORY_ROWS_EFFECT)
+    effect = next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
+    return SettingChange(key, *values, effect)
 
 
 def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> str:

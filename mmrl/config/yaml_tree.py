@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -140,24 +140,20 @@ def _merge_named(
     A new name with `new_key` or `copy_of` in its settings adds an entry before those that the next key names, or at the
     end. With `copy_of` it starts as a copy of the first entry of that name.
     """
-    merged, new = list(entries), list[ConfigNode]()
-
-    def find(key: str, origin: str) -> list[int]:
-        by, wanted = ("kind", key.removeprefix("kind:")) if key.startswith("kind:") else ("name", key)
-        found = [index for index, entry in enumerate(merged) if _child(entry, by) == wanted]
-        if not found:
-            there = ", ".join(f"{_child(entry, 'name') or 'unnamed'} ({_child(entry, new_key)})" for entry in merged)
-            raise UserError(f"{origin}: {format_path(path)}: there is no {key!r} to change; there are {there}")
-        return found
-
+    merged = list(entries)
+    new: list[ConfigNode] = []  # entries that wait for the next key of an old one
     for key, change in changes.items():
         settings = dict(change.value) if isinstance(change.value, dict) else {}
-        if settings.keys() & {new_key, "copy_of"} and key not in [_child(entry, "name") for entry in merged]:
+        is_known = key in [_child(entry, "name") for entry in merged]
+        if not is_known and settings.keys() & {new_key, "copy_of"}:
             copied = settings.pop("copy_of", None)
             entry = ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin)
-            new.append(merge_nodes(merged[find(str(copied.value), copied.origin)[0]], entry) if copied else entry)
+            if copied:
+                first = _find_entries(path, merged, str(copied.value), new_key, copied.origin)[0]
+                entry = merge_nodes(merged[first], entry)
+            new.append(entry)
             continue
-        chosen = find(key, change.origin)
+        chosen = _find_entries(path, merged, key, new_key, change.origin)
         for index in chosen:
             old_kind, kind = _child(merged[index], "kind"), _child(change, "kind")
             if kind not in (None, old_kind):
@@ -165,8 +161,19 @@ def _merge_named(
                 raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
             merged[index] = merge_nodes(merged[index], change)
         merged[chosen[0] : chosen[0]] = new
-        merged, new = [entry for entry in merged if entry.value is not None], []
+        new = []
+        merged = [entry for entry in merged if entry.value is not None]
     return merged + new
+
+
+def _find_entries(path: KeyPath, entries: Sequence[ConfigNode], key: str, new_key: str, origin: str) -> list[int]:
+    """Return the indices of the entries that a key names, or of a kind by `kind:KIND`; UserError if there is none."""
+    by, wanted = ("kind", key.removeprefix("kind:")) if key.startswith("kind:") else ("name", key)
+    found = [index for index, entry in enumerate(entries) if _child(entry, by) == wanted]
+    if not found:
+        there = ", ".join(f"{_child(entry, 'name') or 'unnamed'} ({_child(entry, new_key)})" for entry in entries)
+        raise UserError(f"{origin}: {format_path(path)}: there is no {key!r} to change; there are {there}")
+    return found
 
 
 def _child(node: ConfigNode, key: str) -> object:

@@ -15,7 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -350,7 +349,7 @@ def open_media(
         yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
         return
     workers = start_media_workers(
-        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=attrgetter("path")
+        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=lambda ref: ref.path
     )
     with closing(workers) as pool:
         futures = list(map(pool.submit, refs))

@@ -262,7 +262,7 @@ def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
         # Negative, so that the largest remainder sorts first.
         negative_remainders.append(int(exact) - exact)
     # The sort is stable, so of equal remainders the first source gets the position.
-    by_remainder = sorted(range(len(weights)), key=negative_remainders.__getitem__)
+    by_remainder = sorted(range(len(weights)), key=lambda index: negative_remainders[index])
     for index in by_remainder[: total - sum(quotas)]:
         quotas[index] += 1
     return quotas

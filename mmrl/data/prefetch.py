@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -64,22 +64,17 @@ class Prefetcher:
         taken: dict[str, Sample] = {}
         samples: list[Sample] = []
         encoded: list[EncodedPrompt] = []
-        scheduled = self._schedule(start_position, count)
         self._max_count = max(self._max_count, count)
-        for row, future in scheduled:
+        for row, future in self._schedule(start_position, count):
             try:
-                if isinstance(row, RejectedRow):
-                    raise UserError(
-                        f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip"
-                    )
-                # The same sample may come twice, at the border of two epochs.
-                if taken.get(row.id, row).parts != row.parts:
-                    raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
-                encoded.append(self._processor.encode(row) if future is None else future.result())
-                samples.append(row)
-                taken[row.id] = row
+                sample = _check_row(row, taken)
+                prompt = self._processor.encode(sample) if future is None else future.result()
             except UserError as error:
                 self._drop_or_raise(error)
+                continue
+            taken[sample.id] = sample
+            samples.append(sample)
+            encoded.append(prompt)
         # Kept before the next step is scheduled, which skips what the processor has already.
         self._processor.retain(samples, encoded)
         if self._workers is not None and self._can_prefetch:
@@ -111,3 +106,13 @@ class Prefetcher:
         is_last = self._num_dropped == _MAX_WARNINGS
         note = "; from here on they are only counted, in data/dropped" if is_last else ""
         self._warn(f"left out: {error}{note}")
+
+
+def _check_row(row: DataRow, taken: Mapping[str, Sample]) -> Sample:
+    """Return a row that is a sample; raise a UserError for a rejected one, or one with the id of another taken."""
+    if isinstance(row, RejectedRow):
+        raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip")
+    # The same sample may come twice, at the border of two epochs.
+    if taken.get(row.id, row).parts != row.parts:
+        raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
+    return row

@@ -13,7 +13,6 @@ from contextlib import closing
 from functools import partial
 from itertools import chain
 from math import prod
-from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -188,7 +187,7 @@ class DataCheck:
 
     def _check_ids(self) -> None:
         """Drop samples whose id occurred before in their split, or in training if they are held out."""
-        training_ids = set(map(attrgetter("id"), self._samples["train"]))
+        training_ids = {sample.id for sample in self._samples["train"]}
         for split, samples in self._samples.items():
             # The split that has each id already.
             owners = {} if split == "train" else dict.fromkeys(training_ids, "training")
@@ -353,8 +352,8 @@ class DataCheck:
             sources=tuple(sources),
             media=len(first_uses_by_digest(samples)),
             tasks={task: _count_task(samples_by_task[task]) for task in sorted(samples_by_task)},
-            prompt_tokens=tuple(map(itemgetter(0), self._token_counts[split])),
-            visual_tokens=tuple(map(itemgetter(1), self._token_counts[split])),
+            prompt_tokens=tuple(total for total, _ in self._token_counts[split]),
+            visual_tokens=tuple(visual for _, visual in self._token_counts[split]),
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
@@ -42,7 +41,7 @@ def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
 
 def _draw_card(view: SampleView) -> Image.Image:
     sample = view.sample
-    num_visual = sum(map(attrgetter("num_tokens"), view.media))
+    num_visual = sum(media.num_tokens for media in view.media)
     summary = f"task {sample.task}  ·  {len(view.prompt.token_ids)} tokens, {num_visual} of them visual"
     blocks = [_draw_text(sample.id, 22), _draw_text(summary, 14, _MUTED_COLOR), *_draw_media(view)]
     blocks.append(_draw_text(_question_text(sample.parts), 17))
@@ -135,7 +134,9 @@ def _stack_rows(
     rows: Sequence[Sequence[Image.Image]], width: int, colour: str, *, margin: int, gap: int
 ) -> Image.Image:
     """Return one image with the images of each row side by side, and the rows below each other."""
-    heights = [max(map(attrgetter("height"), row)) for row in rows]
+    heights = []
+    for row in rows:
+        heights.append(max(image.height for image in row))
     # Pillow makes no image without pixels.
     sheet = Image.new("RGB", (width, max(1, sum(heights) + gap * (len(rows) - 1) + 2 * margin)), colour)
     top = margin

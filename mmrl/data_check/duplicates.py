@@ -50,10 +50,10 @@ def find_training_overlap(
     # In reverse, so that the first of several training samples with one question is named.
     trained = {_question_key(sample): sample.id for sample in reversed(train)}
     first_uses = first_uses_by_digest(train)
-    query_digests = list(filter(fingerprints.__contains__, first_uses_by_digest(held_out)))
-    train_digests = list(filter(fingerprints.__contains__, first_uses))
-    query_fingerprints = list(map(fingerprints.__getitem__, query_digests))
-    most_similar = find_most_similar(query_fingerprints, list(map(fingerprints.__getitem__, train_digests)))
+    query_digests = [digest for digest in first_uses_by_digest(held_out) if digest in fingerprints]
+    train_digests = [digest for digest in first_uses if digest in fingerprints]
+    query_fingerprints = [fingerprints[digest] for digest in query_digests]
+    most_similar = find_most_similar(query_fingerprints, [fingerprints[digest] for digest in train_digests])
     similar_digests = {query_digests[query]: train_digests[other] for query, other in most_similar.items()}
     for sample in held_out:
         same_question = trained.get(_question_key(sample))
@@ -75,8 +75,8 @@ def find_training_overlap(
 def find_similar_images(samples: Sequence[Sample], fingerprints: Mapping[str, bytes]) -> Iterator[DuplicateFinding]:
     """Yield images that look like an earlier one and differ from it in their bytes."""
     first_uses = first_uses_by_digest(samples)
-    digests = list(filter(fingerprints.__contains__, first_uses))
-    duplicates = find_near_duplicates(list(map(fingerprints.__getitem__, digests)))
+    digests = [digest for digest in first_uses if digest in fingerprints]
+    duplicates = find_near_duplicates([fingerprints[digest] for digest in digests])
     for later_index, earlier_index in sorted(duplicates.items()):
         later, earlier = first_uses[digests[later_index]], first_uses[digests[earlier_index]]
         message = f"{later.ref.path} looks like {earlier.ref.path} of {earlier.sample_id}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from operator import attrgetter
 from statistics import median_low
 from typing import Any, Final, NamedTuple
 
@@ -53,7 +52,7 @@ def summarize_lengths(values: Sequence[int]) -> dict[str, Any]:
 def text_histogram(values: Sequence[int]) -> list[str]:
     """Return a histogram in text, one line a bin."""
     bins = make_bins(values)
-    most = max(map(attrgetter("num_values"), bins))
+    most = max(bin_.num_values for bin_ in bins)
     label_width = 2 * len(str(bins[-1].high)) + len(" - ")
     lines = []
     for bin_ in bins:
@@ -82,7 +81,7 @@ def _draw_histogram(title: str, values: Sequence[int], limit: int | None) -> Ima
         draw.text((_MARGIN_PX, _PANEL_SIZE[1] / 2), "nothing to measure", _MUTED_COLOR, small)
         return panel
     bins = make_bins(values)
-    low, end, most = bins[0].low, bins[-1].high + 1, max(map(attrgetter("num_values"), bins))
+    low, end, most = bins[0].low, bins[-1].high + 1, max(bin_.num_values for bin_ in bins)
     left, right, top, bottom = _MARGIN_PX, _PANEL_SIZE[0] - 20, _MARGIN_PX, _PANEL_SIZE[1] - 36
 
     def column_of(value: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, Final, Self
 
 from mmrl.config.schema import DataConfig
@@ -152,7 +151,7 @@ class DataCheckReport:
                 # The report holds summaries of the lengths; a length for each sample would make it too long.
                 "prompt_tokens": summarize_lengths(split.prompt_tokens) if split.prompt_tokens else None,
                 "visual_tokens": summarize_lengths(split.visual_tokens) if split.visual_tokens else None,
-                "usable": sum(map(attrgetter("usable"), split.sources)),
+                "usable": sum(source.usable for source in split.sources),
             }
         return {
             "schema": SCHEMA_VERSION,
@@ -191,8 +190,8 @@ def print_report(report: DataCheckReport, console: Console) -> None:
 
 
 def _print_split(name: str, split: SplitReport, limit: int, console: Console) -> None:
-    num_rows = sum(map(attrgetter("rows"), split.sources))
-    num_usable = sum(map(attrgetter("usable"), split.sources))
+    num_rows = sum(source.rows for source in split.sources)
+    num_usable = sum(source.usable for source in split.sources)
     console.info(f"{name}: {num_rows:,} rows, {num_usable:,} usable samples, {split.media:,} media")
     sources = [(source.fn, f"{source.rows:,}", f"{source.usable:,}") for source in split.sources]
     console.print_table("", ("source", "rows", "usable"), sources)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -111,7 +110,7 @@ class SampleBrowser:
         if seed is not None:
             return Random(seed).sample(range(len(self.samples)), count)
         if sample_id is not None:
-            ids = list(map(attrgetter("id"), self.samples))
+            ids = [sample.id for sample in self.samples]
             if sample_id not in ids:
                 for rejected in self._rejected_rows:
                     if rejected.id == sample_id:
@@ -172,7 +171,7 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
 def describe_sample(view: SampleView) -> str:
     """Return everything about a sample as text."""
     sample, prompt = view.sample, view.prompt
-    num_visual = sum(map(attrgetter("num_tokens"), view.media))
+    num_visual = sum(media.num_tokens for media in view.media)
     lines = [
         f"sample   {sample.id}, task {sample.task}",
         f"prompt   {len(prompt.token_ids)} tokens, {num_visual} of them visual",

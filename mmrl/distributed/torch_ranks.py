@@ -31,7 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 from mmrl.distributed.launch import find_free_port, is_launched
 from mmrl.distributed.ranks import RankLostError, Ranks, SingleProcess
 from mmrl.types import UserError
-from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.messages import escape_controls
 
 T = TypeVar("T")
 _BUCKET_BYTES: Final = 64 * 2**20  # most bytes of tensors that are copied into one flat tensor and summed together

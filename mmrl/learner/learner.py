@@ -188,7 +188,8 @@ class PolicyLearner:
         """Keep old log-probs and routes of each micro-batch, before the first update. Collective under ZeRO-3."""
         for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
             self._ranks.set_activity("recomputing old log-probs")
-            self._forward(micro_batch, self._build_batch(micro_batch))
+            token_logprobs = self._forward(micro_batch, self._build_batch(micro_batch))
+            self._keep_first_pass(micro_batch, token_logprobs)
 
     def _update(self, mini_batch: _MiniBatch, *, step: int, lr: float, is_first: bool) -> Metrics:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks.
@@ -238,6 +239,7 @@ class PolicyLearner:
     ) -> LossResult:
         """Return a micro-batch's share of an update's loss and metrics. Collective under ZeRO-3."""
         token_logprobs = self._forward(micro_batch, batch)
+        self._keep_first_pass(micro_batch, token_logprobs)
         if self._reference is not None and micro_batch.reference_logprobs_N is None:
             # Once a step: later epochs find it in the micro-batch.
             with torch.no_grad():
@@ -245,7 +247,7 @@ class PolicyLearner:
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
-        assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
+        assert micro_batch.recomputed_logprobs_N is not None  # set by `_keep_first_pass`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
@@ -265,14 +267,16 @@ class PolicyLearner:
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
-        """Return the log-probs of a micro-batch, and keep those and the routes that later passes of this step need."""
+        """Return the log-probs of a micro-batch, whose tokens go to the experts of its first pass if it kept them."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
-        token_logprobs = self._policy.compute_logprobs(batch, routes_XTK)
+        return self._policy.compute_logprobs(batch, routes_XTK)
+
+    def _keep_first_pass(self, micro_batch: MicroBatch, token_logprobs: TokenLogprobs) -> None:
+        """Keep in a micro-batch what its later passes of this step need, unless an earlier pass did."""
         if micro_batch.recomputed_logprobs_N is None:
             micro_batch.recomputed_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
-        return token_logprobs
 
     def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.

@@ -6,8 +6,9 @@ masters, as `TorchOptimizer` has them, so any optimizer and any number of ranks 
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,6 +101,18 @@ class DeepspeedModel(ModelRunner):
             return
         with deepspeed.zero.GatheredParameters(list(parameters)):
             yield
+
+    def copy_model(self, shared: Iterable[nn.Parameter]) -> nn.Module:
+        """Return a whole copy of the model on each rank; it shares no weights. Collective."""
+        with self.gather_all():
+            model: nn.Module = copy.deepcopy(self.model)
+        # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of parameters
+        # by one that gathers whatever is read from it.
+        for module in model.modules():
+            module._parameters = dict(dict.items(module._parameters))
+            for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
+                hooks.clear()
+        return model
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return this rank's share of the weights, each in its full shape, in CPU memory. Collective."""

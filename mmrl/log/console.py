@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import call
 from threading import Event, Thread
 from typing import TextIO, TypeVar
 
@@ -23,7 +22,7 @@ from rich.text import Text
 
 from mmrl.log.metric_registry import METRICS, Metric
 from mmrl.utils.activity import Activity
-from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.messages import escape_controls
 
 # Width of tables in a pipe, in characters: a pipe has no width of its own.
 _PIPE_WIDTH = 160
@@ -174,7 +173,7 @@ class Console:
 
     def wait_for(self, description: str, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; if it takes more than a few seconds, show that it is still running."""
-        [result] = self.track(description, map(call, [work]))
+        [result] = self.track(description, (each() for each in [work]))
         return result
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -183,8 +183,9 @@ def _pack_tokens(
     rows: list[tuple[float, ...]] = []
     for record, ends in zip(records, token_ends, strict=True):
         own = None if record.experience is None else values.get(record.experience)
-        # The learner's values cover the tokens that the policy sampled; a rollout that it did not compute has none.
-        computed, remaining_ends = zip(*own or (), strict=True), iter(ends)
+        # The learner's values of the tokens that the policy sampled; it may not have computed this rollout.
+        computed = iter(()) if own is None else zip(*own, strict=True)
+        remaining_ends = iter(ends)
         for segment in record.rollout.segments:
             author = AUTHORS.index(segment.author)
             is_policy = segment.author is Author.POLICY

@@ -58,7 +58,7 @@ class MediaCache:
 
     def set_frame_plan(self, ref: VideoRef, sampling: FrameSampling, plan: FramePlan) -> None:
         """Remember the frame plan of a video that another process opened."""
-        self._frame_plans[ref, sampling] = plan
+        self._frame_plans[_frame_plan_key(ref, sampling)] = plan
 
     def get_image(self, ref: ImageRef) -> Image.Image:
         """Return an image, 8-bit RGB, upright. It is shared with other callers: do not draw on it.

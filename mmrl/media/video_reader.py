@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,8 +109,10 @@ class VideoFileReader:
         keys: list[int] = []
         num_hidden = 0
         end_s = 0.0
-        # PyAV ends each stream with an empty packet.
-        for packet in filter(attrgetter("size"), self._container.demux()):
+        for packet in self._container.demux():
+            # PyAV ends each stream with an empty packet.
+            if not packet.size:
+                continue
             if packet.pts is not None:
                 end_s = max(end_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
             if packet.stream_index != self._stream.index:

@@ -38,6 +38,7 @@ from mmrl.types import (
     MediaRef,
     Prompt,
     Rollout,
+    Segment,
     UserError,
     VideoRef,
 )
@@ -192,7 +193,6 @@ class TokenSpan:
             ValueError: it contains a placeholder that no tool showed, or a trained token that is banned.
         """
         sample_id, placeholders = rollout.prompt.sample.id, processor.placeholders
-        owner = f"sample {sample_id}: rollout {rollout.index}"
         ids: list[int] = []
         # An empty first piece, for responses without tokens.
         positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
@@ -201,14 +201,7 @@ class TokenSpan:
         for segment in rollout.segments:
             if not segment.token_ids:
                 continue
-            stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
-            if stray and segment.observation is None:
-                raise ValueError(f"{owner} contains the placeholder {min(stray)}, which no image or video belongs to")
-            params = segment.sampling_params or rollout.sampling_params
-            banned = set(params.banned_token_ids).intersection(segment.token_ids)
-            # A log-probability of -inf would make the loss NaN.
-            if banned and segment.author in TRAINED_AUTHORS:
-                raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
+            _check_tokens(segment, rollout, placeholders)
             if segment.routes is not None:
                 routes.append(RoutePiece(len(ids), len(segment.token_ids), segment.routes))
             ids += segment.token_ids
@@ -226,6 +219,19 @@ class TokenSpan:
             next_position += int(steps_3S.max()) + 1
         positions_3S = torch.cat(positions, dim=1)
         return TokenSpan(ids=ids, position_ids_3S=positions_3S, media_items=items, tensors=tensors, routes=routes)
+
+
+def _check_tokens(segment: Segment, rollout: Rollout, placeholders: Placeholders) -> None:
+    """Raise a ValueError for a placeholder that no tool showed, and for a trained token that is banned."""
+    owner = f"sample {rollout.prompt.sample.id}: rollout {rollout.index}"
+    stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
+    if stray and segment.observation is None:
+        raise ValueError(f"{owner} contains the placeholder {min(stray)}, which no image or video belongs to")
+    params = segment.sampling_params or rollout.sampling_params
+    banned = set(params.banned_token_ids).intersection(segment.token_ids)
+    # A log-probability of -inf would make the loss NaN.
+    if banned and segment.author in TRAINED_AUTHORS:
+        raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
 
 
 class _ScoredToken(NamedTuple):
@@ -248,6 +254,13 @@ class _PackedRow:
     # Routes that the rollout engine recorded, with columns that count from the row's start.
     routes: list[RoutePiece] = field(default_factory=list)
 
+    def append(self, span: TokenSpan, first_position: int = 0) -> None:
+        """Append a prompt or a response, whose positions begin at `first_position`."""
+        self.routes.extend(piece._replace(column=len(self.ids) + piece.column) for piece in span.routes)
+        self.spans.append(span)
+        self.ids.extend(span.ids)
+        self.positions.append(first_position + span.position_ids_3S)
+
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
     """Return experiences in groups of one prompt each, in order of first appearance."""
@@ -269,14 +282,7 @@ def collate(
         ValueError: experiences of a group differ in their prompt, or rollouts in their banned tokens. Also as
             `TokenSpan.from_prompt` and `from_response`.
     """
-    banned_sets = set()
-    for experience in chain.from_iterable(groups):
-        rollout = experience.rollout
-        for segment in rollout.segments:
-            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
-    # The output layer masks one set of tokens for all rows of a batch.
-    if len(banned_sets) != 1:
-        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
+    banned_token_ids = _shared_banned_tokens(chain.from_iterable(groups))
     if shared_prefix:
         rows = [_pack_row(groups, processor)]
     else:
@@ -308,7 +314,7 @@ def collate(
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
-        banned_token_ids=banned_sets.pop(),
+        banned_token_ids=banned_token_ids,
         engine_routes_XTK=place_routes(routes, input_ids_BL.numel()) if routes else None,
     )
 
@@ -406,6 +412,19 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
     )
 
 
+def _shared_banned_tokens(experiences: Iterable[Experience]) -> tuple[int, ...]:
+    """Return the tokens that all rollouts ban; ValueError if they ban different ones."""
+    banned_sets = set()
+    for experience in experiences:
+        rollout = experience.rollout
+        for segment in rollout.segments:
+            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
+    # The output layer masks one set of tokens for all rows of a batch.
+    if len(banned_sets) != 1:
+        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
+    return banned_sets.pop()
+
+
 def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor) -> _PackedRow:
     """Return one row that holds the prompt of each group once, before its responses."""
     row = _PackedRow()
@@ -419,20 +438,15 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         prompt_routes = next(filter(None, (experience.rollout.prompt_routes for experience in group)), None)
         if prompt_routes is not None:
             row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes))
-        row.spans.append(prompt_span)
-        row.ids.extend(prompt_span.ids)
-        row.positions.append(prompt_span.position_ids_3S)
+        row.append(prompt_span)
         last_prompt_column = len(row.ids) - 1
         next_position = int(prompt_span.position_ids_3S.max()) + 1
         lengths = []
         for experience in group:
             response = TokenSpan.from_response(experience.rollout, processor)
             row.scored_tokens.extend(_scored_tokens(experience.rollout, last_prompt_column, len(row.ids)))
-            row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in response.routes)
-            row.spans.append(response)
-            row.ids.extend(response.ids)
             # The positions of every sibling continue from the prompt, as if there were no other sibling.
-            row.positions.append(next_position + response.position_ids_3S)
+            row.append(response, next_position)
             # A response without tokens takes no columns, and the attention kernel refuses blocks of length 0.
             if response.ids:
                 lengths.append(len(response.ids))

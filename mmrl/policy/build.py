@@ -145,12 +145,8 @@ def find_untrained_components(config: Config) -> tuple[Component, ...]:
     return tuple(sorted(untrained))
 
 
-def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
-    """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
-
-    `family=None` means the built-in family of the model's config.
-    """
-    family = family or get_family(model.config)
+def summarize_components(model: PreTrainedModel, family: ModelFamily) -> list[ComponentSummary]:
+    """Count the parameters of each component, each parameter once; a tied one counts where it comes first."""
     summaries = []
     for component in COMPONENTS:
         parameters = [tensor for name, tensor in model.named_parameters() if family.component_of(name) == component]
@@ -168,13 +164,9 @@ def summarize_components(model: PreTrainedModel, family: ModelFamily | None = No
 
 
 def enable_gradient_checkpointing(
-    model: PreTrainedModel, components: Sequence[Literal["vision", "language"]], family: ModelFamily | None = None
+    model: PreTrainedModel, components: Sequence[Literal["vision", "language"]], family: ModelFamily
 ) -> None:
-    """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass.
-
-    `family=None` means the built-in family of the model's config.
-    """
-    family = family or get_family(model.config)
+    """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass."""
     names = {"vision": family.vision_module, "language": family.language_module}
     for component in components:
         module: Any = model.get_submodule(names[component])

@@ -60,7 +60,10 @@ class RoutingSummary(NamedTuple):
 def install_expert_routing(model: PreTrainedModel) -> None:
     """Let each router of the model record where it sends tokens, and replay what `set_routes` gives it."""
     for router in find_routers(model):
-        router.replayed_routes, router.own_routes, router.last_routes, router.last_margins = None, None, None, None
+        router.replayed_routes = None  # experts that tokens are sent to, int64 [T, K]; None lets the router choose
+        router.own_routes = None  # experts that it would have chosen in the last forward, int64 [T, K]
+        router.last_routes = None  # experts that tokens went to in the last forward, int64 [T, K]
+        router.last_margins = None  # of the last forward with gradients, float [T]: see `RoutingSummary.margin`
         router.forward = _forward.__get__(router)
 
 
@@ -152,7 +155,7 @@ def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: 
 
 
 def with_routes_of_row(routers: Sequence[Any], groups: Sequence[Sequence[Experience]]) -> list[list[Experience]]:
-    """Return the experiences with their routes replaced by those of the last forward, over one packed row of them."""
+    """Return the experiences with the routes of the last forward, which ran them as one packed row."""
     routes = encode_routes(get_routes(routers).transpose(0, 1).cpu(), routers[0].num_experts)
     routed_groups = []
     end = 0
@@ -236,10 +239,14 @@ def check_routes_recorded(experiences: Sequence[Experience]) -> None:
 
 
 def _forward(router: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
-    """Return the logits [T, E] of a router, and the weights and numbers [T, K] of the experts of each token."""
+    """Return the logits [T, E] of a router, and the weights and numbers [T, K] of the experts of each token.
+
+    Own routes, routes and margins are recorded in the router.
+    """
     logits_TE = F.linear(hidden_states.reshape(-1, router.hidden_dim), router.weight)
     probabilities_TE = F.softmax(logits_TE, dtype=torch.float, dim=-1)
-    routes_TK = router.own_routes = probabilities_TE.topk(router.top_k, dim=-1).indices
+    routes_TK = probabilities_TE.topk(router.top_k, dim=-1).indices
+    router.own_routes = routes_TK
     if router.replayed_routes is not None:
         routes_TK = torch.where(router.replayed_routes == UNKNOWN_EXPERT, routes_TK, router.replayed_routes)
     # Gathered from all probabilities: those of experts that the router itself would not pick have a gradient too.

@@ -161,7 +161,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
             hidden_CW = hidden_NW[chunk]
-            logits_CV = float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
+            logits_CV = _chunk_logits(hidden_CW, weight_VW, is_float32=is_float32)
             logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
             scored_N[chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
             probs_CV = logprobs_CV.exp()
@@ -196,7 +196,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             # Changed in place below, so another backward pass computes it again.
             probs_CV, ctx.probs_CV = ctx.probs_CV, None
             if probs_CV is None:
-                logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
+                logits_CV = _chunk_logits(hidden_CW, weight_VW, is_float32=ctx.is_float32)
                 probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
             d_logprob_C1 = d_scored_N[chunk, None] / temperature_C1
             # In place, because each pass over [C, V] costs as much as some layers of a small model.
@@ -208,17 +208,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 d_logits_CV = probs_CV.mul_(-d_logprob_C1 - d_entropy_C1 * entropies_N[chunk, None])
                 d_logits_CV.addcmul_(d_entropy_C1, entropy_terms_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
-            if ctx.is_float32 and d_hidden_NW is not None:
-                d_hidden_CW = torch.zeros(hidden_CW.shape, device=hidden_CW.device)
-                for start_row in range(0, len(weight_VW), _SLICE_ROWS):
-                    rows = slice(start_row, start_row + _SLICE_ROWS)
-                    d_hidden_CW.addmm_(d_logits_CV[:, rows], weight_VW[rows].float())
-                d_hidden_NW[chunk] = d_hidden_CW
-            elif d_hidden_NW is not None:
-                d_hidden_NW[chunk] = d_logits_CV.to(hidden_NW.dtype) @ weight_VW
-            if ctx.is_float32 and d_weight_VW is not None:
+            if d_hidden_NW is not None:
+                d_hidden_NW[chunk] = _hidden_gradient(d_logits_CV, weight_VW, is_float32=ctx.is_float32)
+            if d_weight_VW is not None and ctx.is_float32:
                 d_weight_VW.addmm_(d_logits_CV.T, hidden_CW.float())
             elif d_weight_VW is not None:
                 d_weight_VW += d_logits_CV.to(hidden_NW.dtype).T @ hidden_CW
         d_weight = None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype)
         return d_hidden_NW, d_weight, None, None, None
+
+
+def _chunk_logits(hidden_CW: torch.Tensor, weight_VW: torch.Tensor, *, is_float32: bool) -> torch.Tensor:
+    """Return the logits of a chunk, [C, V], in float32 or in the dtype of the hidden states."""
+    return float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
+
+
+def _hidden_gradient(d_logits_CV: torch.Tensor, weight_VW: torch.Tensor, *, is_float32: bool) -> torch.Tensor:
+    """Return the gradient of the hidden states of a chunk, [C, W], as `_chunk_logits` computes with them."""
+    if not is_float32:
+        return d_logits_CV.to(weight_VW.dtype) @ weight_VW
+    d_hidden_CW = torch.zeros(len(d_logits_CV), weight_VW.shape[1], device=weight_VW.device)
+    for start in range(0, len(weight_VW), _SLICE_ROWS):
+        rows = slice(start, start + _SLICE_ROWS)
+        d_hidden_CW.addmm_(d_logits_CV[:, rows], weight_VW[rows].float())
+    return d_hidden_CW

@@ -79,7 +79,7 @@ class LoraAdapter:
 
 
 def create_adapter(
-    model: PreTrainedModel, options: LoraConfig | None, seed: int, family: ModelFamily | None = None
+    model: PreTrainedModel, options: LoraConfig | None, seed: int, family: ModelFamily
 ) -> LoraAdapter | None:
     """Put a new adapter, as a run with this seed starts with, into `model`; return None if `options` is None."""
     if options is None:

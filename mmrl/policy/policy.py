@@ -10,8 +10,9 @@ tokens of all rows, K experts of a token.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -71,6 +72,11 @@ class ModelRunner:
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
         """Hold these weights whole on every rank inside this block."""
         return nullcontext()
+
+    def copy_model(self, shared: Iterable[nn.Parameter]) -> PreTrainedModel:
+        """Return a copy of the model that shares these of its weights."""
+        # `deepcopy` takes what its memo holds as already copied.
+        return copy.deepcopy(self.model, {id(parameter): parameter for parameter in shared})
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield weights one by one in full shape, each valid until the next one. All ranks must take all of them."""
@@ -212,20 +218,8 @@ class PolicyModel:
 
         Of a sharded policy, each rank gets a whole copy that shares nothing.
         """
-        shared: dict[int, object] = {}
-        if not self.runner.is_sharded:
-            shared = {id(parameter): parameter for parameter in self.frozen.values()}
-        # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
-        with self.runner.gather_all():
-            model = copy.deepcopy(self.model, shared)
-        if self.runner.is_sharded:
-            # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of
-            # parameters by one that gathers whatever is read from it.
-            for module in model.modules():
-                module._parameters = dict(dict.items(module._parameters))
-                for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
-                    hooks.clear()
-        reference = self._like_this(model)
+        reference = self._like_this(self.runner.copy_model(shared=self.frozen.values()))
+        # Its own list would lack the weights of components that a stage freezes at the moment.
         reference._trained_names = self._trained_names
         reference.model.requires_grad_(False)
         return reference
@@ -352,11 +346,23 @@ def banned_ids(
 
 
 class VisionFeatures(NamedTuple):
-    """The vision tower's output for one image or video: [tokens, W], with W the language model's hidden size."""
+    """The vision tower's output for one image or video, [tokens, W] with W the language model's hidden size."""
 
     tokens: torch.Tensor  # features that replace the embeddings of the placeholders, [tokens, W]
     # Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families.
     deepstack: tuple[torch.Tensor, ...]
+    output_class: type[ModelOutput]  # class of the tower's output, whose fields the model reads
+
+    @staticmethod
+    def from_output(output: ModelOutput) -> VisionFeatures:
+        """Return what the tower computed for one image or video, without its activations."""
+        deepstack = [layer.detach() for layer in output.get("deepstack_features") or ()]
+        return VisionFeatures(output.pooler_output.detach(), tuple(deepstack), type(output))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors, in bytes."""
+        return sum(tensor.nbytes for tensor in (self.tokens, *self.deepstack))
 
 
 class VisionCache:
@@ -365,51 +371,52 @@ class VisionCache:
     def __init__(self, max_bytes: int) -> None:
         """Keep at most `max_bytes` of features, but always the last one."""
         self._features: ByteCache[str, VisionFeatures] = ByteCache(max_bytes)
-        # The class of the tower's output, whose fields the model reads; known after the first encoding.
-        self._output_class: type[ModelOutput] | None = None
         # Asynchronous rollouts encode in a separate thread.
         self._lock = PicklableLock()
 
     @contextmanager
     def cached_forward(self, tower: nn.Module, media: BatchMedia) -> Iterator[None]:
-        """Make the tower return cached features inside this block, and cache those that it computes.
-
-        A Qwen-VL forward calls the tower first for a batch's images, then for its videos, and not for a kind of which
-        `media` has none.
-        """
-        # Only `forward` is replaced, so hooks on the module still run.
+        """Replace the tower's forward inside this block by one that looks its images and videos up in this cache."""
         encode = tower.forward
-        key_lists = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
+        # A Qwen-VL forward calls the tower first for a batch's images, then for its videos, and not for a kind of which
+        # `media` has none.
+        keys_of_calls = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
 
         def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
             """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
-            patches_by_medium = torch.split(patches_MD, grid_thw.prod(dim=-1).tolist())
-            found = []
-            # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in the
-            # batch or the cache, or a resumed run would differ from an uninterrupted one.
-            for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
-                with self._lock:
-                    features = self._features.get(key)
-                    if features is None:
-                        features = self._store(key, encode(patches, grid_thw=grid[None], **options))
-                    found.append(features)
-            assert self._output_class is not None
-            tokens = torch.cat([features.tokens for features in found])
-            if not found[0].deepstack:
-                return self._output_class(pooler_output=tokens)
-            layers = zip(*(features.deepstack for features in found), strict=True)
-            return self._output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))
+            keys = next(keys_of_calls)
+            return _join_features(self._look_up(keys, patches_MD, grid_thw, partial(encode, **options)))
 
+        # Only `forward` is replaced, so hooks on the module still run.
         tower.forward = forward
         try:
             yield
         finally:
             tower.forward = encode
 
-    def _store(self, key: str, output: ModelOutput) -> VisionFeatures:
-        self._output_class = type(output)
-        # Gradients are enabled while the language model trains; the cache must not keep the tower's activations.
-        features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
-        num_bytes = sum(tensor.nbytes for tensor in (features.tokens, *features.deepstack))
-        self._features.put(key, features, num_bytes)
-        return features
+    def _look_up(
+        self, keys: Sequence[str], patches_MD: torch.Tensor, grids: torch.Tensor, encode: Callable[..., ModelOutput]
+    ) -> list[VisionFeatures]:
+        """Return the features of these images or videos; encode those that are not cached yet, and cache them."""
+        patches_by_medium = torch.split(patches_MD, grids.prod(dim=-1).tolist())
+        found = []
+        for key, patches, grid in zip(keys, patches_by_medium, grids, strict=True):
+            with self._lock:
+                features = self._features.get(key)
+                if features is None:
+                    # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in
+                    # the batch or the cache, or a resumed run would differ from an uninterrupted one.
+                    features = VisionFeatures.from_output(encode(patches, grid_thw=grid[None]))
+                    self._features.put(key, features, features.nbytes)
+            found.append(features)
+        return found
+
+
+def _join_features(features: Sequence[VisionFeatures]) -> ModelOutput:
+    """Return the features of several images or videos as one output of the tower."""
+    output_class = features[0].output_class
+    tokens = torch.cat([each.tokens for each in features])
+    if not features[0].deepstack:
+        return output_class(pooler_output=tokens)
+    layers = zip(*(each.deepstack for each in features), strict=True)
+    return output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))

@@ -131,26 +131,24 @@ class RowCache:
             scaling: factor of query-key products.
         """
         layer = self.cache.layers[module.layer_idx]
-        key_heads = key.shape[1]
-        query = torch.unflatten(query, 1, (key_heads, -1))
-        if mask is None and query.shape[3] > 1:
-            new, own_columns = query.shape[3], key.shape[2]
-            visible = torch.ones(new, own_columns, dtype=torch.bool, device=key.device)
-            mask = visible.tril(own_columns - new)[None, None]
-        if mask is not None:
-            bias = mask if mask.dtype == query.dtype else _to_bias(mask, query.dtype)
-            # Heads that share a key are further queries of it.
-            mask = bias if bias.shape[2] == 1 else bias.repeat(1, 1, query.shape[2], 1)
-        own, own_lse = _attend(query.flatten(2, 3), key, value, mask, scaling)
-        by_prompt = query[self._rows_BN].transpose(1, 2)
+        # Heads that share a key are further queries of it.
+        query_RKGTD = torch.unflatten(query, 1, (key.shape[1], -1))
+        own, own_lse = _attend(query_RKGTD.flatten(2, 3), key, value, _own_bias(mask, query_RKGTD, key), scaling)
+        # All rows of a prompt are one long query of its keys.
+        query_BKNGTD = query_RKGTD[self._rows_BN].transpose(1, 2)
         shared, shared_lse = _attend(
-            by_prompt.flatten(2, 4), layer.prompt_keys, layer.prompt_values, self._prompt_bias, scaling
+            query_BKNGTD.flatten(2, 4), layer.prompt_keys, layer.prompt_values, self._prompt_bias, scaling
         )
-        shared = shared.view(by_prompt.shape).transpose(1, 2).flatten(0, 1)[self._place_R]
-        shared_lse = shared_lse.view(by_prompt.shape[:-1]).transpose(1, 2).flatten(0, 1)[self._place_R]
-        share = torch.sigmoid(shared_lse - own_lse.view(shared_lse.shape)).unsqueeze(-1)
-        merged = torch.lerp(own.view(shared.shape).float(), shared.float(), share)
-        return merged.flatten(1, 2).transpose(1, 2).to(query.dtype)
+        shared_RKGTD = self._by_row(shared.view(query_BKNGTD.shape))
+        shared_lse_RKGT = self._by_row(shared_lse.view(query_BKNGTD.shape[:-1]))
+        own_RKGTD, own_lse_RKGT = own.view(shared_RKGTD.shape), own_lse.view(shared_lse_RKGT.shape)
+        shared_weight_RKGT = torch.sigmoid(shared_lse_RKGT - own_lse_RKGT)
+        merged_RKGTD = torch.lerp(own_RKGTD.float(), shared_RKGTD.float(), shared_weight_RKGT.unsqueeze(-1))
+        return merged_RKGTD.flatten(1, 2).transpose(1, 2).to(query.dtype)
+
+    def _by_row(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor [B, K, N, ...] as [R, K, ...], without the rows that only pad a prompt."""
+        return tensor.transpose(1, 2).flatten(0, 1)[self._place_R]
 
     def _group_rows(self) -> None:
         """Compute the indices that put the rows of each prompt next to each other, and back into their places."""
@@ -238,6 +236,21 @@ def _attend(
         bias = aligned.expand(*query.shape[:3], columns)
     output, lse, *_ = _efficient_forward(query, key, value, bias, True, scale=scaling)
     return output, lse[..., : query.shape[2]]
+
+
+def _own_bias(mask: torch.Tensor | None, query_RKGTD: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """Return what is added to the scores of a row's own keys [R, K, S, D], [R or 1, 1, G T or 1, S]; None for nothing.
+
+    `mask` is that of `RowCache.attend`.
+    """
+    num_queries, num_new, num_own = query_RKGTD.shape[2], query_RKGTD.shape[3], key.shape[2]
+    if mask is None and num_new > 1:
+        visible = torch.ones(num_new, num_own, dtype=torch.bool, device=key.device)
+        mask = visible.tril(num_own - num_new)[None, None]
+    if mask is None:
+        return None
+    bias = mask if mask.dtype == query_RKGTD.dtype else _to_bias(mask, query_RKGTD.dtype)
+    return bias if bias.shape[2] == 1 else bias.repeat(1, 1, num_queries, 1)
 
 
 def _to_bias(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -76,11 +76,11 @@ def shared_prefix_attention(
     """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
 
     Args:
-        module: the attention layer; not read with a packed groups.
+        module: the attention layer; not read with `packed_groups`.
         query: queries [1, H, T, D], float32 or bfloat16.
         key: keys [1, K, T, D].
         value: values [1, K, T, D].
-        attention_mask: mask for rows without a packed groups.
+        attention_mask: mask for rows without `packed_groups`.
         scaling: factor of query-key products.
         packed_groups: lengths of the prompts and responses in the row; None for ordinary rows.
         row_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.

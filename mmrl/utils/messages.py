@@ -1,4 +1,4 @@
-"""Parts of error messages."""
+"""Parts of messages, and text from data, models and users made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from difflib import get_close_matches
 from typing import Final
 
 _NUM_LISTED: Final = 5  # things of one kind that a message names
+# All of C0 and C1 but tab and line feed. A terminal obeys them: ESC begins commands that clear the screen or rename
+# the window, a carriage return hides the start of a line, and 0x9b is ESC [ in one character.
+_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6, quote: str = "'") -> str:
@@ -27,3 +30,8 @@ def first_lines(lines: Sequence[str], limit: int = _NUM_LISTED) -> list[str]:
     if len(lines) > limit:
         shown.append(f"  and {len(lines) - limit:,} more")
     return shown
+
+
+def escape_controls(text: str) -> str:
+    r"""Return the text with each control character as JSON would write it: ESC becomes \u001b. Tab and newline stay."""
+    return text.translate(_ESCAPES)

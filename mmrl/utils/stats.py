@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, sqrt
-from operator import sub
 from statistics import fmean, stdev
 from typing import Final
 
@@ -122,7 +121,7 @@ def paired_cluster_bootstrap(a: Sequence[float], b: Sequence[float], clusters: S
     if len(a) != len(b):
         raise ValueError(f"{len(a)} values cannot be paired with {len(b)}")
     # The difference of a pair is resampled, so a and b are drawn together.
-    return cluster_bootstrap(list(map(sub, a, b)), clusters)
+    return cluster_bootstrap([first - second for first, second in zip(a, b, strict=True)], clusters)
 
 
 def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:

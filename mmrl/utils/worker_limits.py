@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Final, NamedTuple
 
-from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.messages import escape_controls
 from mmrl.utils.processes import kill_processes, list_tree
 
 _CHECK_INTERVAL_S = 0.1

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
-from operator import attrgetter
 from tempfile import TemporaryFile
 from threading import Condition, Event, Lock, Thread, current_thread
 from time import monotonic
@@ -145,7 +144,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             arguments = (self._queue, self._workers, self._fork_each_call)
             self._threads.append(Thread(target=_run_tasks, args=arguments, daemon=True, name="worker-pool"))
             self._threads[-1].start()
-        return list(map(attrgetter("future"), tasks))
+        return [task.future for task in tasks]
 
     def wait_for_calls(self, futures: Sequence[Future[Any]], *, stop_at_error: bool = False) -> None:
         """Wait until all calls are over, or with `stop_at_error` until one of them has raised.
@@ -429,7 +428,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
     """Run tasks in a worker and return it; None if it hung or died, which fails one task and puts the rest back."""
     worker.progress.begin(0)
     try:
-        worker.line.send(list(map(attrgetter("payload"), tasks)))
+        worker.line.send([task.payload for task in tasks])
     except ConnectionError:
         pass  # the worker is dead, as `receive_results` reports
     except (Exception, SystemExit) as unsent:  # noqa: BLE001  # pickling calls code of the payloads

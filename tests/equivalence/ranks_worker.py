@@ -195,10 +195,10 @@ def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
 def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
     """A fresh copy of the policy with its optimizer."""
     policy = copy.deepcopy(trial_set.policy)
-    if create_adapter(policy.model, trial.lora, seed=0) or trial.float32_output_layer:
+    if create_adapter(policy.model, trial.lora, 0, policy.family) or trial.float32_output_layer:
         policy = PolicyModel(policy.model, float32_output_layer=trial.float32_output_layer)
     policy.model.to(trial.dtype)
-    enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
+    enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else (), policy.family)
     install_shared_prefix_attention(policy.model)  # this process has not heard of it
     policy.family.prepare(policy.model)  # pickled without the forward methods of its layers
     for name, tensor in (weights or {}).items():

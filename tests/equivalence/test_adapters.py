@@ -145,7 +145,7 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
     assert metrics["policy/reference_kl_nats"] > 0
     _, plain = step_gradient(tiny, experiences, shared_prefix=False, micro_batch_groups=2, **penalty)
     assert relative_difference(whole, plain) < GRADIENTS
-    enable_gradient_checkpointing(tiny.policy.model, ("vision", "language"))
+    enable_gradient_checkpointing(tiny.policy.model, ("vision", "language"), tiny.policy.family)
     _, recomputed = step_gradient(tiny, experiences, **penalty)
     assert relative_difference(whole, recomputed) < GRADIENTS
 

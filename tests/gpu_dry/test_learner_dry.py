@@ -96,9 +96,9 @@ def test_a_step_waits_twice(make_tiny, variant, device, waits):
     model, reference, options = tiny.policy.model, None, {}
     match variant:
         case "LoRA":
-            create_adapter(model, LoraConfig(rank=2), seed=0)
+            create_adapter(model, LoraConfig(rank=2), 0, tiny.policy.family)
         case "recomputed":
-            enable_gradient_checkpointing(model, ("vision", "language"))
+            enable_gradient_checkpointing(model, ("vision", "language"), tiny.policy.family)
         case "own rows":
             options["shared_prefix"] = False
         case "tool media":

@@ -44,7 +44,7 @@ def test_a_checkpoint_is_written_from_the_device_and_loaded_onto_it(make_tiny, d
 def test_weights_are_streamed_to_an_engine_from_the_device(make_tiny, adapter, device):
     tiny = make_tiny("qwen3_5_moe")
     if adapter:
-        create_adapter(tiny.policy.model, LoraConfig(rank=2), seed=0)
+        create_adapter(tiny.policy.model, LoraConfig(rank=2), 0, tiny.policy.family)
     device.place(tiny.policy.model.to(torch.bfloat16))
     fingerprints = {}
     for name, weight in iter_with_fingerprints(PolicyWeightStream(tiny.policy), fingerprints):

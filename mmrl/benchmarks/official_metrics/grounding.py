@@ -81,7 +81,7 @@ def _label_precision(results: Sequence[GradedResponse], label: str) -> float:
         is_match += _match_boxes(boxes, _to_pixels(targets, resize, item.coordinate_system))
         confidences += map(_confidence, predicted)
         num_targets += len(targets)
-    ranking = sorted(range(len(is_match)), key=confidences.__getitem__, reverse=True)
+    ranking = sorted(range(len(is_match)), key=lambda index: confidences[index], reverse=True)
     precisions = []
     for column in range(len(COCO_THRESHOLDS)):
         hits = [rank for rank, index in enumerate(ranking, 1) if is_match[index][column]]

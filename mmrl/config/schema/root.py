@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -200,7 +199,7 @@ class Config(StrictModel):
         if checkpoints.best is None or "evaluation" not in info.data:
             return checkpoints
         group, _, rest = checkpoints.best.metric.partition("/")
-        names = list(map(attrgetter("name"), info.data["evaluation"].benchmarks))
+        names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
         # Other names depend on the tasks of the data, which is not read yet.
         if group == "benchmark" and rest.partition("/")[0] not in names:
             raise ValueError(

@@ -62,32 +62,41 @@ def _check_stage(
         return
     if stage.samples_of is not None:
         _check_earlier_stage(stage, "samples_of", stage.samples_of, before, after)
-    if isinstance(stage, SftStage | RlStage):
-        if isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of is not None:
-            raise ValueError(
-                f"stage {stage.name!r}: a mixture is of the sources of data.train, and `samples_of` is none of them"
-            )
-        if "data" in sections:
-            _check_data(stage, sections["data"])
-    elif stage.samples_of is None and "data" in sections and sections["data"].streaming:
-        raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
-    if isinstance(stage, SftStage) and stage.drop_thinking_prob and "response_format" in sections:
-        response_format: ResponseFormatConfig = sections["response_format"]
-        if response_format.thinking != "optional" or response_format.style == "json":
-            raise ValueError(
-                f"stage {stage.name!r}: drop_thinking_prob makes responses without thinking, which "
-                "`response_format.thinking: optional` (in tags or boxed style) allows"
-            )
+    if isinstance(stage, SftStage | RlStage) and isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of:
+        raise ValueError(
+            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `samples_of` is none of them"
+        )
+    if "data" in sections:
+        _check_data(stage, sections["data"])
+    if isinstance(stage, SftStage) and "response_format" in sections:
+        _check_thinking(stage, sections["response_format"])
     if isinstance(stage, RlStage) and "rewards" in sections:
         _check_greedy_baseline(stage, sections["rewards"])
         _check_probes(stage, sections["rewards"])
-    if isinstance(stage, RlStage) and stage.reference.init_from == "base" and "model" in sections:
-        if sections["model"].lora is None:
-            raise ValueError(
-                f"stage {stage.name!r}: `reference.init_from: base` is the base of an adapter: set `model.lora`"
-            )
-        if not stage.loss.kl.coef:
-            raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
+    if isinstance(stage, RlStage) and "model" in sections:
+        _check_reference(stage, sections["model"])
+
+
+def _check_thinking(stage: SftStage, response_format: ResponseFormatConfig) -> None:
+    """Raise ValueError if the stage drops thinking that the format requires."""
+    allows_none = response_format.thinking == "optional" and response_format.style != "json"
+    if stage.drop_thinking_prob and not allows_none:
+        raise ValueError(
+            f"stage {stage.name!r}: drop_thinking_prob makes responses without thinking, which "
+            "`response_format.thinking: optional` (in tags or boxed style) allows"
+        )
+
+
+def _check_reference(stage: RlStage, model: ModelConfig) -> None:
+    """Raise ValueError if the stage's reference is the base of an adapter that is not there, or has no use."""
+    if stage.reference.init_from != "base":
+        return
+    if model.lora is None:
+        raise ValueError(
+            f"stage {stage.name!r}: `reference.init_from: base` is the base of an adapter: set `model.lora`"
+        )
+    if not stage.loss.kl.coef:
+        raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
 
 
 def _check_greedy_baseline(stage: RlStage, rewards: RewardsConfig) -> None:
@@ -149,8 +158,12 @@ def _check_earlier_stage(
         raise ValueError(f"{setting}, which keeps responses; they are for an sft stage with `target_field: response`")
 
 
-def _check_data(stage: SftStage | RlStage, data: DataConfig) -> None:
+def _check_data(stage: SftStage | RlStage | SampleStage, data: DataConfig) -> None:
     """Raise ValueError if the stage cannot draw its samples from the sources of `data`."""
+    if isinstance(stage, SampleStage):
+        if stage.samples_of is None and data.streaming:
+            raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
+        return
     order = stage.data_order
     if stage.when and stage.samples_of is None:
         # Weights are shares of all samples of a source, and a stream is read as it comes: neither can be filtered.

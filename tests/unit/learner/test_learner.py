@@ -245,7 +245,7 @@ def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(mak
     ours, slow = make_tiny(), make_tiny()
     if adapter is not None:
         for tiny in (ours, slow):
-            create_adapter(tiny.policy.model, adapter, seed=0)
+            create_adapter(tiny.policy.model, adapter, 0, tiny.policy.family)
         ours, slow = (replace(tiny, policy=PolicyModel(tiny.policy.model)) for tiny in (ours, slow))
     experiences = shift_all(make_experiences(slow), -0.5)
     lr, max_weight = 0.3 if adapter else 0.05, 1.5 if "rollout_correction" in options else None

@@ -20,7 +20,7 @@ from videos import blank_frame, picture, video_ref, write_sound, write_video
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.video import FrameSampling
 from mmrl.media.video_reader import VideoFileReader, open_video_file
-from mmrl.types import ImageRef, MediaError, Size, UserError, VideoRef
+from mmrl.types import Corruption, ImageRef, MediaError, Size, UserError, VideoRef
 
 ROOTS = (Path("/"),)
 
@@ -428,6 +428,15 @@ def test_a_frame_plan_is_made_once_and_a_video_that_changed_is_refused(tmp_path)
         cache.read_video(ref, sampling())
     shutil.move(ref.path, tmp_path / "elsewhere.mp4")
     assert cache.get_frame_plan(ref, sampling()).total_frames == 47
+
+
+def test_a_plan_from_another_process_counts_for_a_hidden_video(tmp_path):
+    """Its pixels are hidden, its frames and their number are not."""
+    ref, cache = replace(write_video(tmp_path / "v.mp4"), corruption=Corruption.GREY), make_media_cache()
+    cache.set_frame_plan(ref, sampling(), replace(plan(ref), total_frames=47))
+    assert cache.get_frame_plan(ref, sampling()).total_frames == 47
+    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
+        cache.read_video(ref, sampling())
 
 
 def test_reading_videos_prints_nothing(tmp_path):

@@ -13,10 +13,11 @@ from mmrl.policy.policy import PolicyModel
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lora", [None, LoraConfig(targets=("language.attention", "projector.mlp"))])
 def test_the_census_counts_every_parameter_once(make_tiny, family, lora):
-    model = make_tiny(family).policy.model
+    policy = make_tiny(family).policy
+    model = policy.model
     if lora:
         LoraAdapter(model, lora, seed=0)
-    counts = summarize_components(model)
+    counts = summarize_components(model, policy.family)
     assert [each.component for each in counts] == ["vision", "projector", "language"]
     assert sum(each.num_tensors for each in counts) == len(list(model.parameters()))
     assert sum(each.num_parameters for each in counts) == sum(parameter.numel() for parameter in model.parameters())
@@ -28,7 +29,8 @@ def test_the_census_counts_every_parameter_once(make_tiny, family, lora):
 def test_the_census_tells_frozen_parts_and_types(make_tiny):
     model = make_tiny().policy.model
     model.model.visual.to(torch.bfloat16)
-    vision, projector, language = summarize_components(PolicyModel(model, freeze=("vision",)).model)
+    policy = PolicyModel(model, freeze=("vision",))
+    vision, projector, language = summarize_components(policy.model, policy.family)
     assert (vision.num_trained, vision.dtypes) == (0, ("bfloat16",))
     assert projector.num_trained == projector.num_parameters
     assert language.dtypes == ("float32",)
@@ -38,7 +40,7 @@ def test_the_census_tells_frozen_parts_and_types(make_tiny):
 @pytest.mark.parametrize("roles", [(), ("vision",), ("language",), ("vision", "language")])
 def test_only_the_named_parts_are_recomputed(make_tiny, family, roles):
     model = make_tiny(family).policy.model
-    enable_gradient_checkpointing(model, roles)
+    enable_gradient_checkpointing(model, roles, FAMILIES[family])
     blocks = {"vision": model.model.visual.blocks, "language": model.model.language_model.layers}
     for role, those in blocks.items():
         assert [block.gradient_checkpointing for block in those] == [role in roles] * len(those)
