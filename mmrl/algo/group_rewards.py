@@ -122,7 +122,7 @@ def dynamic_length(
         elif not right:
             loss = float(length >= limit) if length >= wanted else loss
             loss *= 0.5
-        values.append(RewardValue(0.0 if ok else -loss, f"{length} tokens, {wanted:.0f} are wanted of a wrong one"))
+        values.append(RewardValue(0.0 if ok else -loss, f"{length} tokens, an incorrect one needs {wanted:.0f}"))
     return tuple(values)
 
 

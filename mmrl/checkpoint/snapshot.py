@@ -15,7 +15,8 @@ their hashes, and `merge_part_hashes` joins the hashes of all ranks. The checkpo
 `atomic_folder.commit_partial` has run the line `partial_folder.rename(folder)`.
 
 A run continues in its own folder, which has what checkpoints leave out: `metrics.jsonl`, of which `state.json` has the
-length; the weights of a reference that does not move, written once; and pictures that environments have drawn.
+length; the weights of a reference that does not move, written once; the processor's files; what `sample` and `select`
+stages wrote; and pictures that environments have drawn.
 
 Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
 and so on. Every weight is complete in one of the files, so any number of ranks can continue from them.

@@ -80,7 +80,7 @@ class LossDenominators(NamedTuple):
     """
 
     policy_tokens: int  # sampled by the policy, in the forward pass or not: the loss is a mean over all of them
-    forward_tokens: int  # those of responses with a gradient: only these are computed, and metrics are means over them
+    forward_tokens: int  # policy tokens in the forward pass, which have a gradient: metrics are means over them
     forward_tokens_by_age: tuple[int, int]  # those that the current policy version and the one before it sampled
     responses: int  # responses with a segment sampled by the policy
     demonstration_tokens: int

@@ -124,7 +124,7 @@ METRICS: Final = (
     Metric("policy/approx_kl", "KL divergence from the old policy of the ratio, in nats per token (Schulman's k3)."),
     Metric(
         "policy/clip_frac",
-        "Share of tokens whose importance ratio was clipped: the sum of both sides.",
+        "Share of tokens whose gradient a bound of the importance ratio cut off: the sum of both sides.",
         label="clip_frac",
         form=".1%",
     ),
@@ -136,7 +136,7 @@ METRICS: Final = (
     Metric("policy/importance_ratio_min", "Least importance ratio of a token."),
     Metric("policy/importance_ratio_max", "Largest importance ratio of a token."),
     Metric("policy/rollout_correction_weight_mean", "Mean weight of the rollout correction."),
-    Metric("policy/router_load_entropy", "Entropy of experts' shares of tokens, over that of equal shares, by layer."),
+    Metric("policy/router_load_entropy", "Entropy of the experts' load, 1 if it is balanced; mean over layers."),
     Metric("policy/router_margin", "Mean distance in probability from the last expert picked to the next one."),
     Metric("logprob_check/diff_mean", "Mean |log-probability of the engine - learner| in the check of both, in nats."),
     Metric("logprob_check/diff_mean/<modality>", "Mean of it over the prompts of one modality."),
@@ -147,7 +147,7 @@ METRICS: Final = (
     Metric("benchmark/<name>/<column>/<value>", "Accuracy on a subset of a benchmark."),
     Metric("select/<name>", "Counts of a select stage."),
     # timings.jsonl
-    Metric("time/<activity>_s", "Seconds of the step spent on one activity."),
+    Metric("time/<activity>_s", "Seconds of the step spent on one activity; `learn` includes the weight sync."),
 )
 
 

@@ -207,7 +207,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
 def load_processor_early(setup: RunSetup) -> ProcessorBundle | None:
     """Return the model's processor; None for a model from scratch, whose tokenizer is made from the samples.
 
-    Opening every image may take an hour, so what can be refused before that is.
+    Opening every image may take an hour, so errors that can be found without it are raised first.
 
     Raises:
         UserError: the device is missing, the tokenizer is damaged, or a response may be longer than the context.

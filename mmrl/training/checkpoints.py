@@ -64,8 +64,8 @@ class RunCheckpoints:
             # The last step of a stage generates nothing ahead.
             if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.next_batch is None:
                 message = (
-                    f"Stage {stage.name} will not end like one that had {stage.steps} steps from the start: step "
-                    f"{state.step} was its last one, and generated no rollouts for the next."
+                    f"Stage {stage.name} will end with other bytes than one that had {stage.steps} steps from the "
+                    f"start: step {state.step}, which was its last, generated no rollouts for the next step."
                 )
             console.info(message)
         if any(ranks.all_gather(bool(run.data_record.differences))):

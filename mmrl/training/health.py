@@ -1,4 +1,4 @@
-"""Warnings about runs that go wrong, and the two conditions under which a run gives up. Imports without torch."""
+"""Warnings about runs that go wrong, and the two conditions under which a run gives up."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ HEALTH_RULES: Final = (  # of windowed means
         "policy/importance_ratio_max",
         "max_importance_ratio",
         20.0,
-        "some tokens are {value:.0f} times as likely as by their old log-probs: lower the learning rate, ppo_epochs or "
+        "some tokens have an importance ratio of {value:.0f}: lower the learning rate, ppo_epochs or "
         "replay.max_staleness, or set loss.dual_clip. If no rollout is old or used twice, suspect the rollout "
         "engine: look at rollout/logprob_diff_mean",
     ),

@@ -186,7 +186,7 @@ def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, h
     shutil.copytree(run_dir, tmp_path / "short")
     done = here("train", config, longer)
     assert done.code == 0, done.errors
-    assert "Stage rl will not end like one that had 7 steps from the start" in done.output
+    assert "Stage rl will end with other bytes than one that had 7 steps from the start" in done.output
     shutil.rmtree(run_dir)
     shutil.copytree(tmp_path / "short", run_dir)
     shutil.rmtree(run_dir / "checkpoints" / "01-000006")

@@ -139,7 +139,7 @@ class RethinkConfig(StrictModel):
         biases = []
         if self._has_verdict_triggers:
             biases.append("some triggers are for correct or incorrect responses alone, and tell the model its verdict")
-        if self.keep != "all" or self.max_kept_per_group:
+        if self.keep != "all":
             biases.append("continuations are dropped by their outcome, so group means exceed the policy's own")
         return biases
 

@@ -151,7 +151,7 @@ class ModelFamily:
             install_vision_attention(model.get_submodule(self.vision_module))
 
     def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return a notice for a user whose model runs slower here than it could; empty by default."""
+        """Return a notice for a user whose model runs slower here than it could; None, the default, if none is due."""
         return None
 
     def is_router(self, parameter_name: str) -> bool:

@@ -59,7 +59,7 @@ def warnings_of(steps, **options):
         ({"rollout/duplicate_frac": 0.97}, "97% of the rollouts.*sampling.temperature"),
         ({"policy/entropy_nats": 0.001}, r"\(entropy 0.0010 nats\).*loss.clip_high"),
         ({"policy/reference_kl_nats": 1.5}, "1.50 nats a token from its reference"),
-        ({"policy/importance_ratio_max": 30.0}, "30 times.*replay.max_staleness.*rollout/logprob_diff_mean"),
+        ({"policy/importance_ratio_max": 30.0}, "ratio of 30.*replay.max_staleness.*rollout/logprob_diff_mean"),
         ({"rollout/logprob_diff_mean": 0.2}, "0.2 nats a token.*logprob_check.every=1.*loss.rollout_correction"),
         ({"rollout/stale_logprob_diff_mean": 0.3}, "0.3 nats from the learner.*logprob_check/diff_mean"),
         ({"replay/staleness_max": 57.0}, "57 policy versions old.*replay.max_staleness"),
