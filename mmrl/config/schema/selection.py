@@ -78,7 +78,7 @@ class ReplayConfig(StrictModel):
     target_fraction: PositiveFraction = 1.0
     """Replay fills a step up to this share of a full one, which is prompts_per_step x group_size rollouts."""
     max_staleness: PositiveInt | None = 4
-    """A rollout leaves the buffer when its oldest token is more than this many policy versions old; null is no limit."""
+    """A rollout leaves the buffer when its oldest token is more than this many policy versions old; null: no limit."""
     without_replacement: bool = True
     """Train on no rollout twice in a step. If false, draw from the buffer, fresh ones included, with replacement."""
     resample_fresh: bool = False
