@@ -16,11 +16,12 @@ _NUMBER: Final = re.compile(
 )
 _NUMERAL: Final = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?[百千万亿]?(?![A-Za-z0-9])|[零一二两三四五六七八九十百千万亿]+)"
 _NUMERALS: Final = re.compile(
-    rf"(?<![A-Za-z0-9.])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
+    rf"(?<![A-Za-z0-9.])(?!一共)(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
 )
 _WORDS: Final = {
     **{"answer": "正确答案 最终答案 答案 正确选项 选项", "choose": "应该选择 应该选 应选 选择 选", "rule out": "排除"},
-    **{"is": "是 为", "is not": "不是 不为", "not": "不", "no": "没有 没", "i": "我", "i think": "我认为 我觉得"},
+    **{"is": "是 为", "should be": "应该是 应为", "is not": "不是 不为", "not": "不", "no": "没有 没"},
+    **{"i": "我", "i think": "我认为 我觉得"},
     **{"is correct": "是正确的 是正确 正确 是对的", "is wrong": "是错误的 是错的 不正确 不对 错误"},
     **{"or": "或者 或 还是", "and": "以及 和 与", "but": "但是 但 而是", "so": "所以 因此 故", "because": "因为 由于"},
     **{"maybe": "可能 也许 大概", "not sure": "不确定 不知道", "about": "大约 约 左右 几 多 半", "to": "到 至"},

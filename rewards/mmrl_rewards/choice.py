@@ -15,7 +15,7 @@ _MAX_CHARS: Final = 1000  # a longer answer names no option, and says neither ye
 _WORDS: Final = MappingProxyType(
     {
         **dict.fromkeys(("yes", "yeah", "yep", "yup", "是", "是的", "对", "有"), "yes"),
-        **dict.fromkeys(("no", "nope", "nah", "否", "不是", "不是的", "不对", "没有"), "no"),
+        **dict.fromkeys(("no", "nope", "nah", "否", "不", "不是", "不是的", "不对", "没有"), "no"),
     }
 )
 _NEITHER: Final = "neither yes nor no: {!r}"
