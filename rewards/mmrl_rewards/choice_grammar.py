@@ -51,7 +51,7 @@ _DEGREE: Final = re.compile(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ\b)")
 _EXPONENT: Final = re.compile(r"(?<=\^)\{([+-]?\w+)\}")
 _LATEX_SPACE: Final = re.compile(r"\\[,;: ]|(?<=\w)~|\\(?=[$%])")
 _STRAIGHT: Final = str.maketrans(
-    "\u2018\u2019\u3002\uff0c\u3001\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,,:;!?()-."
+    "\u2018\u2019\u3002\uff0c\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,:;!?()-."
 )
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
@@ -85,7 +85,8 @@ _DESCRIPTION: Final = re.compile(
     r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?(\{[A-Z]\})((?: [a-z'-]+)*)[.!]?", re.IGNORECASE
 )
 _COMMON_WORDS: Final = frozenset(
-    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "image", "picture", "shows", "depicts"}
+    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "image", "picture"}
+    | {"i", "see", "shows", "depicts"}
 )
 _MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
 
@@ -149,8 +150,9 @@ _DOUBT: Final = re.compile(
     r"|except|other than)\b",
     re.IGNORECASE,
 )
+_CONDITION: Final = re.compile(r"(?:if|unless)\b", re.IGNORECASE)
 _RETRACTION: Final = re.compile(
-    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
+    r"(?:or|maybe|perhaps|possibly|probably)$"
     r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b"
     r"|(?:it|this|that)(?:'s| is) (?:not (?:right|correct|true)|wrong|false|incorrect)\b",
     re.IGNORECASE,
@@ -275,9 +277,9 @@ def _stated_letter(marked: str, options: Mapping[str, str]) -> str | None:
             is_firm = is_firm or bool(statement.groupdict().get("firm"))
         elif is_reason:
             continue
-        elif _MARKED.search(clause):
+        elif _MARKED.search(clause) and not _CONDITION.match(clause):
             others.append(clause)
-        elif _RETRACTION.match(clause):
+        elif _CONDITION.match(clause) or _RETRACTION.match(clause):
             return None
         elif label in options and not (_SENTENCE.match(clause) or _is_part(clause, options[label])):
             return None  # "B. purple", where purple is not in the text of B

@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from unicodedata import normalize
 
+from mmrl_rewards.chinese import UNITS
+
 # pint takes Nm for the count of yarn in textiles.
 _ALIASES: Final = {
     **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent", "per cent": "percent"},
-    **{"平方": "square ", "立方": "cubic ", "公里": "km", "千米": "km", "厘米": "cm", "毫米": "mm", "米": "m"},
-    **{"公斤": "kg", "千克": "kg", "克": "g", "升": "L", "个小时": "h", "小时": "h", "分钟": "min", "秒": "s"},
-    **{"天": "day", "摄氏度": "°C", "美元": "USD", "欧元": "EUR"},
+    **UNITS,
     **{"Nm": "N*m", r"\Omega": "Ω", "fl oz": "floz", "−": "-"},  # noqa: RUF001
 }
 _NAME: Final = re.compile(r"[A-Za-zμΩÅ°%][A-Za-zμΩÅ°%0-9 ./*·^()-]{0,39}")
