@@ -15,7 +15,7 @@ from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
-from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
+from mmrl_rewards.number_words import GROUPED_DIGITS, MINUS, join_digits, split_number, write_exponents
 from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
@@ -187,7 +187,7 @@ def _write_number(text: str) -> str:
 
     "An hour and a half" is 1.5 hour.
     """
-    negated = re.match(r"(?:minus|negative) ", text, re.IGNORECASE)
+    negated = MINUS.match(text)
     if negated:
         return f"-{_write_number(text[negated.end() :])}"
     part = _PART_AFTER_UNIT.fullmatch(text)
@@ -199,6 +199,7 @@ def _write_number(text: str) -> str:
         if isinstance(number, float) and rest[:2] in (["of", "a"], ["of", "an"]):
             rest = rest[2:]  # three quarters of an hour
         return " ".join([str(number), *text.split()[-len(rest) :]]) if rest else str(number)
+    text = re.sub("^an? ", "1 ", text, flags=re.IGNORECASE)  # an hour
     text = _VULGAR.sub(lambda match: f" {normalize('NFKC', match[0])}".replace("\u2044", "/"), text)
     return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), " ".join(text.split()))
 

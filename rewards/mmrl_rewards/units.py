@@ -12,7 +12,8 @@ from mmrl_rewards.chinese import UNITS
 
 # pint takes Nm for the count of yarn in textiles.
 _ALIASES: Final = {
-    **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent", "per cent": "percent"},
+    **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent"},
+    **{"US dollar": "dollar", "per cent": "percent"},
     **UNITS,
     **{"Nm": "N*m", r"\Omega": "Ω", "fl oz": "floz", "−": "-"},  # noqa: RUF001
 }
