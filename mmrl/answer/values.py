@@ -219,6 +219,9 @@ def _validate_list(value: object) -> tuple[str, ...]:
 def _validate_action(value: object) -> Action:
     if isinstance(value, Action):
         value = {**value.arguments, "action": value.name}
+    # The call of a tool that acts, as Qwen-VL is trained to write actions.
+    if isinstance(value, Mapping) and value.keys() == {"name", "arguments"}:
+        value = value["arguments"]
     if not isinstance(value, Mapping) or "action" not in value:
         raise ValueError("not an action")
     return _build_action(value["action"], {key: argument for key, argument in value.items() if key != "action"})

@@ -1,8 +1,14 @@
-"""Rewrites short answers in Chinese as the English that the grammars of choices, counts and quantities read."""
+"""Rewrites short answers in Chinese as the English that the grammars of choices, counts and quantities read.
+
+The words and units that are read are listed in `chinese.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 _CHINESE: Final = re.compile("[\u4e00-\u9fff]")
@@ -16,23 +22,19 @@ _NUMBER: Final = re.compile(
 )
 _NUMERAL: Final = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?[百千万亿]?(?![A-Za-z0-9])|[零一二两三四五六七八九十百千万亿]+)"
 _NUMERALS: Final = re.compile(
-    rf"(?<![A-Za-z0-9.])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
+    rf"(?<![A-Za-z0-9.])(?!一共)(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
 )
-_WORDS: Final = {
-    **{"answer": "正确答案 最终答案 答案 正确选项 选项", "choose": "应该选择 应该选 应选 选择 选", "rule out": "排除"},
-    **{"is": "是 为", "is not": "不是 不为", "not": "不", "no": "没有 没", "i": "我", "i think": "我认为 我觉得"},
-    **{"is correct": "是正确的 是正确 正确 是对的", "is wrong": "是错误的 是错的 不正确 不对 错误"},
-    **{"or": "或者 或 还是", "and": "以及 和 与", "but": "但是 但 而是", "so": "所以 因此 故", "because": "因为 由于"},
-    **{"maybe": "可能 也许 大概", "not sure": "不确定 不知道", "about": "大约 约 左右 几 多 半", "to": "到 至"},
-    **{"at least": "至少 以上 超过 最多 以下", "there are": "一共有 总共有 共有 有", "": "图片中 图中 一共 总共"},
-}
-_ENGLISH: Final = {word: english for english, words in _WORDS.items() for word in words.split()}
+# `words` are Chinese words by what they mean in the grammars. Of units, a longer name comes before its own parts.
+_TABLE: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_ENGLISH: Final = {word: english for english, words in _TABLE["words"].items() for word in words.split()}
+UNITS: Final[Mapping[str, str]] = _TABLE["units"]
+"""Symbols of units by their Chinese names."""
 # Of two words that begin alike the longer one comes first.
 _WORD: Final = re.compile("|".join(sorted(_ENGLISH, key=len, reverse=True)))
 
 
 def to_english(text: str) -> str:
-    """Return a text with Chinese numerals as digits, 5% for 百分之五, and the words of `_WORDS` in English.
+    """Return a text with Chinese numerals as digits, 5% for 百分之五, and the words of `chinese.json` in English.
 
     Other words stay as they are, and so does a numeral that may be two numbers.
     """

@@ -14,8 +14,8 @@ from mmrl_rewards.contract import Of, part_text, part_value, reward, target_valu
 _MAX_CHARS: Final = 1000  # a longer answer names no option, and says neither yes nor no
 _WORDS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("yes", "yeah", "yep", "yup", "是", "是的", "对", "有"), "yes"),
-        **dict.fromkeys(("no", "nope", "nah", "否", "不是", "不是的", "不对", "没有"), "no"),
+        **dict.fromkeys(("yes", "yeah", "yep", "yup", "是", "是的", "对", "对的", "有"), "yes"),
+        **dict.fromkeys(("no", "nope", "nah", "否", "不", "不是", "不是的", "不对", "没有"), "no"),
     }
 )
 _NEITHER: Final = "neither yes nor no: {!r}"

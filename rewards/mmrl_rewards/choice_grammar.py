@@ -10,7 +10,7 @@ grammar of the marked answer, ignoring case, is:
               | subject ["is" | ":" | ..] name
               | name ("is" | "must be" | "seems" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
               | ("I" | "we" | "let's") ("choose" | "pick" | ..) name
-              | ("it" | "that" | "this") ("is" | "must be" | ..) name
+              | ["it" | "that" | "this"] ("is" | "must be" | .. | "leaves") name
     denial    = ["it" | subject] ("is not" | "cannot be" | "neither" | "rather than" | ..) name {("or" | "nor") name}
               | name {("and" | "or" | ..) name} words with "not", "wrong", "ruled out" ..
 
@@ -19,8 +19,8 @@ after "because" and the like or, without a word of doubt, beside a statement of 
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
 "no" or "actually" at the start of a clause, only what follows counts. An option's text beside words of the question,
 as in "The animal is a dog" and "3 cars", is a name. Spaces do not count in a text, and a number in words is its digits.
-A few words after a letter that are no option's text contradict it, as in "The answer is B. purple dog". `chinese.py`
-puts an answer in Chinese into the words of this grammar first.
+A few words after a letter that are not of its option's text contradict it, as in "The answer is B. purple dog".
+`chinese.py` puts an answer in Chinese into the words of this grammar first.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
 is an article. The rewards read no answer of more than 1000 characters.
@@ -51,7 +51,7 @@ _DEGREE: Final = re.compile(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ\b)")
 _EXPONENT: Final = re.compile(r"(?<=\^)\{([+-]?\w+)\}")
 _LATEX_SPACE: Final = re.compile(r"\\[,;: ]|(?<=\w)~|\\(?=[$%])")
 _STRAIGHT: Final = str.maketrans(
-    "\u2018\u2019\u3002\uff0c\u3001\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,,:;!?()-."
+    "\u2018\u2019\u3002\uff0c\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,:;!?()-."
 )
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
@@ -86,6 +86,7 @@ _DESCRIPTION: Final = re.compile(
 )
 _COMMON_WORDS: Final = frozenset(
     {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "image", "picture"}
+    | {"i", "see", "shows", "depicts"}
 )
 _MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
 
@@ -116,7 +117,8 @@ _STATEMENTS: Final = tuple(
         rf"(?P<name>{_NAME}) (?P<firm>{_BE}) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
         r"(?:answer|option|choice|one)?",
         rf"(?P<firm>(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE}) (?P<name>{_NAME})",
-        rf"(?:it|that|this)(?:'s| {_BE}) {_ADVERB}*(?P<name>{_NAME})",
+        rf"(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*"
+        rf"(?P<name>{_NAME})",
         rf"(?P<name>{_NAME})",
     )
 )
@@ -148,8 +150,9 @@ _DOUBT: Final = re.compile(
     r"|except|other than)\b",
     re.IGNORECASE,
 )
+_CONDITION: Final = re.compile(r"(?:if|unless)\b", re.IGNORECASE)
 _RETRACTION: Final = re.compile(
-    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
+    r"(?:or|maybe|perhaps|possibly|probably)$"
     r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b"
     r"|(?:it|this|that)(?:'s| is) (?:not (?:right|correct|true)|wrong|false|incorrect)\b",
     re.IGNORECASE,
@@ -181,7 +184,7 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     described = _DESCRIPTION.fullmatch(marked)
     if described and _words(described[1] + described[3]) <= _words(question) | _COMMON_WORDS:
         marked = described[2]
-    named = _stated_letter(marked, has_options=bool(options))
+    named = _stated_letter(marked, options)
     if named is None or named not in (options or ascii_uppercase):
         return ()
     return _options_with_text(options[named], options) if options else (named,)
@@ -248,7 +251,7 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     return _COLON.sub("", answer)
 
 
-def _stated_letter(marked: str, *, has_options: bool) -> str | None:
+def _stated_letter(marked: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the only option that a marked answer names; None if it names none, or several."""
     marked = _SAME_NAME.sub(lambda match: f"({match[1] or match[2]})", marked)
     marked = _CORRECTION.split(marked)[-1]
@@ -261,7 +264,7 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
     is_firm = False
     before = ""  # the clause before, if it is a statement
     for clause, is_reason in _split_clauses(marked):
-        follows_label, before = before.endswith(")"), ""
+        label, before = before[-2:-1] if before.endswith(")") else "", ""
         denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
@@ -274,12 +277,12 @@ def _stated_letter(marked: str, *, has_options: bool) -> str | None:
             is_firm = is_firm or bool(statement.groupdict().get("firm"))
         elif is_reason:
             continue
-        elif _MARKED.search(clause):
+        elif _MARKED.search(clause) and not _CONDITION.match(clause):
             others.append(clause)
-        elif _RETRACTION.match(clause):
+        elif _CONDITION.match(clause) or _RETRACTION.match(clause):
             return None
-        elif follows_label and has_options and not _SENTENCE.match(clause):
-            return None  # "B. purple", where purple is not the text of B
+        elif label in options and not (_SENTENCE.match(clause) or _is_part(clause, options[label])):
+            return None  # "B. purple", where purple is not in the text of B
     rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
         return None
@@ -298,6 +301,11 @@ def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
             is_reason = bool(end["reason"]) or (is_reason and not end["sentence"])
 
 
+def _is_part(text: str, option: str) -> bool:
+    """Return True if all words of a text, article aside, are in that of an option."""
+    return {*_drop_article(text).split()} <= {*_normalize(option).split()}
+
+
 def _normalize(text: str) -> str:
     """Return the text with case folded, white space collapsed, and final full stops removed."""
     return " ".join(text.casefold().split()).rstrip(".!")
@@ -309,7 +317,7 @@ def _drop_article(text: str) -> str:
 
 
 def _squeeze(text: str) -> str:
-    """Return the normalised text without article and spaces, a number in words as its digits."""
+    """Return the normalised text without article and spaces, a number in words at its start as its digits."""
     plain = _drop_article(text)
-    found = split_number(plain)
-    return str(found[0]) if found and not found[1] else plain.replace(" ", "")
+    found = split_number(_normalize(text)) or split_number(plain)
+    return f"{found[0]}{''.join(found[1])}" if found else plain.replace(" ", "")

@@ -21,7 +21,7 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #   number = digits | number words, such as "one hundred and five" | ("a" | "half a" | number) ("dozen" | ..)
 #          | "a pair" | "a couple" | "a single" | number "(" the same number ")"
 #   things = up to eight words without a further number or a word of doubt; they begin with no unit of measure
-#   none   = "none" | "none of them" | "no" things | "there are not any" things
+#   none   = "none" | "none of them" | "nobody" | "not a single one" | "no" things | "there are not any" things
 #
 # So these are not counts: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
 # "several", "dozens", "3 cats and a dog", "3rd".
@@ -38,7 +38,10 @@ _LEAD: Final = re.compile(
 )
 _REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
 _NOT_ANY: Final = re.compile(r"^(?:there (?:are|is)(?:n't| not)|(?:i|we) (?:don't|do not) see) any\b")
-_NONE_OF: Final = re.compile(r"none(?: of (?:them|these|those|the [a-z]+))?")
+_NONE_OF: Final = re.compile(
+    r"none(?: at all| of (?:them|these|those|the [a-z]+))?|nobody|nothing|no one"
+    r"|not (?:even )?(?:a single|one)(?: [a-z]+)?"
+)
 _NOT_COUNTED: Final = frozenset({"idea", "clue", "answer", "way", "doubt", "wonder", "comment", "problem"})
 _DOUBT_WORDS: Final = frozenset(
     {

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType
-from mmrl_rewards.number_words import GROUPED_DIGITS, SCALES, join_digits, split_number, write_exponents
+from mmrl_rewards.number_words import GROUPED_DIGITS, MINUS, SCALES, join_digits, split_number, write_exponents
 
 _SYMBOLS: Final = str.maketrans(
     {
@@ -25,6 +25,7 @@ _SYMBOLS: Final = str.maketrans(
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "∛": r"\sqrt[3] "},
         **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"},
         **{"⟨": "(", "⟩": ")", ";": ",", "，": ", ", "€": "", "£": "", "¥": ""},
+        **{"∠": r"\angle ", "△": r"\triangle ", "∥": r"\parallel ", "⊥": r"\perp ", "≅": r"\cong ", "∽": r"\sim "},
         **{"。": ".", "：": ":", "（": "(", "）": ")"},
     }
 )
@@ -252,8 +253,12 @@ def read_formula(text: str) -> Formula:
         return Formula(text.replace(" ", ""), True)
     if _has_words(formula) or _HALF_DAY.fullmatch(formula) or _POINTS.fullmatch(formula):
         words = _plain_words(text)
-        counted = split_number(words)
-        return Formula(str(counted[0]), False, counted[0]) if counted and not counted[1] else Formula(words, True)
+        negated = MINUS.match(words)
+        counted = split_number(words[negated.end() :] if negated else words)
+        if counted is None or counted[1]:
+            return Formula(words, True)
+        number = -counted[0] if negated else counted[0]
+        return Formula(str(number), False, number)
     time = formula if _TIME.fullmatch(formula) else ""
     formula = _RATIO.sub(_ratio, formula)
     if _UNREADABLE.search(formula) or not formula:

@@ -89,6 +89,9 @@ def _shrink(crop: Pixels) -> Pixels:
 
 @keep_last
 def _crop_likeness(answer: Pixels, target: Pixels) -> float:
+    # An exact answer has the target's crop, and resizing it would take longer than everything else.
+    if np.array_equal(answer, target):
+        return 1.0
     shrunk_target, blank = _shrink_target(target)
     return rescale_above(ssim(_shrink(answer), shrunk_target), blank)
 

@@ -183,7 +183,8 @@ def _split_name(formula: str) -> tuple[str | None, str]:
     name = re.sub(r"[{} ]", "", left)
     bare = _FUNCTION_OF.sub("", re.sub(r"_\w+|\^-1(?=\()", "", name))
     if not _LETTER.search(_OPERATION.sub("", name)):
-        return "", formula
+        # 4 = x^2 + y^2 is x^2 + y^2 = 4, where 1 + 3 = 4 is a value.
+        return _split_name(f"{right.strip()}={left}") if _LETTER.search(_OPERATION.sub("", right)) else ("", formula)
     # \frac{AB}{CD} = 2 has the name of a ratio.
     is_name = _RATIO_OF_POINTS.fullmatch(bare) or not _OPERATION.search(bare)
     return (name, right.strip()) if is_name else (None, formula)

@@ -15,7 +15,7 @@ from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import Of, part_value, reward, target_value
-from mmrl_rewards.number_words import GROUPED_DIGITS, join_digits, split_number, write_exponents
+from mmrl_rewards.number_words import GROUPED_DIGITS, MINUS, join_digits, split_number, write_exponents
 from mmrl_rewards.units import Unit, find_unit
 
 Tolerance = Annotated[float, Field(ge=0.0)]
@@ -25,8 +25,9 @@ _MONEY: Final = r"((?:US)?\$|[€£¥]|USD|EUR|GBP|)"
 _QUANTITY: Final = re.compile(rf"{_MONEY}\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
 _POWER_OF_TEN: Final = re.compile(r"(?<=[0-9])\s*(?:\\times|\\cdot|[*x\u00d7\u00b7])\s*10\^([+-]?[0-9]+)", re.ASCII)
 _FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z%]|$)", re.ASCII)  # 1 1/2 cups
+_PART_AFTER_UNIT: Final = re.compile(r"([a-z]+) ([a-z]+) and (a half|a quarter|three quarters)", re.IGNORECASE)
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # ½
-_LEAD: Final = re.compile(rf"^{ANSWER_LEAD}(?:[a-z]+ ?= ?)?", re.IGNORECASE)  # "The answer is", "x ="
+_LEAD: Final = re.compile(rf"^{ANSWER_LEAD}(?:[a-z]+ ?[=:] ?)?", re.IGNORECASE)  # "The answer is", "x =", "Length:"
 _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
 _FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
@@ -115,9 +116,9 @@ def quantity(
 
     Answer and target are a number and a unit that pint knows, in SI's case: MW is not mW. 25% is 0.25, and $, €, £ and
     "The length is" may come first. Bold, boxes and LaTeX's text, spaces, fractions and exponents are read, and so are
-    "half an hour", "two thirds", 百分之五, 12 500 m, $1.5 million, $2bn, 5'10" and sums in ever smaller units, such as
-    1h30m. Temperatures are converted, currencies are not. Unless `unit_required`, a number without a unit is taken to
-    be in the other's unit.
+    "half an hour", "an hour and a half", 百分之五, 5公里, 12 500 m, $1.5 million, $2bn, 5'10" and sums in ever smaller
+    units, such as 1h30m. Temperatures are converted, currencies are not. Unless `unit_required`, a number without a
+    unit is taken to be in the other's unit.
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check; the units of pint.
     Departures: the unit is checked.
@@ -182,14 +183,23 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
 
 
 def _write_number(text: str) -> str:
-    """Return a quantity with its number as a decimal fraction: "minus five cm" as -5 cm, 1 1/2 cups as 1.5 cups."""
-    negated = re.match(r"(?:minus|negative) ", text, re.IGNORECASE)
+    """Return a quantity with its number as a decimal fraction: "minus five cm" as -5 cm, 1 1/2 cups as 1.5 cups.
+
+    "An hour and a half" is 1.5 hour.
+    """
+    negated = MINUS.match(text)
     if negated:
         return f"-{_write_number(text[negated.end() :])}"
+    part = _PART_AFTER_UNIT.fullmatch(text)
+    if part:
+        text = f"{'one' if part[1].lower() in ('a', 'an') else part[1]} and {part[3]} {part[2]}"
     found = split_number(text.lower()) if text[:1].isalpha() else None
     if found:
         number, rest = found
+        if isinstance(number, float) and rest[:2] in (["of", "a"], ["of", "an"]):
+            rest = rest[2:]  # three quarters of an hour
         return " ".join([str(number), *text.split()[-len(rest) :]]) if rest else str(number)
+    text = re.sub("^an? ", "1 ", text, flags=re.IGNORECASE)  # an hour
     text = _VULGAR.sub(lambda match: f" {normalize('NFKC', match[0])}".replace("\u2044", "/"), text)
     return _FRACTION.sub(lambda match: repr(int(match[1] or 0) + int(match[2]) / int(match[3])), " ".join(text.split()))
 

@@ -38,6 +38,7 @@ _SHARE: Final = re.compile(rf"(?:(.+) and )?(an?|{'|'.join(ONES[1:])})[ -](halve
 GROUPED_DIGITS: Final = re.compile(
     r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?: |\{,\})[0-9]{3})+(?![0-9])|\.[0-9]{3}(?: [0-9]{3})* [0-9]{1,3}(?![0-9])"
 )
+MINUS: Final = re.compile(r"(?:minus|negative) ", re.IGNORECASE)
 _SUPERSCRIPTS: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b"
 _EXPONENT: Final = re.compile(f"[{_SUPERSCRIPTS}]+")
 _ON_THE_LINE: Final = str.maketrans(_SUPERSCRIPTS, "0123456789+-")

@@ -173,21 +173,24 @@ def page(
 
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
-    """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1].
-
-    `image` may be a colour [3], for a page that has no other.
-    """
+    """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
+    if (image[0] == image[0, 0]).all() and (image == image[0, 0]).all():
+        return _plain_ssim(image[0, :1], target)
     y, target_mean, target_variance, target_square = _target_moments(target)
-    if image.ndim == 1 or ((image[0] == image[0, 0]).all() and (image == image[0, 0]).all()):
-        mean: Any = float(image.reshape(-1, 3)[0] @ _LUMA)
-        variance, covariance, mean_product = 0.0, 0.0, mean * target_mean
-    else:
-        x = image @ _LUMA
-        mean, square, product = _window_means(np.array([x, x * x, x * y]))
-        mean_product = mean * target_mean
-        variance, covariance = square - mean * mean, product - mean_product
+    x = image @ _LUMA
+    mean, square, product = _window_means(np.array([x, x * x, x * y]))
+    mean_product = mean * target_mean
+    variance, covariance = square - mean * mean, product - mean_product
     numerator = (2.0 * covariance + _SSIM_C2) * (2.0 * mean_product + _SSIM_C1)
     return float((numerator / ((variance + target_variance) * (mean * mean + target_square))).mean())
+
+
+def _plain_ssim(colours: ImageArray, target: ImageArray) -> float:
+    """Return the highest SSIM to a target that one of several pages of one colour each has, colours [pages, 3]."""
+    _, target_mean, target_variance, target_square = _target_moments(target)
+    mean = (colours @ _LUMA)[:, None, None]
+    similarity = (2.0 * mean * target_mean + _SSIM_C1) / (mean * mean + target_square) * (_SSIM_C2 / target_variance)
+    return float(similarity.mean(axis=(1, 2)).max())
 
 
 @keep_last
@@ -300,14 +303,15 @@ def blank_similarity(target: ImageArray, similarity: SimilarityFn) -> float:
     Raises:
         Unscorable: a blank page is as similar to the target as the target itself.
     """
-    pixels = target.reshape(-1, 3)
-    middle = [(len(pixels) - 1) // 2, len(pixels) // 2]
-    # np.median takes several times as long.
-    median_colour = (np.partition(pixels, middle, axis=0)[middle].sum(axis=0) // 2).astype(np.uint8)
-    colours = [np.full_like(median_colour, 255), median_colour]
-    # A drawing on coloured ground is nearer to a page of that colour than to a white one.
-    pages = colours if similarity is ssim else [np.broadcast_to(colour, target.shape) for colour in colours]
-    blank = max(similarity(page, target) for page in pages)
+    # A drawing on coloured ground is nearer to a page of that colour than to a white one. The stable sort is a radix
+    # sort, several times as fast as np.median.
+    pixels = np.sort(target.reshape(-1, 3), axis=0, kind="stable")
+    middle = pixels[[(len(pixels) - 1) // 2, len(pixels) // 2]]
+    colours = np.array([[255, 255, 255], middle.sum(axis=0) // 2], dtype=np.uint8)
+    if similarity is ssim:
+        blank = _plain_ssim(colours, target)
+    else:
+        blank = max(similarity(np.broadcast_to(colour, target.shape), target) for colour in colours)
     if blank > 1.0 - _ROUNDING:
         raise Unscorable("the target draws next to nothing")
     return blank

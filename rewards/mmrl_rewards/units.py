@@ -8,9 +8,13 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from unicodedata import normalize
 
+from mmrl_rewards.chinese import UNITS
+
 # pint takes Nm for the count of yarn in textiles.
 _ALIASES: Final = {
-    **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent", "per cent": "percent"},
+    **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent"},
+    **{"US dollar": "dollar", "per cent": "percent"},
+    **UNITS,
     **{"Nm": "N*m", r"\Omega": "Ω", "fl oz": "floz", "−": "-"},  # noqa: RUF001
 }
 _NAME: Final = re.compile(r"[A-Za-zμΩÅ°%][A-Za-zμΩÅ°%0-9 ./*·^()-]{0,39}")
