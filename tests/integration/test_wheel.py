@@ -19,18 +19,29 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but what the wheel holds."""
+    """A folder with nothing but what the wheel holds, which is built from the sdist."""
     folder = tmp_path_factory.mktemp("wheel")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     archive = ["tar", "--null", "--files-from=-", "--create", f"--file={folder}/source.tar"]
     subprocess.run(archive, cwd=ROOT, input=files, check=True)
     (folder / "source").mkdir()
     subprocess.run(["tar", "--extract", f"--file={folder}/source.tar", f"--directory={folder}/source"], check=True)
+    build = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, f"{folder}/out"], cwd=folder / "source", check=True)
+    (sdist,) = (folder / "out").glob("*.tar.gz")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", f"--wheel-dir={folder}/out", str(folder / "source")], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", f"--wheel-dir={folder}/out", str(sdist)], check=True)
     (wheel,) = (folder / "out").glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", f"--target={folder}/site", str(wheel)], check=True)
     return folder / "site"
+
+
+@pytest.mark.parametrize(("folder", "package"), [("configs", "mmrl_configs"), ("rewards/cases", "mmrl_cases")])
+def test_sdist_and_wheel_hold_all_recipes_overlays_and_cases(site: Path, folder: str, package: str) -> None:
+    def names(top: Path) -> set[str]:
+        return {path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_file()}
+
+    assert names(site / package) == names(ROOT / folder)
 
 
 def test_a_new_user_gets_from_the_download_line_to_the_curves_of_a_trained_model(
