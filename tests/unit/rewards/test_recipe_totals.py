@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from factories import make_sample
+import torch
+from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from scoring import constant, make_scorer, rollout, scored
+from serving import reply, served
 
+from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.losses import estimate_kl
+from mmrl.algo.reward_history import measure_samples
+from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config import load_config
 from mmrl.config.schema import Config
 from mmrl.policy.build import build_response_format
 from mmrl.scoring.build import load_reward_terms
-from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Turn
+from mmrl.scoring.group_rewards import apply_group_rewards, load_group_rewards
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, SampleStats, Segment, Turn
 from mmrl_datasets.environments.frames import make
 from mmrl_rewards.contract import bind
 
@@ -41,6 +49,20 @@ def total(config, text, sample, values=None, **fields):
         terms[name] = replace(terms[name], reward=bind(constant(value, name=name, low=-1.0), {}))
     response = replace(rollout(text, sample, grammar=build_response_format(config)), **fields)
     return scored(make_scorer(*terms.values()), response).total
+
+
+def group_of(scores, lengths=None, probes=None, **sample):
+    """Responses with these scores, as long as `lengths` says, in tokens."""
+    prompt = make_prompt(make_sample(**sample))
+    lengths = lengths or [2] * len(scores)
+    rollouts = [make_rollout(prompt, index, num_tokens=length) for index, length in enumerate(lengths)]
+    return make_group(prompt, rollouts, [make_score(**score) for score in scores], probes=probes or {})
+
+
+def group_totals(config, group):
+    """The totals of a group with what the group rewards of a config add."""
+    rewards = load_group_rewards(config, Path(), load_reward_terms(config, Path()))
+    return apply_group_rewards(group, 0, group_rewards=rewards).totals
 
 
 @pytest.mark.parametrize(
@@ -142,6 +164,98 @@ def test_vlm_r1_math(read_recipe, correct, length, expected):
     values = {"accuracy": correct, "length": length, "repetition": -0.1}
     text = "<think>Half.</think><answer>0.5</answer>"
     assert total(read_recipe("vlm_r1_math"), text, make_sample("0.5", AnswerType.LATEX), values) == expected
+
+
+RIGHT, WRONG, NOTHING = {"accuracy": 1, "format": 0.5}, {"accuracy": 0, "format": 0.5}, {"accuracy": 0, "format": 0}
+
+
+@pytest.mark.parametrize(("right", "of", "weight"), [(1, 8, 0.7875), (1, 2, 1.8), (2, 2, 0.0), (0, 8, 0.0)])
+def test_observe_r1_weighs_groups_by_their_difficulty(read_recipe, right, of, weight):
+    """4 x 1.8 p (1 - p) times the reward less its mean, over its deviation with N - 1 and 1e-9 added."""
+    options = read_recipe("observe_r1").stages[0].advantage
+    totals = [1.5] * right + [0.5] * (of - right)
+    (got,) = compute_advantages([group_of([RIGHT] * right + [WRONG] * (of - right))], options, {})
+    mean = sum(totals) / of
+    deviation = math.sqrt(sum((total - mean) ** 2 for total in totals) / (of - 1))
+    assert got == pytest.approx([weight * (total - mean) / (deviation + 1e-9) for total in totals])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [((120, 90, 50, 60), [1.5, 1.5, 0.5, 0.0]), ((120, 101, 50, 60), [1.5, 1.7, 0.5, 0.0])],
+)
+def test_observe_r1_pays_for_the_shortest_correct_response_of_more_than_100_tokens(read_recipe, lengths, expected):
+    group = group_of([RIGHT, RIGHT, WRONG, NOTHING], lengths)
+    assert group_totals(read_recipe("observe_r1"), group) == pytest.approx(expected)
+
+
+def test_ui_r1_e_pays_by_the_length_budget_of_its_group(read_recipe):
+    """Half are correct: the budget is (150 + 400) / 2 = 275 tokens."""
+    right, wrong = {"action": 1, "place": 1, "format": 1}, {"action": 1, "place": 0, "format": 1}
+    group = group_of([right, right, wrong, wrong], (100, 200, 300, 400))
+    totals = group_totals(read_recipe("ui_r1_e"), group)
+    assert totals == pytest.approx([3.8182, 3.6364, 1.9, 1.9], abs=1e-4)
+
+
+@pytest.mark.parametrize(("shuffled", "bonus"), [([1, 1, 1, 1, 1, 0, 0, 0], 0.3), ([1, 1, 1, 1, 1, 1, 0, 0], 0.0)])
+@pytest.mark.parametrize(("task", "term"), [("multiple choice", "choice"), ("numerical", "number")])
+def test_video_r1_compares_its_frames_with_shuffled_ones(read_recipe, shuffled, bonus, task, term):
+    """Half are correct: 0.5 is 0.8 x 0.625, and less than 0.8 x 0.75."""
+    probes = {"shuffled": tuple(make_score(**{term: value}) for value in shuffled)}
+    group = group_of([{term: 1}, {term: 0}], probes=probes, task=task, meta={"data_type": "video"})
+    assert group_totals(read_recipe("video_r1"), group) == pytest.approx([1 + bonus, 0.0])
+
+
+def test_vlm_r1_ovd_divides_average_precision_by_superfluous_boxes(read_recipe):
+    """Two hits of IoU 0.87 count at eight of ten thresholds: 0.8 x 2 targets / 5 answers, and the format."""
+    targets = tuple(Region(box, "cup") for box in ((0, 0, 20, 100), (30, 0, 50, 100)))
+    found = [[0, 0, 20, 87], [30, 0, 50, 87], [60, 0, 70, 9], [60, 20, 70, 29], [60, 40, 70, 49]]
+    sample = make_sample(
+        targets,
+        AnswerType.BOXES,
+        parts=(ImageRef(path="a.png", sha256=""), "Where?"),
+        coordinate_system=CoordinateSystem.PX_RESIZED,
+    )
+    answer = json.dumps([{"bbox_2d": box, "label": "cup"} for box in found])
+    text = f"<think>There.</think><answer>{answer}</answer>"
+    assert total(read_recipe("vlm_r1_ovd"), text, sample) == pytest.approx(1 + 0.32)
+
+
+def test_seed_bench_r1_clamps_the_log_ratio_of_its_kl(read_recipe):
+    kl = read_recipe("seed_bench_r1").stages[0].loss.kl
+    logp, ref = torch.tensor([-21.0, -0.5]), torch.tensor([-1.0, -0.5])
+    estimates = estimate_kl(logp, ref, kl.estimator, log_ratio_clip=kl.log_ratio_clip).tolist()
+    assert estimates == pytest.approx([math.exp(11) - 11 - 1, 0.0])
+
+
+@pytest.mark.parametrize(("length", "expected"), [(16384, 2.0), (18432, 1.5), (20480, 1.0)])
+def test_dapo_fines_long_responses_of_any_recipe(read_recipe, length, expected):
+    config = read_recipe("r1_v", "overlays=[dapo]")
+    segment = Segment(token_ids=(5,) * length, logprobs=(-1.0,) * length, author="policy")
+    text = "<think>One, two.</think><answer>2</answer>"
+    assert total(config, text, make_sample(2), segments=(segment,)) == pytest.approx(expected)
+
+
+def test_dapo_drops_a_group_that_differs_in_its_format_alone(read_recipe):
+    options = read_recipe("r1_v", "overlays=[dapo]").stages[0].dynamic_sampling
+    alike = [{"accuracy": 1, "format": form} for form in (0, 1, 1, 0)]
+    assert rejection_reason(group_of(alike), options) == "accuracy"
+    assert rejection_reason(group_of([*alike, NOTHING]), options) is None
+
+
+def test_par_pays_half_for_an_answer_that_is_as_good_as_the_reference(read_recipe):
+    with served(lambda handler, body: reply(handler, {"score": 1.25})) as (url, _):
+        config = read_recipe("r1_v", "overlays=[par]", f"rewards.terms.par.args.scorer.url={url}")
+        text = "<think>One, two.</think><answer>2</answer>"
+        assert total(config, text, make_sample(2), {"format": 0.0}) == 0.5
+
+
+def test_limr_keeps_a_sample_whose_curve_is_the_mean_one(read_recipe):
+    stages = {stage.name: stage for stage in read_recipe("r1_v", "overlays=[limr]").stages}
+    select = stages["limr_best"]
+    curves = {"low": (0.0, 0.25, 0.5), "mean": (0.25, 0.5, 0.75), "high": (0.5, 0.75, 1.0)}
+    history = {name: [SampleStats(value, 0.0) for value in curve] for name, curve in curves.items()}
+    assert measure_samples(history, select.metric)["mean"] == 1.0 >= select.range[0]
 
 
 def test_a_mixture_that_pilots_predict_is_laid_over_modomodo(read_recipe, tmp_path, capsys):
