@@ -25,7 +25,7 @@ HUB_SCHEME: Final = "hf://"
 HUB_ADDRESS: Final = re.compile(r"hf://(?P<path>[\w.-]+/[\w.-]+)(:(?P<name>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
 SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes: the first for a dataset of several splits, the second for one split."""
-SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
+SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-[0-9a-f]{16})?\.parquet")  # older versions add a hash
 UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 MAX_LINE_BYTES: Final = 64 << 20  # a longer line of JSON Lines is rejected, and never held in memory as a whole
 MAX_CELL_CHARS: Final = 64 << 20  # longest cell of a CSV or TSV file
