@@ -74,6 +74,10 @@ def test_human_omni_vision_takes_solutions_apart_and_keeps_them_for_the_judge(re
     assert found["regression"][0].parts[-1].endswith("(e.g., 42 or 3.14) within the <answer> </answer> tags.")
 
 
+def test_video_r1_keeps_what_looks_like_a_tag_in_an_answer(read):
+    assert read("video_r1")["OCR"][0].target.value == "fresh bread < 1 kg"
+
+
 def test_affordance_r1_reads_its_objects_and_their_name(read):
     handle, cut, *_ = read("affordance_r1")["afford"]
     assert handle.target.value == [{"bbox_2d": [4, 4, 20, 28], "point_2d": [12, 16]}]
