@@ -91,7 +91,8 @@ def rows(
             `image`, `video_url` and `video` parts), or in the columns images and videos, which a row may lack; then
             each `<image>` or `<video>`, and each part of that type without a value, takes the next one. Images of a
             column also replace the paths of `image` parts. The answer is the first turn of the assistant unless a
-            column is named for it. Also id, start, end, label, thinking and media_index.
+            column is named for it. A part that names no type has that of its only value. Also id, start, end, label,
+            thinking and media_index.
         exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
             cuts them before it. With `calls` they continue after tool calls, and everything the assistant says becomes
             the sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column.
@@ -171,10 +172,19 @@ def _parse_turns(value: object) -> list[_Turn]:
                 if entry.get("reasoning_content"):
                     thinking = check_text(entry["reasoning_content"], "reasoning_content")
                     content = f"<think>{thinking}</think>{check_text(_turn_text(content), 'content')}"
-                turns.append(_Turn(SPEAKER_ROLES[speaker], content))
+                parts = [*map(_name_type, content)] if isinstance(content, list) else content
+                turns.append(_Turn(SPEAKER_ROLES[speaker], parts))
             case _:
                 raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
     return turns
+
+
+def _name_type(part: object) -> object:
+    """Give a part that names no type the one of its only value: `{"image": "1.jpg"}` is an image."""
+    if not isinstance(part, dict) or part.get("type") is not None:
+        return part
+    names = [name for name in ("text", "image", "video") if part.get(name) is not None]
+    return {**part, "type": names[0]} if len(names) == 1 else part
 
 
 def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation:

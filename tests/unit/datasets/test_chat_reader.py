@@ -63,6 +63,14 @@ def test_messages_of_openai(read_chat, images):
     assert (sample.target.value, sample.meta) == ("Yes.", {"system": "Be brief."})
 
 
+@pytest.mark.parametrize("rest", [{}, {"type": None, "image": None, "video": None}])
+def test_parts_may_name_no_type(read_chat, images, rest):
+    content = [{**rest, "text": "Is this a cat?"}, {**rest, "image": "a.png"}]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": [{**rest, "text": "Yes."}]}]
+    (sample,) = read_chat({"messages": messages}, columns={"turns": "messages"})
+    assert (sample.parts, sample.target.value) == (("Is this a cat?", images["a"]), "Yes.")
+
+
 def test_rows_of_verl(read_chat, images):
     row = {
         "data_source": "geo3k",
@@ -201,6 +209,7 @@ TEXT, IMAGE = {"type": "text", "text": "?"}, {"type": "image"}
         ([{"from": "human", "value": "<image><image>?"}, REPLY], "<image> 2 times, and there are 1 images"),
         ([QUESTION, {"from": "gpt", "value": " "}], "answer must be text"),
         (openai_turns({"type": "audio", "audio": "a.wav"}), "a part must be of type text, image_url, image, video_url"),
+        (openai_turns({"text": "?", "image": "a.png"}), "a part must be of type text, image_url, image, video_url"),
         (openai_turns(IMAGE), "must say something besides images"),
         (openai_turns(IMAGE, IMAGE, TEXT), "says <image> 2 times, and there"),
         (openai_turns({"type": "image_url", "image_url": "d.png"}, TEXT), "image 'd.png' cannot be read"),
