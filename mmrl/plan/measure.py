@@ -32,8 +32,8 @@ from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 
-# Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
 _Operator = Any  # torch gives operators no type
+# Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
 _DEPTHS, _RECURRENT_DEPTHS = (3, 4), (4, 8)
 
 
@@ -124,13 +124,11 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
     if model.num_recurrent_layers:
         # In each process, the first forward of such layers keeps its tensors alive, so a run on few tokens comes first.
-        few = MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,))
-        _run(model.trim(language=min(blocks["language"], 4), vision=1), options, few)
-    few_blocks, more_blocks = (
-        {part: min(blocks[part], depths[part][number]) for part in ("language", "vision")} for number in (0, 1)
-    )
-    small = _run(model.trim(**few_blocks), options, micro_batch)
-    large = small if few_blocks == more_blocks else _run(model.trim(**more_blocks), options, micro_batch)
+        short = MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,))
+        _run(model.trim(language=min(blocks["language"], 4), vision=1), options, short)
+    few, more = ({part: min(count, depths[part][number]) for part, count in blocks.items()} for number in (0, 1))
+    small = _run(model.trim(**few), options, micro_batch)
+    large = small if few == more else _run(model.trim(**more), options, micro_batch)
     # How many times the difference of the two runs must be added to the larger one, to reach all blocks.
     left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
     left |= {"attention": left["language"], "vision attention": left["vision"]}
@@ -139,16 +137,14 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
         return float(after + (after - before) * left.get(part, 0.0))
 
     flops = {key: extend(key[0], small.flops[key], count) for key, count in large.flops.items()}
-    for pass_name in ("forward", "backward"):
-        key = "vision attention", pass_name
-        if key not in flops:
-            continue
-        flops["vision", pass_name] += flops.pop(key)
-        num_full = len(getattr(model.config.vision_config, "fullatt_block_indexes", None) or ())
+    num_full = len(getattr(model.config.vision_config, "fullatt_block_indexes", None) or ())
+    for key in [key for key in flops if key[0] == "vision attention"]:
+        vision = "vision", key[1]
+        flops[vision] += flops.pop(key)
         if num_full and left["vision"]:
             # One block of a trimmed model sees whole images. The others see windows, as does each that was added.
             window = large.flops[key] - small.flops[key]
-            flops["vision", pass_name] += (num_full - 1) * (small.flops[key] - _DEPTHS[0] * window)
+            flops[vision] += (num_full - 1) * (small.flops[key] - _DEPTHS[0] * window)
     peaks = []
     for phase, parts in large.peaks.items():
         before = small.peaks.get(phase, Counter())
@@ -174,25 +170,21 @@ def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
         prompt += [1, *[image_id] * model.image_tokens((grid,))]
     prompt += [1] * (micro_batch.prompt_tokens - len(prompt))
     runs = {image_id: list(map(PlaceholderRun, micro_batch.grids))}
-    prompt_positions = model.family.position_ids(prompt, runs, merge_size=vision.spatial_merge_size)
-    ids: list[int] = []
-    positions, predictors = [], []
-    for _ in range(micro_batch.num_groups):
-        last = len(ids) + len(prompt) - 1
-        ids += prompt
-        positions.append(prompt_positions)
-        for length in micro_batch.responses:
-            predictors += [last, *range(len(ids), len(ids) + length - 1)]
-            ids += [1] * length
-            positions.append((prompt_positions.max() + 1 + torch.arange(length)).expand(3, -1))
-    grids = micro_batch.grids * micro_batch.num_groups
+    positions = [model.family.position_ids(prompt, runs, merge_size=vision.spatial_merge_size)]
+    ids, predictors = list(prompt), list[int]()
+    for length in micro_batch.responses:
+        predictors += [len(prompt) - 1, *range(len(ids), len(ids) + length - 1)]
+        ids += [1] * length
+        positions.append((positions[0].max() + 1 + torch.arange(length)).expand(3, -1))
+    num_groups, grids = micro_batch.num_groups, micro_batch.grids * micro_batch.num_groups
     patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    input_ids_BL, num_scored = torch.tensor([ids]), len(predictors)
+    input_ids_BL, group_starts = torch.tensor([ids * num_groups]), len(ids) * torch.arange(num_groups)
+    num_scored = len(predictors) * num_groups
     return Batch(
         input_ids_BL=input_ids_BL,
         token_types_BL=(input_ids_BL == image_id).long(),
-        position_ids_3BL=torch.cat(positions, dim=1).unsqueeze(1),
-        packed_groups=(PackedGroup(len(prompt), micro_batch.responses),) * micro_batch.num_groups,
+        position_ids_3BL=torch.cat(positions * num_groups, dim=1).unsqueeze(1),
+        packed_groups=(PackedGroup(len(prompt), micro_batch.responses),) * num_groups,
         media=BatchMedia(
             image_patches_MD=torch.zeros(sum(map(prod, grids)), patch),
             image_grids_I3=torch.tensor(grids, dtype=torch.int64).view(-1, 3),
@@ -202,7 +194,7 @@ def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
             video_keys=(),
         ),
         target_ids_N=torch.ones(num_scored, dtype=torch.int64),
-        predictor_index_N=torch.tensor(predictors),
+        predictor_index_N=(group_starts[:, None] + torch.tensor(predictors)).flatten(),
         temperature_N=torch.ones(num_scored),
         banned_token_ids=(),
     )

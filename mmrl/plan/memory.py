@@ -35,22 +35,20 @@ def memory_parts(plan: Plan) -> list[MemoryPart]:
         "logits": f"logits, {plan.options.logits_chunk_tokens} tokens at a time",
         "rest": "inputs and log-probabilities",
     }
-    parts = list(_state_parts(plan))
-    for part, name in names.items():
-        parts.append(MemoryPart(name, plan.measurement.peak.get(part, 0.0) / 1e9, phases=("learning",)))
-    return [*parts, *_engine_parts(plan)]
-
-
-def phases_of(plan: Plan) -> tuple[str, ...]:
-    """Return the phases of a step; an sft stage generates nothing."""
-    return PHASES if isinstance(plan.stage, RlStage) else PHASES[1:]
+    peak = plan.measurement.peak
+    activations = [MemoryPart(name, peak.get(part, 0.0) / 1e9, phases=("learning",)) for part, name in names.items()]
+    return [*_state_parts(plan), *activations, *_engine_parts(plan)]
 
 
 def phase_gigabytes(plan: Plan) -> dict[str, float]:
-    """Return the memory of a learner's GPU in each phase, and of one of a server, in GB."""
+    """Return the memory of a learner's GPU in each phase, and of one of a server, in GB.
+
+    An sft stage generates nothing.
+    """
     parts = memory_parts(plan)
-    phases = {phase: _sum_phase(parts, phase) for phase in phases_of(plan)}
-    return phases | {"serving": sum(part.gigabytes for part in parts if part.place == "server")}
+    phases = PHASES if isinstance(plan.stage, RlStage) else PHASES[1:]
+    sizes = {phase: _sum_phase(parts, phase) for phase in phases}
+    return sizes | {"serving": sum(part.gigabytes for part in parts if part.place == "server")}
 
 
 def peak_phase(plan: Plan) -> tuple[float, str]:

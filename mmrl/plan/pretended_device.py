@@ -56,15 +56,11 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
 
     def place(self, model: nn.Module) -> None:
         """Replace the weights of a model by tensors of their shapes on this device. Tied weights stay tied."""
-        placed: dict[int, torch.Tensor] = {}
+        empty_like = cache(self._empty_like)  # torch hashes tensors by identity
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in placed:
-                        placed[id(tensor)] = self._empty_like(tensor)
-                    tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
+                    tensors[name] = tensor if tensor is None else empty_like(tensor)  # type: ignore[assignment]
 
     def read(self, tensor: _Values) -> _Values:
         """Return the values of a tensor on the CPU, in its shape; ones if they are unknown."""

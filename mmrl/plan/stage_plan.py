@@ -12,7 +12,7 @@ from mmrl.config import Config
 from mmrl.config.schema import ModelConfig, RlStage, SftStage
 from mmrl.plan.measure import Measurement, make_policy, measure
 from mmrl.plan.shapes import ModelShapes, read_shapes
-from mmrl.plan.workload import MicroBatchSizes, StepGroups, Workload
+from mmrl.plan.workload import MicroBatchSizes, Workload
 from mmrl.policy.build import ComponentSummary, summarize_components
 from mmrl.types import UserError
 
@@ -50,7 +50,6 @@ class Plan:
     stage: SftStage | RlStage
     options: ModelConfig  # the section `model` of the config, with what the stage freezes
     workload: Workload
-    groups: StepGroups  # groups of a step
     micro_batch: MicroBatchSizes  # the fullest micro-batch
 
     gpu: Gpu
@@ -94,7 +93,7 @@ def make_plan(
     components = summarize_components(module, model.family)
     blocks = sorted(sum(map(torch.numel, block.parameters())) for block in module.get_decoder().layers)
     tables = {module.get_input_embeddings().weight, module.get_output_embeddings().weight}
-    groups, server, deepspeed = StepGroups.of_stage(stage), config.rollout.server, config.deepspeed
+    server, deepspeed = config.rollout.server, config.deepspeed
     learners = num_engines = num_gpus
     engine_gpus = 1
     if config.rollout.engine == "vllm_server":
@@ -102,15 +101,14 @@ def make_plan(
         learners = max(1, num_gpus - num_engines * engine_gpus)
     engine_rows, has_reference = 0, False
     if isinstance(stage, RlStage):
-        engine_rows = ceil(stage.prompts_per_round * groups.group_size / num_engines)
+        engine_rows = ceil(stage.prompts_per_round * stage.group_size / num_engines)
         has_reference = stage.loss.kl.coef > 0
     return Plan(
         config=config,
         stage=stage,
         options=options,
         workload=workload,
-        groups=groups,
-        micro_batch=workload.micro_batch(groups, stage.micro_batch_tokens, learners),
+        micro_batch=workload.micro_batch(stage, learners),
         gpu=gpu,
         num_gpus=num_gpus,
         learners=learners,

@@ -7,6 +7,7 @@ from math import ceil
 from mmrl.config.schema import RlStage
 from mmrl.plan.measure import visible_pairs
 from mmrl.plan.stage_plan import Plan
+from mmrl.plan.workload import most_groups
 
 HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assumed
 DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
@@ -16,44 +17,43 @@ HF_LAYER_S = 1.4e-3
 
 def step_tokens(plan: Plan) -> float:
     """Return the prompt and response tokens of a step."""
-    return plan.groups.num_groups * (_mean_prompt(plan) + plan.groups.group_size * plan.workload.mean_response)
+    return plan.stage.prompts_per_step * (_mean_prompt(plan) + plan.stage.group_size * plan.workload.mean_response)
 
 
 def step_flops(plan: Plan, *passes: str) -> float:
     """Return the FLOPs of one pass over a step's experiences: those measured, scaled by tokens, images and pairs."""
-    num_groups, group_size = plan.groups.num_groups, plan.groups.group_size
-    work, micro = plan.workload, plan.micro_batch
-    prompt, response = round(_mean_prompt(plan)), work.mean_response
+    micro, group_size = plan.micro_batch, plan.stage.group_size
+    prompt, response = round(_mean_prompt(plan)), plan.workload.mean_response
     # A group that does not fit into a micro-batch is split, and its prompt runs with each part.
     parts = ceil(group_size / len(micro.responses))
     measured_pairs = visible_pairs(micro.prompt_tokens, micro.responses) * micro.num_groups
     scale = {
         "language": (parts * prompt + group_size * response) / micro.num_tokens,
-        "vision": parts * work.mean_prompt_frac / micro.num_groups,
+        "vision": parts * plan.workload.mean_prompt_frac / micro.num_groups,
         "attention": parts * visible_pairs(prompt, (response,) * len(micro.responses)) / measured_pairs,
         "logits": group_size * response / (micro.num_groups * sum(micro.responses)),
     }
     counts = (factor * plan.measurement.total_flops(part, passes=passes) for part, factor in scale.items())
-    return num_groups * sum(counts)
+    return plan.stage.prompts_per_step * sum(counts)
 
 
 def learning_flops(plan: Plan) -> float:
     """Return the FLOPs by which a step learns: forward and backward, in each of its epochs."""
-    return plan.groups.epochs * step_flops(plan, "forward", "backward")
+    return plan.stage.ppo_epochs * step_flops(plan, "forward", "backward")
 
 
 def step_seconds(plan: Plan) -> dict[str, float]:
     """Return the seconds of a step by part."""
-    groups, gpu_flops = plan.groups, plan.gpu.peak_tflops * 1e12 * plan.efficiency
+    stage, gpu_flops = plan.stage, plan.gpu.peak_tflops * 1e12 * plan.efficiency
     # All wait for the GPU that has most groups.
-    share = groups.of_one_gpu(plan.learners) * groups.mini_batches / groups.num_groups
+    share = most_groups(stage, plan.learners) * stage.num_mini_batches / stage.prompts_per_step
     seconds = {"learning": learning_flops(plan) * share / gpu_flops}
-    if isinstance(plan.stage, RlStage):
+    if isinstance(stage, RlStage):
         forward = step_flops(plan, "forward") * share / gpu_flops
-        recomputes = plan.stage.loss.old_logprobs == "recomputed"
-        seconds["old log-probs"] = forward * (1 - 1 / groups.mini_batches) if recomputes else 0.0
+        recomputes = stage.loss.old_logprobs == "recomputed"
+        seconds["old log-probs"] = forward * (1 - 1 / stage.num_mini_batches) if recomputes else 0.0
         seconds["reference"] = forward if plan.has_reference else 0.0
-        seconds |= _generating_seconds(plan, plan.stage, gpu_flops)
+        seconds |= _generating_seconds(plan, stage, gpu_flops)
     # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
     updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)
     seconds["update"] = updated / (HOST_LINK_GBS * 1e9 if plan.offloads_optimizer else plan.gpu.bandwidth_tbs * 1e12)

@@ -44,28 +44,6 @@ class MicroBatchSizes:
         return self.num_groups * (self.prompt_tokens + sum(self.responses))
 
 
-class StepGroups(NamedTuple):
-    """Groups of a training step. To the learner, a demonstration is a group of one response."""
-
-    num_groups: int  # groups of a step, on all GPUs
-    group_size: int  # responses of a group
-    micro_batch_groups: int  # most groups that share a forward pass
-    mini_batches: int  # updates of an epoch
-    epochs: int  # passes of a step over its groups
-
-    @classmethod
-    def of_stage(cls, stage: SftStage | RlStage) -> StepGroups:
-        """Return those of a stage."""
-        if isinstance(stage, SftStage):
-            return cls(stage.batch_size, 1, stage.micro_batch_sequences, 1, 1)
-        sizes = stage.prompts_per_step, stage.group_size, stage.micro_batch_groups
-        return cls(*sizes, stage.num_mini_batches, stage.ppo_epochs)
-
-    def of_one_gpu(self, num_gpus: int) -> int:
-        """Return the most groups of an update that one GPU learns from: a group is not divided among GPUs."""
-        return ceil(self.num_groups / self.mini_batches / num_gpus)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Prompts and responses of a training step."""
@@ -77,16 +55,22 @@ class Workload:
     mean_response: int  # tokens that time is planned for
     notes: tuple[str, ...]  # what was measured and what was assumed
 
-    def micro_batch(self, groups: StepGroups, max_tokens: int, num_gpus: int) -> MicroBatchSizes:
+    def micro_batch(self, stage: SftStage | RlStage, num_gpus: int) -> MicroBatchSizes:
         """Return the fullest micro-batch. A group that does not fit is split, and its prompt repeated."""
-        size = min(groups.group_size, max(1, (max_tokens - self.prompt_tokens) // self.longest_response))
-        num_groups = max_tokens // (self.prompt_tokens + groups.group_size * self.longest_response)
+        max_tokens = stage.micro_batch_tokens
+        size = min(stage.group_size, max(1, (max_tokens - self.prompt_tokens) // self.longest_response))
+        num_groups = max_tokens // (self.prompt_tokens + stage.group_size * self.longest_response)
         return MicroBatchSizes(
-            num_groups=max(1, min(num_groups, groups.micro_batch_groups, groups.of_one_gpu(num_gpus))),
+            num_groups=max(1, min(num_groups, stage.micro_batch_groups, most_groups(stage, num_gpus))),
             prompt_tokens=self.prompt_tokens,
             grids=self.grids,
             responses=(self.longest_response,) * size,
         )
+
+
+def most_groups(stage: SftStage | RlStage, num_gpus: int) -> int:
+    """Return the most groups of an update that one GPU learns from: a group is not divided among GPUs."""
+    return ceil(stage.prompts_per_step / stage.num_mini_batches / num_gpus)
 
 
 class _SampleSizes(NamedTuple):
@@ -125,10 +109,8 @@ def find_workload(
     longest, mean = max(lengths), max(1, round(sum(lengths) / len(lengths)))
     if not longest:
         # A demonstration that is not written yet is taken to be as long as the longest that the run may generate.
-        samplers = [each for each in config.stages if isinstance(each, RlStage | SampleStage)]
-        if isinstance(stage, RlStage):
-            samplers = [stage]
-        limits = [sampler.sampling.max_new_tokens for sampler in samplers]
+        samplers = [stage] if isinstance(stage, RlStage) else config.stages
+        limits = [each.sampling.max_new_tokens for each in samplers if isinstance(each, RlStage | SampleStage)]
         longest = max(limits, default=config.evaluation.max_new_tokens)
         mean = min(mean_response or longest, longest)
         if isinstance(stage, SftStage):
