@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from mmrl.config.schema import ModelConfig
+from mmrl.learner.micro_batches import dummy_batch
 from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes
 from mmrl.plan.workload import MicroBatchSizes
-from mmrl.policy.batch import Batch, BatchMedia, PackedGroup
+from mmrl.policy.batch import Batch, PackedGroup
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.lora import create_adapter
@@ -37,8 +38,7 @@ _Operator = Any  # torch gives operators no type
 _DEPTHS, _RECURRENT_DEPTHS = (3, 4), (4, 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(NamedTuple):
     """Work and memory of one micro-batch."""
 
     flops: Mapping[tuple[str, str], float]  # by part (vision, language, attention, logits, rest) and pass
@@ -179,24 +179,23 @@ def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
     num_groups, grids = micro_batch.num_groups, micro_batch.grids * micro_batch.num_groups
     patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     input_ids_BL, group_starts = torch.tensor([ids * num_groups]), len(ids) * torch.arange(num_groups)
-    num_scored = len(predictors) * num_groups
-    return Batch(
+    predictor_index_N = (group_starts[:, None] + torch.tensor(predictors)).flatten()
+    empty = dummy_batch(pad_id=1, patch_dim=patch, shared_prefix=True)
+    return replace(
+        empty,
         input_ids_BL=input_ids_BL,
         token_types_BL=(input_ids_BL == image_id).long(),
         position_ids_3BL=torch.cat(positions * num_groups, dim=1).unsqueeze(1),
         packed_groups=(PackedGroup(len(prompt), micro_batch.responses),) * num_groups,
-        media=BatchMedia(
+        media=replace(
+            empty.media,
             image_patches_MD=torch.zeros(sum(map(prod, grids)), patch),
             image_grids_I3=torch.tensor(grids, dtype=torch.int64).view(-1, 3),
             image_keys=tuple(map(str, range(len(grids)))),
-            video_patches_MD=torch.zeros(0, patch),
-            video_grids_V3=torch.zeros(0, 3, dtype=torch.int64),
-            video_keys=(),
         ),
-        target_ids_N=torch.ones(num_scored, dtype=torch.int64),
-        predictor_index_N=(group_starts[:, None] + torch.tensor(predictors)).flatten(),
-        temperature_N=torch.ones(num_scored),
-        banned_token_ids=(),
+        target_ids_N=torch.ones_like(predictor_index_N),
+        predictor_index_N=predictor_index_N,
+        temperature_N=torch.ones(len(predictor_index_N)),
     )
 
 
@@ -222,12 +221,12 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
     with pretend_device() as device:
         policy, meter = make_policy(model, options), Meter(device.read, pairs / size.num_tokens**2)
         device.place(policy.model)
-        for parameter in policy.trained.values():
-            # As after the first micro-batch of an update: gradients are there, and are added to.
-            parameter.grad = torch.zeros_like(parameter)
-            meter.ignore(parameter.grad)
         for tensor in (*policy.model.parameters(), *policy.model.buffers()):
             meter.ignore(tensor)
+            if tensor.requires_grad:
+                # As after the first micro-batch of an update: gradients are there, and are added to.
+                tensor.grad = torch.zeros_like(tensor)
+                meter.ignore(tensor.grad)
         _watch_parts(policy, meter)
         with meter:
             scores = policy.compute_logprobs(batch)

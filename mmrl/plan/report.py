@@ -7,17 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from mmrl.plan.memory import fits, memory_parts, peak_phase, phase_gigabytes
-from mmrl.plan.remedy import Settings
 from mmrl.plan.stage_plan import Plan
-from mmrl.plan.step_time import (
-    DECODE_BANDWIDTH_FRAC,
-    HF_LAYER_S,
-    HOST_LINK_GBS,
-    learning_flops,
-    stage_hours,
-    step_seconds,
-    step_tokens,
-)
+from mmrl.plan.step_time import assumptions, learning_flops, stage_hours, step_seconds, step_tokens
 
 _PLACES = {"gpu": "", "host": " in host memory", "server": " of a server's GPU"}
 
@@ -51,16 +42,10 @@ def table_lines(plan: Plan, other: Plan) -> Iterator[str]:
     yield f"  {plan.stage.steps} steps: {hours:,.1f} hours, {plan.num_gpus * hours:,.0f} GPU-hours"
     yield "\nKnown and assumed"
     yield from (f"  {note}" for note in plan.workload.notes)
-    decoding = f"{DECODE_BANDWIDTH_FRAC:.0%} of its bandwidth"
-    if plan.config.rollout.engine == "hf":
-        decoding += f", or {HF_LAYER_S * 1e3} ms a layer and token"
-    yield (
-        f"  assumed: learning reaches {plan.efficiency:.0%} of the GPU's peak (--efficiency), decoding {decoding}, "
-        f"links {HOST_LINK_GBS:.0f} GB/s; rewards, tools, validation and stages that do not train take no time"
-    )
+    yield f"  {assumptions(plan)}"
 
 
-def as_json(plan: Plan, plans: Sequence[Plan], remedy: Settings | None) -> Mapping[str, Any]:
+def as_json(plan: Plan, plans: Sequence[Plan], remedy: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the plan of a stage as JSON, and of all stages what they need.
 
     `remedy` holds settings with which all fit; None if they fit already, or if none help.
