@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
 from mmrl.types import UserError
@@ -48,20 +48,19 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UserError(f"--stage: no stage {arguments.stage!r} trains; those that do: {', '.join(stages)}")
     with pause_gc_for_imports():
         from mmrl.plan.memory import fits, peak_phase
-        from mmrl.plan.remedy import Settings, find_remedy, yaml_lines
+        from mmrl.plan.remedy import find_remedy, yaml_lines
         from mmrl.plan.report import as_json, stage_lines, table_lines
         from mmrl.plan.shapes import read_shapes
         from mmrl.plan.stage_plan import Plan, find_gpu, make_plan
         from mmrl.plan.workload import find_workload
 
     gpu, model = find_gpu(arguments.gpu), read_shapes(loaded.config.model)
+    base_dir, response_tokens = loaded.files[0].parent, arguments.response_tokens
     workloads = {}
     for name in [arguments.stage] if arguments.stage else stages:
-        workloads[name] = find_workload(
-            loaded.config, stages[name], loaded.files[0].parent, model, arguments.response_tokens
-        )
+        workloads[name] = find_workload(loaded.config, stages[name], base_dir, model, response_tokens)
 
-    def plan_with(settings: Settings) -> Iterator[Plan]:
+    def plan_with(settings: Mapping[str, object]) -> Iterator[Plan]:
         overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
         config = load_config(arguments.config, [*arguments.overrides, *overrides]).config
         planned = {stage.name: stage for stage in config.training_stages}

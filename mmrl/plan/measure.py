@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,23 +22,23 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from mmrl.config.schema import ModelConfig
+from mmrl.learner.micro_batches import dummy_batch
 from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes
 from mmrl.plan.workload import MicroBatchSizes
-from mmrl.policy.batch import Batch, BatchMedia, PackedGroup
+from mmrl.policy.batch import Batch, PackedGroup
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import PolicyModel
 from mmrl.types import UserError
 
-# Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
 _Operator = Any  # torch gives operators no type
+# Blocks that run: DeepStack feeds the first three, and families with recurrent layers repeat a pattern of four.
 _DEPTHS, _RECURRENT_DEPTHS = (3, 4), (4, 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(NamedTuple):
     """Work and memory of one micro-batch."""
 
     flops: Mapping[tuple[str, str], float]  # by part (vision, language, attention, logits, rest) and pass
@@ -124,13 +124,11 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     depths = {"vision": _DEPTHS, "language": _RECURRENT_DEPTHS if model.num_recurrent_layers else _DEPTHS}
     if model.num_recurrent_layers:
         # In each process, the first forward of such layers keeps its tensors alive, so a run on few tokens comes first.
-        few = MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,))
-        _run(model.trim(language=min(blocks["language"], 4), vision=1), options, few)
-    few_blocks, more_blocks = (
-        {part: min(blocks[part], depths[part][number]) for part in ("language", "vision")} for number in (0, 1)
-    )
-    small = _run(model.trim(**few_blocks), options, micro_batch)
-    large = small if few_blocks == more_blocks else _run(model.trim(**more_blocks), options, micro_batch)
+        short = MicroBatchSizes(num_groups=1, prompt_tokens=16, grids=((1, 4, 4),), responses=(8,))
+        _run(model.trim(language=min(blocks["language"], 4), vision=1), options, short)
+    few, more = ({part: min(count, depths[part][number]) for part, count in blocks.items()} for number in (0, 1))
+    small = _run(model.trim(**few), options, micro_batch)
+    large = small if few == more else _run(model.trim(**more), options, micro_batch)
     # How many times the difference of the two runs must be added to the larger one, to reach all blocks.
     left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
     left |= {"attention": left["language"], "vision attention": left["vision"]}
@@ -139,16 +137,14 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
         return float(after + (after - before) * left.get(part, 0.0))
 
     flops = {key: extend(key[0], small.flops[key], count) for key, count in large.flops.items()}
-    for pass_name in ("forward", "backward"):
-        key = "vision attention", pass_name
-        if key not in flops:
-            continue
-        flops["vision", pass_name] += flops.pop(key)
-        num_full = len(getattr(model.config.vision_config, "fullatt_block_indexes", None) or ())
+    num_full = len(getattr(model.config.vision_config, "fullatt_block_indexes", None) or ())
+    for key in [key for key in flops if key[0] == "vision attention"]:
+        vision = "vision", key[1]
+        flops[vision] += flops.pop(key)
         if num_full and left["vision"]:
             # One block of a trimmed model sees whole images. The others see windows, as does each that was added.
             window = large.flops[key] - small.flops[key]
-            flops["vision", pass_name] += (num_full - 1) * (small.flops[key] - _DEPTHS[0] * window)
+            flops[vision] += (num_full - 1) * (small.flops[key] - _DEPTHS[0] * window)
     peaks = []
     for phase, parts in large.peaks.items():
         before = small.peaks.get(phase, Counter())
@@ -174,37 +170,32 @@ def make_batch(model: ModelShapes, micro_batch: MicroBatchSizes) -> Batch:
         prompt += [1, *[image_id] * model.image_tokens((grid,))]
     prompt += [1] * (micro_batch.prompt_tokens - len(prompt))
     runs = {image_id: list(map(PlaceholderRun, micro_batch.grids))}
-    prompt_positions = model.family.position_ids(prompt, runs, merge_size=vision.spatial_merge_size)
-    ids: list[int] = []
-    positions, predictors = [], []
-    for _ in range(micro_batch.num_groups):
-        last = len(ids) + len(prompt) - 1
-        ids += prompt
-        positions.append(prompt_positions)
-        for length in micro_batch.responses:
-            predictors += [last, *range(len(ids), len(ids) + length - 1)]
-            ids += [1] * length
-            positions.append((prompt_positions.max() + 1 + torch.arange(length)).expand(3, -1))
-    grids = micro_batch.grids * micro_batch.num_groups
+    positions = [model.family.position_ids(prompt, runs, merge_size=vision.spatial_merge_size)]
+    ids, predictors = list(prompt), list[int]()
+    for length in micro_batch.responses:
+        predictors += [len(prompt) - 1, *range(len(ids), len(ids) + length - 1)]
+        ids += [1] * length
+        positions.append((positions[0].max() + 1 + torch.arange(length)).expand(3, -1))
+    num_groups, grids = micro_batch.num_groups, micro_batch.grids * micro_batch.num_groups
     patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    input_ids_BL, num_scored = torch.tensor([ids]), len(predictors)
-    return Batch(
+    input_ids_BL, group_starts = torch.tensor([ids * num_groups]), len(ids) * torch.arange(num_groups)
+    predictor_index_N = (group_starts[:, None] + torch.tensor(predictors)).flatten()
+    empty = dummy_batch(pad_id=1, patch_dim=patch, shared_prefix=True)
+    return replace(
+        empty,
         input_ids_BL=input_ids_BL,
         token_types_BL=(input_ids_BL == image_id).long(),
-        position_ids_3BL=torch.cat(positions, dim=1).unsqueeze(1),
-        packed_groups=(PackedGroup(len(prompt), micro_batch.responses),) * micro_batch.num_groups,
-        media=BatchMedia(
+        position_ids_3BL=torch.cat(positions * num_groups, dim=1).unsqueeze(1),
+        packed_groups=(PackedGroup(len(prompt), micro_batch.responses),) * num_groups,
+        media=replace(
+            empty.media,
             image_patches_MD=torch.zeros(sum(map(prod, grids)), patch),
             image_grids_I3=torch.tensor(grids, dtype=torch.int64).view(-1, 3),
             image_keys=tuple(map(str, range(len(grids)))),
-            video_patches_MD=torch.zeros(0, patch),
-            video_grids_V3=torch.zeros(0, 3, dtype=torch.int64),
-            video_keys=(),
         ),
-        target_ids_N=torch.ones(num_scored, dtype=torch.int64),
-        predictor_index_N=torch.tensor(predictors),
-        temperature_N=torch.ones(num_scored),
-        banned_token_ids=(),
+        target_ids_N=torch.ones_like(predictor_index_N),
+        predictor_index_N=predictor_index_N,
+        temperature_N=torch.ones(len(predictor_index_N)),
     )
 
 
@@ -230,12 +221,12 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
     with pretend_device() as device:
         policy, meter = make_policy(model, options), Meter(device.read, pairs / size.num_tokens**2)
         device.place(policy.model)
-        for parameter in policy.trained.values():
-            # As after the first micro-batch of an update: gradients are there, and are added to.
-            parameter.grad = torch.zeros_like(parameter)
-            meter.ignore(parameter.grad)
         for tensor in (*policy.model.parameters(), *policy.model.buffers()):
             meter.ignore(tensor)
+            if tensor.requires_grad:
+                # As after the first micro-batch of an update: gradients are there, and are added to.
+                tensor.grad = torch.zeros_like(tensor)
+                meter.ignore(tensor.grad)
         _watch_parts(policy, meter)
         with meter:
             scores = policy.compute_logprobs(batch)

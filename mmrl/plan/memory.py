@@ -7,15 +7,17 @@ deepspeed/runtime/zero/stage3.py. mmrl keeps gradients in the dtype of the weigh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import ceil
 from typing import NamedTuple
 
 from mmrl.config.schema import RlStage
 from mmrl.plan.stage_plan import Plan
+from mmrl.policy.policy import VISION_CACHE_BYTES
+from mmrl.rollout.engines.hf import MAX_BATCH_TOKENS
 
 PHASES = ("generating", "learning", "updating")
 _FIXED_GB = 2.0  # CUDA context, libraries and what the allocator leaves unused: assumed, not computed
 _USABLE_FRAC = 0.95  # share of a GPU's memory that a plan may fill
-_ENGINE_TOKENS = 2**18  # most tokens of a batch of the hf engine
 
 
 class MemoryPart(NamedTuple):
@@ -35,22 +37,17 @@ def memory_parts(plan: Plan) -> list[MemoryPart]:
         "logits": f"logits, {plan.options.logits_chunk_tokens} tokens at a time",
         "rest": "inputs and log-probabilities",
     }
-    parts = list(_state_parts(plan))
-    for part, name in names.items():
-        parts.append(MemoryPart(name, plan.measurement.peak.get(part, 0.0) / 1e9, phases=("learning",)))
-    return [*parts, *_engine_parts(plan)]
-
-
-def phases_of(plan: Plan) -> tuple[str, ...]:
-    """Return the phases of a step; an sft stage generates nothing."""
-    return PHASES if isinstance(plan.stage, RlStage) else PHASES[1:]
+    peak = plan.measurement.peak
+    activations = [MemoryPart(name, peak.get(part, 0.0) / 1e9, phases=("learning",)) for part, name in names.items()]
+    return [*_state_parts(plan), *activations, *_engine_parts(plan)]
 
 
 def phase_gigabytes(plan: Plan) -> dict[str, float]:
-    """Return the memory of a learner's GPU in each phase, and of one of a server, in GB."""
+    """Return the GB of a learner's GPU in each phase that the stage has, and of a server's GPU."""
     parts = memory_parts(plan)
-    phases = {phase: _sum_phase(parts, phase) for phase in phases_of(plan)}
-    return phases | {"serving": sum(part.gigabytes for part in parts if part.place == "server")}
+    phases = PHASES if isinstance(plan.stage, RlStage) else PHASES[1:]
+    sizes = {phase: _sum_phase(parts, phase) for phase in phases}
+    return sizes | {"serving": sum(part.gigabytes for part in parts if part.place == "server")}
 
 
 def peak_phase(plan: Plan) -> tuple[float, str]:
@@ -71,35 +68,53 @@ def _sum_phase(parts: Iterable[MemoryPart], phase: str) -> float:
 
 def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
     """Yield the memory held between micro-batches, as the stage of ZeRO divides it among GPUs."""
-    deepspeed, lora, trained = plan.config.deepspeed, plan.options.lora, plan.trained / 1e9
+    zero, lora = plan.zero, plan.options.lora
+    # DeepSpeed has numbers of every weight that some stage trains.
+    trained = (plan.ever_trained if plan.config.deepspeed else plan.trained) / 1e9
     # Stage 1 divides the optimizer's numbers, stage 2 gradients too, stage 3 weights too.
-    optimizer_share, gradient_share, weight_share = (
-        plan.learners if plan.zero_stage >= stage else 1 for stage in (1, 2, 3)
-    )
+    shares = [plan.learners if zero.zero_stage >= stage else 1 for stage in range(4)]
     weights = plan.width * (plan.parameters - (plan.trained if lora else 0)) / 1e9
-    in_host = "host" if deepspeed and deepspeed.offload_parameters else "gpu"
-    yield MemoryPart("weights", weights / weight_share, in_host)
+    yield MemoryPart("weights", weights / shares[3], "host" if zero.offload_parameters else "gpu")
     if lora:
-        yield MemoryPart("adapter", plan.trained_width * trained / weight_share)
+        yield MemoryPart("adapter", plan.trained_width * trained / shares[3])
     # DeepSpeed keeps the memory of gradients; torch frees it after the update, or when the update makes them float32.
-    phases: tuple[str, ...] = PHASES
-    if not plan.zero_stage:
-        phases = ("learning", "updating") if plan.trained_width == 4 else ("learning",)
-    yield MemoryPart("gradients", plan.trained_width * trained / gradient_share, phases=phases)
+    phases = PHASES if zero.zero_stage else ("learning", "updating") if plan.trained_width == 4 else ("learning",)
+    place = "host" if zero.offload_optimizer else "gpu"
+    gradients = plan.trained_width * trained / shares[2]
+    yield MemoryPart("gradients", gradients, place if zero.zero_stage > 1 else "gpu", phases)
     name, width = ("AdamW's moments", 8) if plan.trained_width == 4 else ("float32 weights and AdamW's moments", 12)
-    yield MemoryPart(name, width * trained / optimizer_share, "host" if plan.offloads_optimizer else "gpu")
-    if plan.trained_width == 2 and not plan.offloads_optimizer:
-        yield MemoryPart("gradients in float32", 4 * trained / optimizer_share, phases=("updating",))
-    if plan.zero_stage == 3:
-        gathered = plan.width * plan.gathered / 1e9
-        yield MemoryPart("layers gathered", gathered, phases=("learning", "generating"))
-    elif deepspeed and plan.zero_stage:
-        bucket = plan.trained_width * min(deepspeed.bucket_elements, plan.trained) / 1e9
-        yield MemoryPart("bucket of gradients", bucket, phases=("learning",))
-    if plan.has_reference and (deepspeed or not lora):
-        # Under DeepSpeed the reference is a full copy. Else it shares frozen weights; with LoRA it takes no memory.
-        yield MemoryPart("reference", plan.width * (plan.parameters if deepspeed else plan.trained) / 1e9)
+    yield MemoryPart(name, width * trained / shares[1], place)
+    if plan.trained_width == 2 and not zero.offload_optimizer:
+        yield MemoryPart("gradients in float32", 4 * trained / shares[1], phases=("updating",))
+    if zero.zero_stage == 3:
+        phases = ("learning",) if plan.config.rollout.engine == "hf" else ("learning", "generating")
+        yield MemoryPart("layers gathered", plan.width * plan.gathered / 1e9, phases=phases)
+    if zero.zero_stage:
+        # As large however few weights are trained. ZeRO-3 keeps it between passes.
+        phases = PHASES if zero.zero_stage == 3 else ("learning",)
+        yield MemoryPart("bucket of gradients", plan.trained_width * zero.bucket_elements / 1e9, phases=phases)
+    if isinstance(plan.stage, RlStage) and plan.stage.loss.kl.coef:
+        yield from _reference_parts(plan, plan.stage)
+    if zero.zero_stage < 3 and {"vision", "projector"} <= set(plan.options.freeze):
+        # Each image adds its features to those that are kept, until they are full.
+        vision, tokens = plan.model.config.vision_config, plan.model.image_tokens(plan.micro_batch.grids)
+        layers = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        features = plan.width * tokens * plan.model.config.text_config.hidden_size * layers
+        kept = min(VISION_CACHE_BYTES, features * plan.stage.steps * plan.stage.prompts_per_step)
+        yield MemoryPart("features of images that are kept", kept / 1e9)
     yield MemoryPart("CUDA, libraries, fragments (assumed)", _FIXED_GB)
+
+
+def _reference_parts(plan: Plan, stage: RlStage) -> Iterator[MemoryPart]:
+    """Yield the memory of the reference of a KL penalty. It moves if `reference.update` says so."""
+    moves, is_first = stage.reference.update != "never", stage.name == plan.config.training_stages[0].name
+    if plan.config.deepspeed:
+        yield MemoryPart("reference", plan.width * plan.parameters / 1e9)
+    elif not plan.options.lora or moves or not (is_first or stage.reference.init_from == "base"):
+        # It shares the weights that no stage trains. The model without its first adapter would share all.
+        yield MemoryPart("reference", plan.trained_width * plan.ever_trained / 1e9)
+    if moves and plan.trained_width == 2:
+        yield MemoryPart("reference in float32", 4 * plan.ever_trained / 1e9)
 
 
 def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
@@ -108,14 +123,21 @@ def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
         return
     engine, vllm, gpus = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus
     key_bytes, state_bytes = plan.model.cache_bytes(plan.width)
+    phases: tuple[str, ...] = PHASES if plan.stage.async_rollouts else PHASES[:1]
     if engine == "hf":
-        tokens = plan.micro_batch.prompt_tokens + plan.workload.longest_response
-        rows = min(plan.engine_rows, max(1, _ENGINE_TOKENS // tokens))
-        size = rows * (tokens * key_bytes + state_bytes) / 1e9
-        yield MemoryPart(f"keys and values of {rows} rows", size, phases=("generating",))
+        prompt, response = plan.micro_batch.prompt_tokens, plan.workload.longest_response
+        rows = min(plan.engine_rows, max(1, MAX_BATCH_TOKENS // (prompt + response)))
+        # The keys of a prompt are there once for its group.
+        tokens = ceil(rows / plan.stage.group_size) * prompt + rows * response
+        size = (tokens * key_bytes + rows * state_bytes) / 1e9
+        yield MemoryPart(f"keys and values of {rows} rows", size, phases=phases)
+        if plan.stage.async_rollouts:
+            yield MemoryPart("copy of trained weights that generates", plan.trained_width * plan.ever_trained / 1e9)
+        if plan.zero.zero_stage == 3:
+            yield MemoryPart("weights gathered", plan.width * plan.parameters / 1e9, phases=phases)
     if engine not in ("vllm", "vllm_server"):
         return
-    place, phases = ("server", ()) if engine == "vllm_server" else ("gpu", ("generating",))
+    place, phases = ("server", ()) if engine == "vllm_server" else ("gpu", phases)
     weights, states = plan.width * plan.parameters / gpus / 1e9, vllm.max_num_seqs * state_bytes / gpus / 1e9
     room = max(0.0, plan.gpu.memory_gb * vllm.gpu_memory_utilization - weights - states)
     yield MemoryPart("vLLM: weights", weights, place, phases)

@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
 
@@ -54,17 +53,17 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
     def count_call(self, func: _Operator, args: Sequence[Any], out: _Values) -> None:
         """Do nothing: an operator made `out` of `args`, perhaps as a view."""
 
+    def flex_attention(self, *tensors: torch.Tensor, scale: float, **_: object) -> torch.Tensor:
+        """Attend as compiled FlexAttention would, in one call; `tensors` are queries, keys and values."""
+        return _attend(*tensors, scale=scale)
+
     def place(self, model: nn.Module) -> None:
         """Replace the weights of a model by tensors of their shapes on this device. Tied weights stay tied."""
-        placed: dict[int, torch.Tensor] = {}
+        empty_like = cache(self._empty_like)  # torch hashes tensors by identity
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in placed:
-                        placed[id(tensor)] = self._empty_like(tensor)
-                    tensors[name] = placed[id(tensor)]  # type: ignore[assignment]
+                    tensors[name] = tensor if tensor is None else empty_like(tensor)  # type: ignore[assignment]
 
     def read(self, tensor: _Values) -> _Values:
         """Return the values of a tensor on the CPU, in its shape; ones if they are unknown."""
@@ -212,14 +211,24 @@ def pretend_device(kind: type[PretendedDevice] = PretendedDevice) -> Iterator[Pr
         UserError: this torch lacks what the device needs, or computed a gradient before the device was registered.
     """
     register_device()
-    _check_autograd()
+    with PretendedDevice() as probe:
+        # Autograd makes its queues, one a device, at a process's first gradient.
+        number = torch.zeros((), device=probe.device, requires_grad=True)
+        try:
+            number.clone().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise UserError(
+                "a device cannot be pretended in a process that has computed gradients before; use a new process, or "
+                "call mmrl.plan.pretended_device.register_device() at its start"
+            ) from error
     device = kind()
     lifts_cpu_only = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
         stack.enter_context(patch.object(FakeTensor, "is_cuda", property(lambda tensor: tensor.device.type == _NAME)))
         stack.enter_context(patch.object(FakeTensor, "tolist", _tolist))
         # Compiling FlexAttention takes half a minute, and needs a GPU.
-        stack.enter_context(patch.object(shared_prefix_attention, "_compiled_flex_attention", lambda: _flex_attention))
+        find_kernel = "_compiled_flex_attention"
+        stack.enter_context(patch.object(shared_prefix_attention, find_kernel, lambda: device.flex_attention))
         # `torch.tensor(..., device=...)` would otherwise make its tensor on the device, outside the mode.
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts_cpu_only)
@@ -249,20 +258,6 @@ def register_device() -> None:
     # A GPU runs each of these as one kernel. torch would decompose them on a device that it does not know.
     _kernels.impl("scaled_dot_product_attention", _attend, "AutogradPrivateUse1")
     _kernels.impl("silu_backward", lambda grad, values: torch.empty_like(values), "PrivateUse1")
-
-
-@cache
-def _check_autograd() -> None:
-    """Compute a gradient on the device: autograd makes its queues, one a device, at a process's first gradient."""
-    with PretendedDevice() as probe:
-        number = torch.zeros((), device=probe.device, requires_grad=True)
-        try:
-            number.clone().backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise UserError(
-                "a device cannot be pretended in a process that has computed gradients before; use a new process, or "
-                "call mmrl.plan.pretended_device.register_device() at its start"
-            ) from error
 
 
 def _iter_leaves(*values: _Values) -> Iterator[Any]:
@@ -296,22 +291,3 @@ def _attend(*arguments: _Values, scale: float | None = None, enable_gqa: bool = 
     """Attend in one operator, as SDPA does on a GPU. It copies no keys for the query heads that share them."""
     output: torch.Tensor = torch.ops.aten._scaled_dot_product_fused_attention_overrideable(*arguments, scale=scale)[0]
     return output
-
-
-def _flex_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, block_mask: BlockMask, scale: float, **_: object
-) -> torch.Tensor:
-    """Attend as compiled FlexAttention would, in one call; return the output in the shape of `query`.
-
-    Raises:
-        RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
-    """
-    # Not counted: a GPU evaluates the rule inside the kernel.
-    with patch.object(query.fake_mode, "count_call", lambda *_: None):  # type: ignore[attr-defined]
-        place = torch.arange(query.shape[2], device=query.device)
-        visible = block_mask.mask_mod(place[:1], place[:1], place, place)
-    parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    for tensor in (*parts, visible):
-        if tensor is not None and tensor.device != query.device:
-            raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
-    return _attend(query, key, value, scale=scale)

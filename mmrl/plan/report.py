@@ -6,18 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mmrl.plan.memory import fits, memory_parts, peak_phase, phase_gigabytes, phases_of
-from mmrl.plan.remedy import Settings
+from mmrl.plan.memory import fits, memory_parts, peak_phase, phase_gigabytes
 from mmrl.plan.stage_plan import Plan
-from mmrl.plan.step_time import (
-    DECODE_BANDWIDTH_FRAC,
-    HF_LAYER_S,
-    HOST_LINK_GBS,
-    learning_flops,
-    stage_hours,
-    step_seconds,
-    step_tokens,
-)
+from mmrl.plan.step_time import assumptions, learning_flops, stage_hours, step_seconds, step_tokens
 
 _PLACES = {"gpu": "", "host": " in host memory", "server": " of a server's GPU"}
 
@@ -51,16 +42,10 @@ def table_lines(plan: Plan, other: Plan) -> Iterator[str]:
     yield f"  {plan.stage.steps} steps: {hours:,.1f} hours, {plan.num_gpus * hours:,.0f} GPU-hours"
     yield "\nKnown and assumed"
     yield from (f"  {note}" for note in plan.workload.notes)
-    decoding = f"{DECODE_BANDWIDTH_FRAC:.0%} of its bandwidth"
-    if plan.config.rollout.engine == "hf":
-        decoding += f", or {HF_LAYER_S * 1e3} ms a layer and token"
-    yield (
-        f"  assumed: learning reaches {plan.efficiency:.0%} of the GPU's peak (--efficiency), decoding {decoding}, "
-        f"links {HOST_LINK_GBS:.0f} GB/s; rewards, tools, validation and stages that do not train take no time"
-    )
+    yield f"  {assumptions(plan)}"
 
 
-def as_json(plan: Plan, plans: Sequence[Plan], remedy: Settings | None) -> Mapping[str, Any]:
+def as_json(plan: Plan, plans: Sequence[Plan], remedy: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the plan of a stage as JSON, and of all stages what they need.
 
     `remedy` holds settings with which all fit; None if they fit already, or if none help.
@@ -89,16 +74,17 @@ def as_json(plan: Plan, plans: Sequence[Plan], remedy: Settings | None) -> Mappi
 def _memory_lines(plan: Plan) -> Iterator[str]:
     """Yield each part of the memory, and the sums."""
     yield f"\nMemory of a GPU of {plan.gpu.memory_gb:.0f} GB ({plan.learners} of {plan.num_gpus} learn)"
-    parts, sizes, phases = memory_parts(plan), phase_gigabytes(plan), phases_of(plan)
+    parts, sizes = memory_parts(plan), phase_gigabytes(plan)
+    serving = sizes.pop("serving")
     for part in parts:
         if part.gigabytes < 0.05:
             continue
-        when = " and ".join(phase for phase in phases if phase in part.phases)
-        is_always = part.place != "gpu" or set(phases) <= set(part.phases)
-        suffix = _PLACES[part.place] + ("" if is_always else f" while {when}")
+        phases = [phase for phase in sizes if phase in part.phases]
+        is_always = part.place != "gpu" or len(phases) == len(sizes)
+        suffix = _PLACES[part.place] + ("" if is_always else f" while {' and '.join(phases)}")
         yield f"  {part.name:<48} {part.gigabytes:7.1f} GB{suffix}"
-    served = f"; one of a server: {sizes['serving']:.0f} GB" if sizes["serving"] else ""
-    yield f"  a GPU that learns: {', '.join(f'{sizes[phase]:.0f} GB while {phase}' for phase in phases)}{served}"
+    served = f"; one of a server: {serving:.0f} GB" if serving else ""
+    yield f"  a GPU that learns: {', '.join(f'{size:.0f} GB while {phase}' for phase, size in sizes.items())}{served}"
     host = sum(part.gigabytes for part in parts if part.place == "host")
     if host:
         yield f"  in host memory, of all processes: {host * plan.learners:.0f} GB"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,8 +24,7 @@ _MODELS = Path(__file__).with_name("models")
 _VARIANTS = ("", "-instruct", "-thinking", "-base")  # they differ in weights, not in shapes
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShapes:
+class ModelShapes(NamedTuple):
     """A family and the sizes of one of its models."""
 
     family: ModelFamily

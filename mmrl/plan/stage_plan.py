@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from mmrl.config import Config
-from mmrl.config.schema import ModelConfig, RlStage, SftStage
+from mmrl.config.schema import DeepspeedConfig, ModelConfig, RlStage, SftStage
 from mmrl.plan.measure import Measurement, make_policy, measure
 from mmrl.plan.shapes import ModelShapes, read_shapes
-from mmrl.plan.workload import MicroBatchSizes, StepGroups, Workload
-from mmrl.policy.build import ComponentSummary, summarize_components
+from mmrl.plan.workload import MicroBatchSizes, Workload
+from mmrl.policy.build import ComponentSummary, find_untrained_components, summarize_components
 from mmrl.types import UserError
 
 _measured: dict[tuple[str, MicroBatchSizes], Measurement] = {}
@@ -27,21 +29,6 @@ class Gpu(NamedTuple):
     bandwidth_tbs: float  # memory bandwidth, in TB/s
 
 
-# Source: NVIDIA's data sheets of A100, H100, H200, L20, L40S, RTX 4090 and H20; dense, where a sheet has sparse numbers
-# beside them. H800 computes as H100. The peaks agree with EasyR1's verl/utils/flops_counter.py where that has them.
-GPUS = {
-    "a100-40gb": Gpu(40.0, 312.0, 1.555),
-    "a100-80gb": Gpu(80.0, 312.0, 2.039),
-    "h100-80gb": Gpu(80.0, 989.0, 3.35),
-    "h800-80gb": Gpu(80.0, 989.0, 3.35),
-    "h200-141gb": Gpu(141.0, 989.0, 4.8),
-    "h20-96gb": Gpu(96.0, 148.0, 4.0),
-    "l20-48gb": Gpu(48.0, 119.5, 0.864),
-    "l40s-48gb": Gpu(48.0, 362.0, 0.864),
-    "rtx4090-24gb": Gpu(24.0, 165.2, 1.008),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A stage on a number of GPUs, and all sizes that follow from its config."""
@@ -50,7 +37,6 @@ class Plan:
     stage: SftStage | RlStage
     options: ModelConfig  # the section `model` of the config, with what the stage freezes
     workload: Workload
-    groups: StepGroups  # groups of a step
     micro_batch: MicroBatchSizes  # the fullest micro-batch
 
     gpu: Gpu
@@ -64,13 +50,12 @@ class Plan:
     model: ModelShapes
     components: tuple[ComponentSummary, ...]  # parameters by component
     parameters: int  # parameters of the whole model
-    trained: int  # those of them that are trained
+    trained: int  # those of them that this stage trains
+    ever_trained: int  # those that some stage trains
     width: int  # bytes of a parameter
     trained_width: int  # bytes of a trained parameter: 4 for an adapter, which is float32
-    zero_stage: int  # stage of ZeRO; 0 without DeepSpeed
-    offloads_optimizer: bool  # the optimizer's numbers are in host memory
+    zero: DeepspeedConfig  # the section `deepspeed` of the config; stage 0 if there is none
     gathered: int  # parameters that ZeRO-3 gathers at a time: two blocks, embeddings and output matrix
-    has_reference: bool  # a KL penalty compares the policy with a reference model
 
     @property
     def measurement(self) -> Measurement:
@@ -87,47 +72,42 @@ def make_plan(
     """Return what a stage needs on so many GPUs. `efficiency` is the share of a GPU's peak that learning reaches.
 
     Raises:
-        UserError: the model is unknown, or this torch cannot pretend a device.
+        UserError: there are no shapes of this model.
     """
     model, options = read_shapes(config.model), config.model.with_freeze(stage.freeze)
     module = make_policy(model, options).model
     components = summarize_components(module, model.family)
     blocks = sorted(sum(map(torch.numel, block.parameters())) for block in module.get_decoder().layers)
     tables = {module.get_input_embeddings().weight, module.get_output_embeddings().weight}
-    groups, server, deepspeed = StepGroups.of_stage(stage), config.rollout.server, config.deepspeed
-    learners = num_engines = num_gpus
-    engine_gpus = 1
+    learners, num_engines, engine_gpus = num_gpus, num_gpus, 1
     if config.rollout.engine == "vllm_server":
-        num_engines, engine_gpus = len(server.urls) or server.replicas, config.rollout.vllm.tensor_parallel_size
+        num_engines = len(config.rollout.server.urls) or config.rollout.server.replicas
+        engine_gpus = config.rollout.vllm.tensor_parallel_size
         learners = max(1, num_gpus - num_engines * engine_gpus)
-    engine_rows, has_reference = 0, False
-    if isinstance(stage, RlStage):
-        engine_rows = ceil(stage.prompts_per_round * groups.group_size / num_engines)
-        has_reference = stage.loss.kl.coef > 0
+    trained = sum(component.num_trained for component in components)
+    thawed = set(options.freeze).difference(find_untrained_components(config))
     return Plan(
         config=config,
         stage=stage,
         options=options,
         workload=workload,
-        groups=groups,
-        micro_batch=workload.micro_batch(groups, stage.micro_batch_tokens, learners),
+        micro_batch=workload.micro_batch(stage, learners),
         gpu=gpu,
         num_gpus=num_gpus,
         learners=learners,
         efficiency=efficiency,
         num_engines=num_engines,
         engine_gpus=engine_gpus,
-        engine_rows=engine_rows,
+        engine_rows=ceil(stage.prompts_per_round * stage.group_size / num_engines),
         model=model,
         components=tuple(components),
         parameters=sum(component.num_parameters for component in components),
-        trained=sum(component.num_trained for component in components),
+        trained=trained,
+        ever_trained=trained + sum(each.num_parameters for each in components if each.component in thawed),
         width=4 if options.dtype == "float32" else 2,
         trained_width=next(each for each in module.parameters() if each.requires_grad).element_size(),
-        zero_stage=deepspeed.zero_stage if deepspeed else 0,
-        offloads_optimizer=deepspeed is not None and deepspeed.offload_optimizer,
+        zero=config.deepspeed or DeepspeedConfig(zero_stage=0),
         gathered=sum(blocks[-2:]) + sum(map(torch.numel, tables)),
-        has_reference=has_reference,
     )
 
 
@@ -135,8 +115,9 @@ def find_gpu(name: str) -> Gpu:
     """Return a GPU by its name.
 
     Raises:
-        UserError: the name is not in the table.
+        UserError: the name is not in `gpus.json`.
     """
-    if name.lower() not in GPUS:
-        raise UserError(f"--gpu {name}: unknown; known are {', '.join(GPUS)}")
-    return GPUS[name.lower()]
+    known = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))["gpus"]
+    if name.lower() not in known:
+        raise UserError(f"--gpu {name}: unknown; known are {', '.join(known)}")
+    return Gpu(**known[name.lower()])

@@ -7,56 +7,65 @@ from math import ceil
 from mmrl.config.schema import RlStage
 from mmrl.plan.measure import visible_pairs
 from mmrl.plan.stage_plan import Plan
+from mmrl.plan.workload import most_groups
 
-HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assumed
-DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
+_HOST_LINK_GBS = 20.0  # host memory to a GPU, one GPU to another machine's: assumed
+_DECODE_BANDWIDTH_FRAC = 0.6  # share of the memory bandwidth that decoding reaches: assumed
 # Seconds of a layer for a token of all rows, by the hf engine: the GPU waits for the host. Measured on an H100's host.
 HF_LAYER_S = 1.4e-3
 
 
 def step_tokens(plan: Plan) -> float:
     """Return the prompt and response tokens of a step."""
-    return plan.groups.num_groups * (_mean_prompt(plan) + plan.groups.group_size * plan.workload.mean_response)
+    return plan.stage.prompts_per_step * (
+        plan.workload.mean_prompt + plan.stage.group_size * plan.workload.mean_response
+    )
 
 
 def step_flops(plan: Plan, *passes: str) -> float:
     """Return the FLOPs of one pass over a step's experiences: those measured, scaled by tokens, images and pairs."""
-    num_groups, group_size = plan.groups.num_groups, plan.groups.group_size
-    work, micro = plan.workload, plan.micro_batch
-    prompt, response = round(_mean_prompt(plan)), work.mean_response
+    micro, group_size = plan.micro_batch, plan.stage.group_size
+    prompt, response = round(plan.workload.mean_prompt), plan.workload.mean_response
     # A group that does not fit into a micro-batch is split, and its prompt runs with each part.
     parts = ceil(group_size / len(micro.responses))
     measured_pairs = visible_pairs(micro.prompt_tokens, micro.responses) * micro.num_groups
     scale = {
         "language": (parts * prompt + group_size * response) / micro.num_tokens,
-        "vision": parts * work.mean_prompt_frac / micro.num_groups,
+        "vision": parts * plan.workload.mean_prompt_frac / micro.num_groups,
         "attention": parts * visible_pairs(prompt, (response,) * len(micro.responses)) / measured_pairs,
         "logits": group_size * response / (micro.num_groups * sum(micro.responses)),
     }
     counts = (factor * plan.measurement.total_flops(part, passes=passes) for part, factor in scale.items())
-    return num_groups * sum(counts)
+    return plan.stage.prompts_per_step * sum(counts)
 
 
 def learning_flops(plan: Plan) -> float:
     """Return the FLOPs by which a step learns: forward and backward, in each of its epochs."""
-    return plan.groups.epochs * step_flops(plan, "forward", "backward")
+    return plan.stage.ppo_epochs * step_flops(plan, "forward", "backward")
 
 
 def step_seconds(plan: Plan) -> dict[str, float]:
     """Return the seconds of a step by part."""
-    groups, gpu_flops = plan.groups, plan.gpu.peak_tflops * 1e12 * plan.efficiency
+    stage, gpu_flops = plan.stage, plan.gpu.peak_tflops * 1e12 * plan.efficiency
     # All wait for the GPU that has most groups.
-    share = groups.of_one_gpu(plan.learners) * groups.mini_batches / groups.num_groups
+    share = most_groups(stage, plan.learners) * stage.num_mini_batches / stage.prompts_per_step
     seconds = {"learning": learning_flops(plan) * share / gpu_flops}
-    if isinstance(plan.stage, RlStage):
+    if isinstance(stage, RlStage):
         forward = step_flops(plan, "forward") * share / gpu_flops
-        recomputes = plan.stage.loss.old_logprobs == "recomputed"
-        seconds["old log-probs"] = forward * (1 - 1 / groups.mini_batches) if recomputes else 0.0
-        seconds["reference"] = forward if plan.has_reference else 0.0
-        seconds |= _generating_seconds(plan, plan.stage, gpu_flops)
+        in_reward = stage.loss.kl.coef and stage.loss.kl.apply_to == "reward"
+        recomputes = stage.loss.old_logprobs == "recomputed" or stage.loss.routing_replay != "none" or in_reward
+        seconds["old log-probs"] = forward * (1 - 1 / stage.num_mini_batches) if recomputes else 0.0
+        seconds["reference"] = forward if stage.loss.kl.coef else 0.0
+        seconds |= _generating_seconds(plan, stage, gpu_flops)
     # Gradient, master and two moments are read, the last three and the weight written: 30 bytes a number.
-    updated = 30 * plan.trained / (plan.learners if plan.zero_stage else 1)
-    seconds["update"] = updated / (HOST_LINK_GBS * 1e9 if plan.offloads_optimizer else plan.gpu.bandwidth_tbs * 1e12)
+    updated = 30 * (plan.ever_trained / plan.learners if plan.zero.zero_stage else plan.trained)
+    bandwidth = _HOST_LINK_GBS * 1e9 if plan.zero.offload_optimizer else plan.gpu.bandwidth_tbs * 1e12
+    seconds["update"] = stage.ppo_epochs * stage.num_mini_batches * updated / bandwidth
+    if isinstance(stage, RlStage) and stage.async_rollouts and plan.config.rollout.engine == "vllm_server":
+        # Servers generate for the next step meanwhile.
+        generating = seconds["prefill"] + seconds["decoding"]
+        learning = sum(seconds.values()) - generating - seconds["weights to the engine"]
+        seconds["of these at the same time"] = -min(generating, learning)
     return seconds
 
 
@@ -65,10 +74,21 @@ def stage_hours(plan: Plan) -> float:
     return sum(step_seconds(plan).values()) * plan.stage.steps / 3600
 
 
+def assumptions(plan: Plan) -> str:
+    """Return a sentence about what the seconds of a step assume."""
+    decoding = f"{_DECODE_BANDWIDTH_FRAC:.0%} of its bandwidth"
+    if plan.config.rollout.engine == "hf":
+        decoding += f", or {HF_LAYER_S * 1e3} ms a layer and token"
+    return (
+        f"assumed: learning reaches {plan.efficiency:.0%} of the GPU's peak (--efficiency), decoding {decoding}, "
+        f"links {_HOST_LINK_GBS:.0f} GB/s; rewards, tools, validation and stages that do not train take no time"
+    )
+
+
 def _generating_seconds(plan: Plan, stage: RlStage, gpu_flops: float) -> dict[str, float]:
     """Return the seconds of generating responses and of sending weights to the engine; `gpu_flops` are of a second."""
     engine, vllm, gpus, rows = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus, plan.engine_rows
-    prompt, response = _mean_prompt(plan), plan.workload.mean_response
+    prompt, response = plan.workload.mean_prompt, plan.workload.mean_response
     batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)
     token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens
     image_flops = plan.measurement.total_flops("vision", passes=("forward",)) / plan.micro_batch.num_groups
@@ -78,17 +98,12 @@ def _generating_seconds(plan: Plan, stage: RlStage, gpu_flops: float) -> dict[st
     key_bytes, state_bytes = plan.model.cache_bytes(plan.width)
     reads = plan.width * plan.parameters + batch * ((prompt + response / 2) * key_bytes + state_bytes)
     token_seconds = max(
-        reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * DECODE_BANDWIDTH_FRAC),
+        reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * _DECODE_BANDWIDTH_FRAC),
         batch * token_flops / (gpus * gpu_flops),
     )
     if engine == "hf":
         token_seconds = max(token_seconds, plan.model.config.text_config.num_hidden_layers * HF_LAYER_S)
     seconds["decoding"] = ceil(rows / batch) * response * token_seconds
     if engine != "hf":
-        seconds["weights to the engine"] = plan.width * plan.trained / (HOST_LINK_GBS * 1e9)
+        seconds["weights to the engine"] = plan.width * plan.trained / (_HOST_LINK_GBS * 1e9)
     return seconds
-
-
-def _mean_prompt(plan: Plan) -> float:
-    """Return the mean tokens of a prompt."""
-    return plan.micro_batch.prompt_tokens * plan.workload.mean_prompt_frac

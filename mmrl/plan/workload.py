@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mmrl.config import Config
+from mmrl.config import Config, schema
 from mmrl.config.recipes import DATA
 from mmrl.config.schema import RlStage, SampleStage, SftStage, matches_conditions
 from mmrl.data.context import make_dataset_context
@@ -44,30 +44,7 @@ class MicroBatchSizes:
         return self.num_groups * (self.prompt_tokens + sum(self.responses))
 
 
-class StepGroups(NamedTuple):
-    """Groups of a training step. To the learner, a demonstration is a group of one response."""
-
-    num_groups: int  # groups of a step, on all GPUs
-    group_size: int  # responses of a group
-    micro_batch_groups: int  # most groups that share a forward pass
-    mini_batches: int  # updates of an epoch
-    epochs: int  # passes of a step over its groups
-
-    @classmethod
-    def of_stage(cls, stage: SftStage | RlStage) -> StepGroups:
-        """Return those of a stage."""
-        if isinstance(stage, SftStage):
-            return cls(stage.batch_size, 1, stage.micro_batch_sequences, 1, 1)
-        sizes = stage.prompts_per_step, stage.group_size, stage.micro_batch_groups
-        return cls(*sizes, stage.num_mini_batches, stage.ppo_epochs)
-
-    def of_one_gpu(self, num_gpus: int) -> int:
-        """Return the most groups of an update that one GPU learns from: a group is not divided among GPUs."""
-        return ceil(self.num_groups / self.mini_batches / num_gpus)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(NamedTuple):
     """Prompts and responses of a training step."""
 
     prompt_tokens: int  # tokens of the longest prompt
@@ -77,16 +54,29 @@ class Workload:
     mean_response: int  # tokens that time is planned for
     notes: tuple[str, ...]  # what was measured and what was assumed
 
-    def micro_batch(self, groups: StepGroups, max_tokens: int, num_gpus: int) -> MicroBatchSizes:
+    @property
+    def mean_prompt(self) -> float:
+        """Mean tokens of a prompt."""
+        return self.prompt_tokens * self.mean_prompt_frac
+
+    def micro_batch(self, stage: SftStage | RlStage, num_gpus: int) -> MicroBatchSizes:
         """Return the fullest micro-batch. A group that does not fit is split, and its prompt repeated."""
-        size = min(groups.group_size, max(1, (max_tokens - self.prompt_tokens) // self.longest_response))
-        num_groups = max_tokens // (self.prompt_tokens + groups.group_size * self.longest_response)
+        # Without a shared prefix each response has its own prompt.
+        sharing = 1 if stage.shared_prefix == "off" else stage.group_size
+        most = min(stage.micro_batch_groups, most_groups(stage, num_gpus)) * stage.group_size // sharing
+        size = min(sharing, max(1, (stage.micro_batch_tokens - self.prompt_tokens) // self.longest_response))
+        num_groups = stage.micro_batch_tokens // (self.prompt_tokens + sharing * self.longest_response)
         return MicroBatchSizes(
-            num_groups=max(1, min(num_groups, groups.micro_batch_groups, groups.of_one_gpu(num_gpus))),
+            num_groups=max(1, min(num_groups, most)),
             prompt_tokens=self.prompt_tokens,
             grids=self.grids,
             responses=(self.longest_response,) * size,
         )
+
+
+def most_groups(stage: SftStage | RlStage, num_gpus: int) -> int:
+    """Return the most groups of an update that one GPU learns from: a group is not divided among GPUs."""
+    return ceil(stage.prompts_per_step / stage.num_mini_batches / num_gpus)
 
 
 class _SampleSizes(NamedTuple):
@@ -126,15 +116,14 @@ def find_workload(
     if not longest:
         # A demonstration that is not written yet is taken to be as long as the longest that the run may generate.
         samplers = [each for each in config.stages if isinstance(each, RlStage | SampleStage)]
-        if isinstance(stage, RlStage):
-            samplers = [stage]
-        limits = [sampler.sampling.max_new_tokens for sampler in samplers]
-        longest = max(limits, default=config.evaluation.max_new_tokens)
+        limit = max(map(_longest_response, samplers), default=config.evaluation.max_new_tokens)
+        longest = _longest_response(stage) or limit
         mean = min(mean_response or longest, longest)
         if isinstance(stage, SftStage):
             notes.append(f"assumed: a demonstration has at most {longest} tokens, as what is generated in the run")
         if mean_response is None:
-            notes.append(f"assumed: every response has max_new_tokens, {longest}; --response-tokens says otherwise")
+            most = "all tokens that it may" if len(stage.rollout_steps) > 1 else "max_new_tokens"
+            notes.append(f"assumed: every response has {most}, {longest}; --response-tokens says otherwise")
     fullest = max(samples)
     return Workload(
         prompt_tokens=fullest.prompt_tokens,
@@ -144,6 +133,20 @@ def find_workload(
         mean_response=mean,
         notes=tuple(notes),
     )
+
+
+def _longest_response(stage: SftStage | RlStage | SampleStage) -> int:
+    """Return the most tokens of a response that a stage generates, with what its rollout steps add; 0 for none."""
+    length = 0 if isinstance(stage, SftStage) else stage.sampling.max_new_tokens
+    for step in stage.rollout_steps:
+        match step:
+            case schema.RethinkConfig():
+                length += step.max_new_tokens
+            case schema.ToolsConfig():
+                length = max(length, step.max_total_tokens)
+            case schema.EnvironmentConfig():
+                length = max(length, step.max_tokens)
+    return length
 
 
 def _finds_tokenizer(config: Config) -> bool:
@@ -181,12 +184,10 @@ def _measure_samples(
 def _demonstration(config: Config, stage: SftStage | RlStage, sample: Sample) -> str:
     """Return the response that a stage imitates; empty if there is none before the run."""
     # An expert plays its own, and a stage before this one selects those of `samples_of`.
-    if not isinstance(stage, SftStage) or stage.target_field == "expert" or stage.samples_of is not None:
+    if not isinstance(stage, SftStage) or stage.samples_of is not None:
         return ""
-    demonstration = demonstration_text(sample, stage.target_field)
-    if isinstance(demonstration, str):
-        return demonstration
-    return build_response_format(config).render(demonstration, sample.thinking)
+    target = demonstration_text(sample, stage.target_field)
+    return target if isinstance(target, str) else build_response_format(config).render(target, sample.thinking)
 
 
 def _image_grid(config: Config, model: ModelShapes, size: Size | None) -> Grid:

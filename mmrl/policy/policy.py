@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mmrl.policy.prefix_cache import RowCache
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
-_VISION_CACHE_BYTES = 2**30
+VISION_CACHE_BYTES = 2**30  # features of images and videos that a frozen tower has seen
 _NO_MEDIA = collect_media([])
 
 
@@ -322,7 +322,7 @@ class PolicyModel:
 
     def _make_vision_cache(self, frozen: Collection[Component]) -> VisionCache | None:
         is_frozen = self._may_cache_vision and set(_VISION_COMPONENTS) <= set(frozen)
-        return VisionCache(_VISION_CACHE_BYTES) if is_frozen else None
+        return VisionCache(VISION_CACHE_BYTES) if is_frozen else None
 
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
         if self._vision_cache is None:

@@ -84,21 +84,14 @@ def build_learner(
     media_ranks: MediaRanks,
 ) -> Learner:
     """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
-    if isinstance(stage, RlStage):
-        loss, epochs, mini_batches = stage.loss, stage.ppo_epochs, stage.num_mini_batches
-        micro_batch_groups = stage.micro_batch_groups
-    else:
-        loss, epochs, mini_batches = LossConfig(), 1, 1
-        # Each demonstration is a group by itself.
-        micro_batch_groups = stage.micro_batch_sequences
     learner_config = LearnerConfig(
-        loss=loss,
+        loss=stage.loss if isinstance(stage, RlStage) else LossConfig(),
         optimizer=stage.optimizer,
         total_steps=stage.steps,
-        micro_batch_groups=micro_batch_groups,
+        micro_batch_groups=stage.micro_batch_groups,
         micro_batch_tokens=stage.micro_batch_tokens,
-        epochs=epochs,
-        mini_batches=mini_batches,
+        epochs=stage.ppo_epochs,
+        mini_batches=stage.num_mini_batches,
         shared_prefix=stage.shared_prefix != "off" and run.policy.supports_shared_prefix,
         pad_id=run.processor.tokenizer.eos_token_id,
         policy_loss_fn=run.functions.policy_losses.get(stage.name),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from traceback import walk_stack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -20,7 +21,7 @@ _IGNORED = (__file__, pretended_device.__file__)
 
 
 class CountingDevice(PretendedDevice):
-    """Offered by `pretend_device(CountingDevice)`."""
+    """Offered by `pretend_device(CountingDevice)`. It also refuses a mask of FlexAttention from another device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +46,23 @@ class CountingDevice(PretendedDevice):
             return
         if func._schema.is_mutable or _find_storages(out) - _find_storages(args):
             self.calls[str(func)] += 1
+
+    def flex_attention(self, *tensors: torch.Tensor, scale: float, **options: Any) -> torch.Tensor:
+        """Attend in one call, after a check of the mask.
+
+        Raises:
+            RuntimeError: a tensor of the mask, or what its rule returns, is on another device.
+        """
+        query, mask = tensors[0], options["block_mask"]
+        # Not counted: a GPU evaluates the rule inside the kernel.
+        with patch.object(self, "count_call", lambda *_: None):
+            place = torch.arange(query.shape[2], device=query.device)
+            visible = mask.mask_mod(place[:1], place[:1], place, place)
+        parts = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+        for tensor in (*parts, visible):
+            if tensor is not None and tensor.device != query.device:
+                raise RuntimeError(f"the mask of FlexAttention is on {tensor.device}, its queries on {query.device}")
+        return super().flex_attention(*tensors, scale=scale)
 
 
 def _find_storages(values: Any) -> set[int]:

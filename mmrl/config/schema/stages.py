@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -178,10 +178,25 @@ class SftStage(TrainingStage):
     """A step of kind `tools`, as in an rl stage: the tools answer the calls in the sample's response, and only the
     response is trained on. Or a step of kind `environment`, whose expert acts (`target_field: expert`)."""
 
+    # To the learner, a demonstration is a group of one response, and a step has one update.
+    group_size: ClassVar[int] = 1
+    num_mini_batches: ClassVar[int] = 1
+    ppo_epochs: ClassVar[int] = 1
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Samples that a step trains on."""
+        return self.batch_size
+
     @property
     def prompts_per_round(self) -> int:
         """Samples that a step trains on."""
         return self.batch_size
+
+    @property
+    def micro_batch_groups(self) -> int:
+        """Demonstrations that share a forward pass at most."""
+        return self.micro_batch_sequences
 
     @model_validator(mode="after")
     def _check_options(self) -> SftStage:

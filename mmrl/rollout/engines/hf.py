@@ -30,7 +30,7 @@ from mmrl.utils.torch_transfer import send, send_numbers
 if TYPE_CHECKING:
     from mmrl.policy.prefix_cache import RowCache
 
-_MAX_BATCH_TOKENS = 2**18  # tokens in all KV caches of a batch together; memory grows with them
+MAX_BATCH_TOKENS = 2**18  # tokens in all KV caches of a batch together; memory grows with them
 
 
 class _Row(NamedTuple):
@@ -58,7 +58,7 @@ class HfEngine(RolloutEngine):
         policy: PolicyModel,
         processor: PromptProcessor,
         *,
-        max_batch_tokens: int = _MAX_BATCH_TOKENS,
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
         copy_policy: bool = False,
         activity: Activity | None = None,
     ) -> None:

@@ -219,7 +219,7 @@ def test_a_reference_is_a_whole_copy_only_where_it_shares_nothing():
     kl, frozen = "stages.rl.loss.kl.coef=0.1", "model.freeze=[vision]"
     weights = plan_small().parameters * 4 / 1e9
     assert "reference" not in sizes_of(plan_small("stages.rl.loss.kl.coef=0"))
-    assert "reference" not in sizes_of(plan_small(kl, "model.lora={rank: 4}"))
+    assert "reference" not in sizes_of(plan_small(kl, "model.lora={rank: 4}", "stages.rl.reference.init_from=base"))
     assert sizes_of(plan_small(kl, frozen))["reference"] < weights
     assert sizes_of(plan_small(kl, frozen, "deepspeed={zero_stage: 2}"))["reference"] == pytest.approx(weights)
 
@@ -437,3 +437,102 @@ def test_command_says_what_it_assumed_without_data(tmp_path, capsys):
     assert "data.train cannot be used" in printed
     assert "assumed: a prompt of 256 tokens of text and one image" in printed
     assert "with vision, language recomputed: " in printed
+
+
+def test_memory_of_composed_options_is_that_of_their_arithmetic(monkeypatch):
+    count_with(measure_by_tokens, monkeypatch)
+    half = "model.dtype=bfloat16"
+
+    def sizes(*overrides, **options):
+        plan = plan_small(half, *overrides, **options)
+        return plan, {part.name: (part.gigabytes * 1e9, part.place, part.phases) for part in memory_parts(plan)}
+
+    zero = "deepspeed={zero_stage: 3, offload_optimizer: true, bucket_elements: 1000}"
+    kl, all_phases = "stages.rl.loss.kl.coef=0.1", ("generating", "learning", "updating")
+    # An adapter, ZeRO-3, offloading and a reference on four GPUs, which the engine shares.
+    plan, parts = sizes("model.lora={rank: 4}", zero, kl, "rollout.engine=vllm", gpus=4)
+    assert parts["weights"] == (pytest.approx(2 * (plan.parameters - plan.trained) / 4), "gpu", all_phases)
+    assert parts["adapter"][0] == pytest.approx(4 * plan.trained / 4)
+    assert parts["gradients"][:2] == (pytest.approx(4 * plan.trained / 4), "host")
+    assert parts["AdamW's moments"][:2] == (pytest.approx(8 * plan.trained / 4), "host")
+    assert parts["reference"][0] == pytest.approx(2 * plan.parameters)
+    # A bucket has its size however few weights are trained.
+    assert parts["bucket of gradients"] == (pytest.approx(4 * 1000), "gpu", all_phases)
+    assert parts["vLLM: weights"] == (pytest.approx(2 * plan.parameters), "gpu", ("generating",))
+    # ZeRO-2 makes its bucket in each backward pass; without offloading, gradients stay on the GPU.
+    _, parts = sizes("deepspeed={zero_stage: 2}", gpus=2)
+    assert parts["bucket of gradients"][2] == ("learning",) and parts["gradients"][1] == "gpu"
+    # The engine hf generates with whole weights.
+    plan, parts = sizes(zero, "rollout.engine=hf", gpus=2)
+    assert parts["weights gathered"] == (pytest.approx(2 * plan.parameters), "gpu", ("generating",))
+    assert "generating" not in parts["layers gathered"][2]
+    # Beside the learner it generates with a copy.
+    plan, parts = sizes("stages.rl.async_rollouts=true", "model.freeze=[vision]")
+    assert parts["copy of trained weights that generates"] == (pytest.approx(2 * plan.trained), "gpu", all_phases)
+    assert next(part for name, part in parts.items() if "keys and values" in name)[2] == all_phases
+    # DeepSpeed has numbers of what another stage trains; torch frees them.
+    frozen = "stages.rl.freeze=[vision, projector]"
+    for deepspeed in (zero, "deepspeed=null"):
+        plan, parts = sizes(frozen, deepspeed, kl)
+        trained = plan.parameters if deepspeed == zero else plan.trained
+        assert parts["float32 weights and AdamW's moments"][0] == pytest.approx(12 * trained)
+        assert parts["reference"][0] == pytest.approx(2 * plan.parameters)
+    # A reference that moves has float32 averages.
+    plan, parts = sizes(kl, "model.freeze=[vision, projector]", "stages.rl.reference.update=ema")
+    assert parts["reference"][0] == pytest.approx(2 * plan.trained)
+    assert parts["reference in float32"][0] == pytest.approx(4 * plan.trained)
+    # An adapter that an earlier stage trained is copied, unless the penalty measures from the model below it.
+    plan, parts = sizes(kl, "model.lora={rank: 4}")
+    assert parts["reference"][0] == pytest.approx(4 * plan.trained)
+    assert "reference" not in sizes(kl, "model.lora={rank: 4}", "stages.rl.reference.init_from=base")[1]
+
+
+def test_a_prompt_is_cached_once_for_its_group_and_an_image_once_for_all_steps(monkeypatch):
+    count_with(measure_by_tokens, monkeypatch)
+    overrides = ("stages.rl.prompts_per_step=3", "stages.rl.group_size=4", "rollout.engine=hf")
+    plan = plan_small(*overrides)
+    keys = plan.model.cache_bytes(plan.width)[0]
+    assert sizes_of(plan)["keys and values of 12 rows"] * 1e9 == pytest.approx(keys * (3 * 80 + 12 * 32))
+    frozen = "model.freeze=[vision, projector]"
+    plan = plan_small(*overrides, frozen, "stages.rl.steps=10")
+    # 8 x 8 patches are 16 tokens.
+    features = 30 * 16 * 4 * plan.model.config.text_config.hidden_size
+    assert sizes_of(plan)["features of images that are kept"] * 1e9 == pytest.approx(features)
+    many = plan_small(*overrides, frozen, "stages.rl.steps=10000000")
+    assert sizes_of(many)["features of images that are kept"] * 1e9 == 2**30
+    # Under ZeRO-3 each rank runs the tower each time.
+    assert "features of images that are kept" not in sizes_of(
+        plan_small(*overrides, frozen, "deepspeed={zero_stage: 3}")
+    )
+
+
+def test_without_a_shared_prefix_each_response_has_its_own_prompt(monkeypatch):
+    count_with(measure_by_tokens, monkeypatch)
+    sizes = ("stages.rl.group_size=4", "stages.rl.prompts_per_step=3", "stages.rl.micro_batch_tokens=1120")
+    shared, single = plan_small(*sizes), plan_small(*sizes, "stages.rl.shared_prefix=off")
+    assert (shared.micro_batch.num_groups, shared.micro_batch.responses) == (3, (32,) * 4)
+    assert (single.micro_batch.num_groups, single.micro_batch.responses) == (10, (32,))
+    # `measure_by_tokens`: 1 TFLOP a token, forward and backward.
+    assert learning_flops(shared) == pytest.approx(2e12 * 3 * (80 + 4 * 32))
+    assert learning_flops(single) == pytest.approx(2e12 * 3 * 4 * (80 + 32))
+
+
+def test_time_of_composed_options_is_that_of_their_arithmetic(monkeypatch):
+    count_with(measure_by_tokens, monkeypatch)
+    rounds = ("stages.rl.prompts_per_step=8", "stages.rl.num_mini_batches=4", "stages.rl.ppo_epochs=2")
+    once, plan = step_seconds(plan_small(rounds[0])), plan_small(*rounds)
+    # Each mini-batch of each epoch ends with an update.
+    assert step_seconds(plan)["update"] == pytest.approx(8 * once["update"])
+    assert step_seconds(plan)["old log-probs"] == 0
+    forward = step_seconds(plan)["learning"] / 4
+    for override in ("loss.old_logprobs=recomputed", "loss.kl={coef: 0.1, apply_to: reward}"):
+        seconds = step_seconds(plan_small(*rounds, f"stages.rl.{override}"))
+        # Of all mini-batches but the first, before any update.
+        assert seconds["old log-probs"] == pytest.approx(3 / 4 * forward)
+    servers = ("rollout.engine=vllm_server", "stages.rl.sampling.max_new_tokens=32")
+    waiting = step_seconds(plan_small(*servers, gpus=2))
+    overlapping = step_seconds(plan_small(*servers, "stages.rl.async_rollouts=true", gpus=2))
+    assert sum(overlapping.values()) == pytest.approx(
+        max(waiting["prefill"] + waiting["decoding"], waiting["learning"] + waiting["update"])
+        + waiting["weights to the engine"]
+    )
