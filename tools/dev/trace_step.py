@@ -15,13 +15,23 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "rewards"), str(ROOT / "datasets")]
 SIZES = {"train": 64, "validation": 8, "test": 8}
+
+
+@cache
+def find_own_function(code: CodeType) -> tuple[str, str] | None:
+    """Return file and qualified name of a function that is defined in this checkout; None for any other."""
+    file = Path(code.co_filename)
+    if not file.is_relative_to(ROOT) or ".venv" in file.parts:
+        return None
+    return (str(file.relative_to(ROOT)), code.co_qualname)
 
 
 class CallTracer:
@@ -34,18 +44,17 @@ class CallTracer:
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> None:
         """Follow one call or return of a function that is defined in this checkout."""
-        file = Path(frame.f_code.co_filename)
-        if not file.is_relative_to(ROOT) or ".venv" in file.parts:
+        call = find_own_function(frame.f_code)
+        if call is None:
             return
-        call = (str(file.relative_to(ROOT)), frame.f_code.co_qualname)
         if event == "call":
             self.stack.append(call)
             if call[1].endswith(">"):  # a comprehension or a lambda, which is part of the function around it
                 return
             self.functions.add(call)
-            functions = [called for called in self.stack if not called[1].endswith(">")]
-            if len(functions) > len(self.deepest):
-                self.deepest = functions
+            if len(self.stack) > len(self.deepest):
+                functions = [called for called in self.stack if not called[1].endswith(">")]
+                self.deepest = max(self.deepest, functions, key=len)
         elif event == "return" and self.stack and self.stack[-1] == call:
             self.stack.pop()
 
