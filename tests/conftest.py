@@ -28,11 +28,7 @@ from samplers import hf_sampler
 from videos import write_video
 
 from mmrl.answer import ResponseFormat
-from mmrl.config.schema import (
-    FromScratchConfig,
-    LanguageFromScratchConfig,
-    VisionFromScratchConfig,
-)
+from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, VisionFromScratchConfig
 from mmrl.plan.pretended_device import register_device
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES, get_family

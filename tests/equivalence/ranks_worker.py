@@ -152,14 +152,7 @@ def make_learner(
     )
     owners = MediaRanks(trial.media_placement)
     return PolicyLearner(
-        policy,
-        trial_set.processor,
-        optimizer,
-        plan,
-        reference,
-        ranks=ranks,
-        media_ranks=owners,
-        activity=Activity(),
+        policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, media_ranks=owners, activity=Activity()
     )
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from learning import (
-    make_off_policy_experiences,
-    perturbed_copy,
-    relative_difference,
-    step_gradient,
-)
+from learning import make_off_policy_experiences, perturbed_copy, relative_difference, step_gradient
 from objectives import LOSSES
 from rounding import GRADIENTS
 

@@ -36,8 +36,7 @@ def layouts(tiny, experiences):
 
 
 @pytest.mark.parametrize(
-    ("family", "recompute"),
-    [*((family, True) for family in FAMILIES), *((family, False) for family in FAST_FAMILIES)],
+    ("family", "recompute"), [*((family, True) for family in FAMILIES), *((family, False) for family in FAST_FAMILIES)]
 )
 def test_log_probs_and_gradients_are_those_of_the_plain_forward(make_tiny, family, recompute):
     """For groups of any size: an image, two images, text, a video, an image and a video, each alone and in one row."""

@@ -180,8 +180,7 @@ def test_a_view_whose_file_changed_is_refused(make_tiny, tmp_path):
         tiny.fresh().build_tool_segment(ref)
     view = tiny.processor.build_tool_segment(zoomed(tiny, 0, (0, 0, 24, 24))).observation
     assert torch.equal(
-        tiny.fresh().tool_media_tensors(view).image_patches_MD,
-        tiny.processor.tool_media_tensors(view).image_patches_MD,
+        tiny.fresh().tool_media_tensors(view).image_patches_MD, tiny.processor.tool_media_tensors(view).image_patches_MD
     )
     with pytest.raises(UserError, match="changed since a tool showed it"):
         tiny.fresh().tool_media_tensors(replace(view, digest="0" * 32))

@@ -136,11 +136,7 @@ def float32_layer(questions: Questions) -> Facts:
 def _agreement(scene: Scene, sampler: EngineSampler) -> Facts:
     """What is sampled after prompts, and after what tools show."""
     groups = scene.draw(sampler)
-    facts: Facts = {
-        "ids": ids(groups),
-        "gaps": scene.gaps(groups),
-        **scene.show_media(sampler, groups),
-    }
+    facts: Facts = {"ids": ids(groups), "gaps": scene.gaps(groups), **scene.show_media(sampler, groups)}
     if scene.processor.encoder.family.video_time is not VideoTimeEncoding.TEXT_TIMESTAMPS:
         video = groups[list(scene.prompts).index("video")]
         facts["gap with positions of transformers"] = scene.gap(video, PositionsOfTransformers(scene))

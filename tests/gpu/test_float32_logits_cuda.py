@@ -7,10 +7,7 @@ import torch
 
 from mmrl.policy.logprobs import float32_logits
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 
 def test_a_gpu_sums_bfloat16_products_in_float32():

@@ -12,10 +12,7 @@ import torch
 import mmrl
 from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, compare_layouts
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 PACKAGE = Path(mmrl.__file__).parent
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 

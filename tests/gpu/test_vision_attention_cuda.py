@@ -12,10 +12,7 @@ from mmrl.policy.families import FAMILIES
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 GRIDS = torch.tensor([[1, 16, 16], [1, 12, 20], [3, 8, 12], [1, 4, 4]])
 
 

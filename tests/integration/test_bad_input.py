@@ -130,10 +130,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
         lambda _: term("mmrl_rewards.number:exact", when={"task": ["ground"]}),
         ["no reward term applies", "task 'count'"],
     ),
-    "reward of NaN": (
-        lambda folder: own_reward(folder, "nan"),
-        ["reward 'nan'", "count/train/000000", "returned nan"],
-    ),
+    "reward of NaN": (lambda folder: own_reward(folder, "nan"), ["reward 'nan'", "count/train/000000", "returned nan"]),
     "reward that raises": (
         lambda folder: own_reward(folder, "raises"),
         ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"],

@@ -68,8 +68,7 @@ def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
 
 
 @pytest.mark.parametrize(
-    "advantage",
-    [{"credit": "to_go", "compare": "group", "discount": 0.8}, {"credit": "gigpo", "step_weight": 0.5}],
+    "advantage", [{"credit": "to_go", "compare": "group", "discount": 0.8}, {"credit": "gigpo", "step_weight": 0.5}]
 )
 def test_two_ranks_credit_turns_as_one_does(tmp_path: Path, here: Command, advantage: dict[str, object]) -> None:
     options = {"rollout_steps": [{"kind": "generate"}, STEP], "advantage": advantage, "steps": 3}

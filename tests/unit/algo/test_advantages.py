@@ -9,13 +9,7 @@ import pytest
 import torch
 from factories import make_group, make_prompt, make_sample, make_score
 
-from mmrl.algo.advantages import (
-    batch_normalize,
-    compute_advantages,
-    normalize_rewards,
-    rewards_differ,
-    zero_outliers,
-)
+from mmrl.algo.advantages import batch_normalize, compute_advantages, normalize_rewards, rewards_differ, zero_outliers
 from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
 
 GRPO = AdvantageConfig()

@@ -97,10 +97,7 @@ OVERSAMPLED = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8, oversa
         (["algorithm=gspo", CARRY], ["dynamic_sampling.extra"]),
         (["algorithm=gspo", "async_rollouts=true"], ["async_rollouts"]),
         (["algorithm=gspo", PARTIAL], ["rollout_steps.0.partial_rollout_tokens"]),
-        (
-            ["algorithm=gspo", OVERSAMPLED],
-            ["rollout_steps.0.oversampling", "rollout_steps.0.partial_rollout_tokens"],
-        ),
+        (["algorithm=gspo", OVERSAMPLED], ["rollout_steps.0.oversampling", "rollout_steps.0.partial_rollout_tokens"]),
         (["algorithm=gspo", OVERSAMPLED, "loss.rollout_correction.method=tis"], ["rollout_steps.0.oversampling"]),
         (["algorithm=gspo", "async_rollouts=true", "loss.rollout_correction.method=tis"], []),
         (["algorithm=gspo", CARRY, "loss.rollout_correction.method=tis"], ["dynamic_sampling.extra"]),

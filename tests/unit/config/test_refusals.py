@@ -190,10 +190,7 @@ RETHINK = "{kind: rethink, correct: [exact]"
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        (
-            "rollout_steps=[{kind: rethink, correct: [a]}]",
-            "begin with one step of kind",
-        ),
+        ("rollout_steps=[{kind: rethink, correct: [a]}]", "begin with one step of kind"),
         ("rollout_steps=[{kind: generate}, {kind: generate}]", "got generate, generate"),
         ("rollout_steps=[]", "stages.1.rollout_steps: needs at least one entry"),
         ("rollout_steps=[{kind: generate, oversampling: 2}]", "oversampling and max_tokens_per_step need"),
@@ -221,10 +218,7 @@ BENCHMARK = "evaluation.benchmarks=[{name: a, data: [x]}, {name: b, benchmark: r
     ("override", "said"),
     [
         ("evaluation.rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]", "completes every response"),
-        (
-            "evaluation.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]",
-            "has no use for it",
-        ),
+        ("evaluation.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]", "has no use for it"),
         (f"evaluation.rollout_steps=[{{kind: generate}}, {RETHINK}, keep: correct}}]", "has `keep`"),
         ("evaluation.benchmarks.a.responses_per_question=4", "all 4 responses to a question are the same"),
         ("evaluation.benchmarks.b.coordinates=px_resized", "evaluation.benchmarks.1.coordinates: must be"),

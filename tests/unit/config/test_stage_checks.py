@@ -46,10 +46,7 @@ def path(tmp_path):
         ("stages.hard.max_responses=1", "stages.3: `max_responses` limits correct responses"),
         ("stages.hard.range=[0.9, 0.1]", "stages.3: range [0.9, 0.1] is empty"),
         ("stages.draw.rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]", "completes every response"),
-        (
-            "stages.draw.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]",
-            "has no use for it",
-        ),
+        ("stages.draw.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]", "has no use for it"),
         (
             "stages.draw.rollout_steps=[{kind: generate}, {kind: tools, tools: [{fn: a:b}]}]",
             "a sample stage has no tools",

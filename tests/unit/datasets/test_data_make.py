@@ -9,14 +9,7 @@ from factories import make_context, make_sample, write_file
 from ruamel.yaml import YAML
 
 from mmrl.cli import main
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    DatasetContext,
-    ImageRef,
-    RejectedRow,
-    UserError,
-)
+from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, ImageRef, RejectedRow, UserError
 from mmrl_datasets.export import atomic_output_dir, write_table
 from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
 from mmrl_datasets.readers import table

@@ -50,11 +50,7 @@ def test_wide_encodings_are_refused_or_rejected(read_table, name, encoding):
         ("a.json", b"\xff", "is not JSON"),
         ("a.json", b"[" * 99_999, "is not JSON"),
         ("a.json", b'{"rows": []}', "holds no row"),
-        (
-            "a.json",
-            b'{"images": [], "categories": []}',
-            "must be a list of rows, hold one .under `data` if several",
-        ),
+        ("a.json", b'{"images": [], "categories": []}', "must be a list of rows, hold one .under `data` if several"),
         ("a.json", b'{"data": {}, "rows": []}', "must be a list of rows"),
         ("a.json", b"3", "must be a list of rows"),
         ("a.tsv", b"q\ta\n", "holds no row"),

@@ -162,11 +162,7 @@ def test_the_step_shows_frames_of_the_video_in_the_question(make_tiny):
     tiny = make_tiny()
     question = replace(tiny.samples[3], meta={"extra_info": {**VIDEO, "fps": 12.0, "total_frames": 24}})
     tiny = replace(tiny, samples=(question,))
-    config = EnvironmentConfig(
-        kind="environment",
-        fn="mmrl_datasets.environments.frames:make",
-        turns=2,
-    )
+    config = EnvironmentConfig(kind="environment", fn="mmrl_datasets.environments.frames:make", turns=2)
     with closing(ToolRunner(Path())) as runner:
         step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
         ((shown,),) = step(RolloutBatch(groups=responses(tiny, choose(2, 20)).groups), step=0).groups

@@ -11,11 +11,7 @@ import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score, write_file
 from selection import scored as as_scored
 
-from mmrl.log.rollout_records import (
-    list_scored_records,
-    list_step_records,
-    write_records,
-)
+from mmrl.log.rollout_records import list_scored_records, list_step_records, write_records
 from mmrl.types import (
     AnswerType,
     Author,

@@ -267,10 +267,7 @@ def test_a_reward_model_is_compared_with_the_target(answer, value):
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        *(status(200, data) for data in (b'{"score": NaN}', b'{"score": "3"}', b'{"score": true}', b"3")),
-        status(422),
-    ],
+    [*(status(200, data) for data in (b'{"score": NaN}', b'{"score": "3"}', b'{"score": true}', b"3")), status(422)],
 )
 def test_a_reward_model_without_a_number_is_unscorable(answer):
     with served(answer) as (url, _), pytest.raises(Unscorable):

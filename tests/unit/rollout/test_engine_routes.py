@@ -17,14 +17,7 @@ from mmrl.checkpoint import json_codec
 from mmrl.config.schema import LogprobCheckConfig
 from mmrl.learner.micro_batches import add_dummy_media
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.expert_routing import (
-    UNKNOWN_EXPERT,
-    RoutePiece,
-    find_routers,
-    get_routes,
-    place_routes,
-    router_layers,
-)
+from mmrl.policy.expert_routing import UNKNOWN_EXPERT, RoutePiece, find_routers, get_routes, place_routes, router_layers
 from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck

@@ -11,13 +11,7 @@ from selection import centered, scored, select_all
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
-from mmrl.config.schema import (
-    DynamicSamplingConfig,
-    GroupRewardConfig,
-    GroupRewardRangeConfig,
-    ReplayConfig,
-    SftStage,
-)
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardConfig, GroupRewardRangeConfig, ReplayConfig, SftStage
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaRanks, SingleProcess
 from mmrl.scoring.group_rewards import BoundGroupReward

@@ -45,12 +45,7 @@ def test_single_file_holds_documents_and_pictures_and_hashes_of_its_script_and_s
     html = path.read_text()
     url = "data:image/jpeg;base64," + base64.b64encode(b"RIFF").decode()
     page = {"mode": "single"}
-    assert json_elements(html) == {
-        "page": page,
-        "index": INDEX,
-        "r0/rl-000001": HOSTILE,
-        "media/ab12": {"url": url},
-    }
+    assert json_elements(html) == {"page": page, "index": INDEX, "r0/rl-000001": HOSTILE, "media/ab12": {"url": url}}
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     assert (PAGE / "uPlot.LICENSE").read_text() in script
