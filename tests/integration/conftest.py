@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from case_tables import remember_checked_tables
-from harness import Command, Done, experiment, mmrl, shared, write
+from harness import Command, Done, experiment, mmrl, shared, succeed, write
 from published_rows import export_tiny_model
 from zoom_runs import zoom_config
 
@@ -57,7 +57,6 @@ def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, name: str, make_config: Callable[[Path], dict[str, Any]]
 ) -> Path:
     def run(folder: Path) -> None:
-        done = mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml"))
-        assert done.code == 0, done.errors
+        succeed(mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml")))
 
     return shared(tmp_path_factory, name, run) / "run"

@@ -45,6 +45,12 @@ class Done(NamedTuple):
 Command = Callable[..., Done]
 
 
+def succeed(done: Done) -> Done:
+    """Return how a command ended, whose exit code must be 0."""
+    assert done.code == 0, done
+    return done
+
+
 def counting(split: str, size: int, **options: object) -> dict[str, Any]:
     """Return a source of counting questions."""
     return {

@@ -19,6 +19,7 @@ from harness import (
     rl_stage,
     scheduled,
     sft_stage,
+    succeed,
     write,
 )
 from interrupts import signal_at_call
@@ -114,8 +115,7 @@ def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     signal_at_call(monkeypatch, owner, method, nth, *signals)
     assert here("train", config).code == 128 + signals[0]
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "01-000004"
-    done = here("train", config)
-    assert done.code == 0, done.errors
+    done = succeed(here("train", config))
     assert "01-000004: stage rl, step 4" in done.output
     assert contents(tmp_path / "run") == contents(whole)
 
@@ -127,8 +127,7 @@ def resume_with_two_ranks(
     with monkeypatch.context() as patched:
         signal_at_call(patched, owner, method, nth, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
-    done = mmrl("train", config, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", config, "--nproc", 2))
 
 
 def test_two_ranks_share_what_one_process_generated_ahead(
@@ -184,14 +183,12 @@ def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, h
     config = write(full_config(run_dir), tmp_path / "tiny.yaml")
     assert here("train", config).code == 0
     shutil.copytree(run_dir, tmp_path / "short")
-    done = here("train", config, longer)
-    assert done.code == 0, done.errors
+    done = succeed(here("train", config, longer))
     assert "Stage rl will end with other bytes than one that had 7 steps from the start" in done.output
     shutil.rmtree(run_dir)
     shutil.copytree(tmp_path / "short", run_dir)
     shutil.rmtree(run_dir / "checkpoints" / "01-000006")
-    done = here("train", config, longer)
-    assert done.code == 0, done.errors
+    done = succeed(here("train", config, longer))
     assert "01-000004: stage rl, step 4" in done.output
     assert "The stage will end like one that had so many steps from the start." in done.output
     assert here("train", config, longer, "--run-dir", tmp_path / "fresh").code == 0

@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, Done, contents, counting, experiment, jsonl, mmrl, rl_stage, rows, sft_stage, write
+from harness import (
+    Command,
+    Done,
+    contents,
+    counting,
+    experiment,
+    jsonl,
+    mmrl,
+    rl_stage,
+    rows,
+    sft_stage,
+    succeed,
+    write,
+)
 from transformers import BertConfig
 
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
@@ -242,8 +255,7 @@ def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -
 def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, here: Command) -> None:
     data = {**damaged_image(tmp_path)["data"], "on_bad_sample": "skip"}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
-    done = here("train", write(config, tmp_path / "skip.yaml"))
-    assert done.code == 0
+    done = succeed(here("train", write(config, tmp_path / "skip.yaml")))
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
 
 
@@ -251,8 +263,7 @@ def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path: Path, he
     loss = {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
     path = write(experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=loss)]), tmp_path / "narrow.yaml")
     line = path.read_text().split('"loss"')[0].count("\n") + 1
-    done = here("train", path)
-    assert done.code == 0
+    done = succeed(here("train", path))
     assert f"warning: {path}:{line}: stages.0.loss.old_logprobs: the ratio of a whole response" in done.output
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, experiment, metrics, mmrl, questions, rl_stage, sft_stage, write
+from harness import Command, experiment, metrics, mmrl, questions, rl_stage, sft_stage, succeed, write
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions
 
@@ -38,8 +38,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with its benchmarks, in the folder of its config and its questions."""
     folder = tmp_path_factory.mktemp("taken")
     questions(folder / "asked")
-    done = mmrl("train", write(config(folder), folder / "c.yaml"))
-    assert done.code == 0, done.errors
+    done = succeed(mmrl("train", write(config(folder), folder / "c.yaml")))
     assert "ten after 7 steps of cold: strict" in done.output
     return folder
 
@@ -94,8 +93,7 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
     saved = taken / "run" / "checkpoints" / "00-000007"
     for given, place in ((saved, "00-000007"), (taken / "run", "01-000008"), (model, "01-000008")):
         out = tmp_path / f"{given.name}-out"
-        done = here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
-        assert done.code == 0, done.errors
+        succeed(here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out))
         for name in ("predictions.jsonl", "verdicts.jsonl"):
             in_training = taken / "run" / "benchmarks" / "ten" / place / name
             assert (out / name).read_bytes() == in_training.read_bytes(), given
@@ -107,8 +105,7 @@ def test_run_killed_during_a_benchmark_resumes_it(taken: Path, again: Path, here
     folder = again.parent / "run" / "benchmarks" / "ten" / "01-000007"
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 4
     assert not (folder / "report.json").exists()
-    done = here("train", again)
-    assert done.code == 0, done.errors
+    succeed(here("train", again))
     same(taken, again.parent)
 
 
@@ -128,8 +125,7 @@ def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(
         append_predictions(path, predictions)
 
     monkeypatch.setattr("mmrl.evaluation.session.append_predictions", counted)
-    done = here("train", again)
-    assert done.code == 0, done.errors
+    succeed(here("train", again))
     assert batches == ["01-000008"] * 3
     same(taken, again.parent)
 
@@ -140,8 +136,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
     ten |= {"responses_per_question": 4, "temperature": 1.0}
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "benchmarks": [ten]}
     config = experiment(tmp_path / "run", evaluation=evaluation, stages=[sft_stage(steps=7)])
-    done = here("train", write(config, tmp_path / "c.yaml"))
-    assert done.code == 0, done.errors
+    succeed(here("train", write(config, tmp_path / "c.yaml")))
     last = tmp_path / "run" / "benchmarks" / "ten" / "00-000007"
     done = here(
         *("eval", tmp_path / "run", "--benchmark", "counting", "--data", path, "--out", tmp_path / "out"),
@@ -160,8 +155,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
 
 
 def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
-    done = mmrl("train", again, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", again, "--nproc", 2))
     here, there = (
         [json.loads(line) for line in (folder / "run" / "benchmarks/ten/00-000000/predictions.jsonl").open()]
         for folder in (taken, again.parent)

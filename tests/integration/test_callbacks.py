@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, stop_in_rl, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, stop_in_rl, succeed, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
@@ -20,8 +20,7 @@ def config_of(folder: Path, fn: str, **args: object) -> Path:
 
 def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: Command) -> None:
     shutil.copy(EXAMPLE, tmp_path)
-    done = here("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1))
-    assert done.code == 0, done.errors
+    done = succeed(here("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1)))
     steps = [record for record in metrics(tmp_path / "run") if "reward/mean" in record]
     best = [record["my/best_of_group"] for record in steps]
     assert len(best) < 6
@@ -71,8 +70,7 @@ def measuring(folder: Path, name: str) -> Path:
 @pytest.mark.slow
 def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path: Path, here: Command) -> None:
     once, twice = measuring(tmp_path, "once"), measuring(tmp_path, "twice")
-    done = here("train", once)
-    assert done.code == 0, done.errors
+    done = succeed(here("train", once))
     steps = [record for record in metrics(tmp_path / "once") if "learner/lr" in record]
     assert [record["my/peak"] for record in steps] == [0.8, 0.9, 1.0, 0.9, 0.8]
     assert [record["my/twice"] for record in steps] == [1.6, 1.8, 2.0, 1.8, 1.6]
@@ -88,8 +86,7 @@ def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_p
 
 @pytest.mark.slow
 def test_metrics_of_the_first_rank_are_logged(tmp_path: Path) -> None:
-    done = mmrl("train", measuring(tmp_path, "run"), "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", measuring(tmp_path, "run"), "--nproc", 2))
     assert [record["my/rank"] for record in metrics(tmp_path / "run") if "my/rank" in record] == [0.0] * 5
 
 

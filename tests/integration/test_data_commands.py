@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import TINY, Command, experiment, rl_stage, sft_stage, write
+from harness import TINY, Command, experiment, rl_stage, sft_stage, succeed, write
 from PIL import Image
 
 from mmrl.types import VideoRef
@@ -285,8 +285,7 @@ def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None
     (tmp_path / "mine.py").write_text(REWARDS)
     before = set(list_tree(os.getpid()))
     config = experiment(tmp_path / "run", rewards={"terms": [{"fn": "./mine.py:one"}]})
-    done = here("data", "check", write(config, tmp_path / "mine.yaml"))
-    assert done.code == 0, done.output
+    succeed(here("data", "check", write(config, tmp_path / "mine.yaml")))
     assert set(list_tree(os.getpid())) <= before
 
 
@@ -325,8 +324,7 @@ def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, he
 def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, here: Command) -> None:
     count, boxes = clean_splits(tmp_path)["train"]
     config = write_config(tmp_path, {"train": [boxes], "test": [count]})
-    done = here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png")
-    assert done.code == 0
+    done = succeed(here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png"))
     size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
     assert "<|vision_start|>⟨image: 2 tokens⟩<|vision_end|>Where is it?" in done.output
     answer = "box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
@@ -345,8 +343,7 @@ def test_show_converts_the_coordinates_of_actions(tmp_path: Path, here: Command)
     row = {**box_row(tmp_path, 20, []), "answer": {"action": "click", "coordinate": [10, 20]}}
     source = table(tmp_path, "tap", [row], answer_type="action", coordinates="px_original")
     config = write_config(tmp_path, {"train": [source]})
-    done = here("data", "show", config, "--out", tmp_path / "seen.png")
-    assert done.code == 0, done.errors
+    done = succeed(here("data", "show", config, "--out", tmp_path / "seen.png"))
     assert "(px_original, media 0); for the model [[2.0, 2.7]] (px_resized)" in done.output
 
 

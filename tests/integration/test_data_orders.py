@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 
 from mmrl.cli import main
 
@@ -73,8 +73,7 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) ->
     phases = [{"max_samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
     config = experiment(tmp_path / "run", stages=[rl_stage(data_order=order, track_rewards=["count"], steps=5)])
-    done = here("train", write(config, tmp_path / "phases.yaml"))
-    assert done.code == 0, done.errors
+    succeed(here("train", write(config, tmp_path / "phases.yaml")))
     assert [
         record["data/curriculum_phase"] for record in metrics(tmp_path / "run") if "data/curriculum_phase" in record
     ] == [0, 1, 1, 2, 2]
@@ -98,8 +97,7 @@ def test_a_stage_trains_on_the_samples_of_its_when(tmp_path: Path, here: Command
     }
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
     config = experiment(tmp_path / "run", stages=stages, data=data, rewards=rewards)
-    done = here("train", write(config, tmp_path / "parts.yaml"))
-    assert done.code == 0, done.errors
+    succeed(here("train", write(config, tmp_path / "parts.yaml")))
     odd, even = ({f"add/train/line-{n + 1}" for n in range(first, 12, 2)} for first in (1, 0))
     assert set(drawn(tmp_path / "run", "rl", 2)) < even
     rows = [json.loads(line) for line in (tmp_path / "run/outputs/draw.jsonl").read_text().splitlines()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, Command, contents, experiment, rl_stage, write
+from harness import TINY, Command, contents, experiment, rl_stage, succeed, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -50,8 +50,7 @@ def replay_config(run_dir: Path, kind: str) -> Path:
 def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    done = here("train", replay_config(tmp_path / "whole", kind))
-    assert done.code == 0, done.errors
+    succeed(here("train", replay_config(tmp_path / "whole", kind)))
     check_all_occurred(learned_steps(tmp_path / "whole"), "rollout/route_diff_tokens_frac")
     state = load_state(tmp_path / "whole" / "checkpoints" / "00-000002")
     saved = [experience.rollout for experience in state.replay_buffer]
@@ -63,8 +62,7 @@ def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(
     with monkeypatch.context() as patched:
         signal_at_call(patched, PolicyLearner, "step", 2, signal.SIGTERM)
         assert here("train", config).code == 128 + signal.SIGTERM
-    done = here("train", config)
-    assert done.code == 0, done.errors
+    succeed(here("train", config))
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import Command, metrics
+from harness import Command, metrics, succeed
 from zoom_runs import check_all_occurred
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,7 @@ SMALL = (
 
 def train(here: Command, folder: Path, name: str) -> dict[str, list[dict]]:
     """Train an example for two steps a stage; return the metrics of its steps by stage."""
-    done = here("train", EXAMPLES / f"{name}.yaml", *SMALL, "--run-dir", folder / "run")
-    assert done.code == 0, done.errors
+    succeed(here("train", EXAMPLES / f"{name}.yaml", *SMALL, "--run-dir", folder / "run"))
     steps: dict[str, list[dict]] = {"cold": [], "rl": []}
     for record in metrics(folder / "run"):
         if "environment/turns" in record:
@@ -64,8 +63,7 @@ def test_config_on_the_page_trains_the_environment_beside_it(tmp_path: Path, her
     (config,) = re.findall(r"```yaml\n(run: .*?)```", page, re.S)
     (tmp_path / "guess.yaml").write_text(config)
     shutil.copy(EXAMPLES / "environment.py", tmp_path)
-    done = here("train", tmp_path / "guess.yaml", "--run-dir", tmp_path / "run")
-    assert done.code == 0, done.errors
+    succeed(here("train", tmp_path / "guess.yaml", "--run-dir", tmp_path / "run"))
     cold = [record for record in metrics(tmp_path / "run") if record["stage"] == "cold" and "learner/loss" in record]
     assert [record["environment/terminated"] for record in cold] == [8.0, 8.0]
     assert all(record["environment/invalid"] == record["environment/errors"] == 0 for record in cold)

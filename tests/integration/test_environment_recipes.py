@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, Command, metrics
+from harness import TINY, Command, metrics, succeed
 from PIL import Image
 from ruamel.yaml import YAML
 from serving import judging, served
@@ -39,8 +39,7 @@ def train(here: Command, recipe: Path, stages: dict[str, str], overrides: dict[s
             overrides[f"stages.{name}.num_mini_batches"] = 1
             overrides[f"stages.{name}.sampling.max_new_tokens"] = 24
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    done = here("train", recipe, *words, "--run-dir", run_dir)
-    assert done.code == 0, done.errors
+    succeed(here("train", recipe, *words, "--run-dir", run_dir))
     for name, kind in stages.items():
         steps = steps_of(run_dir, name)
         assert len(steps) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from environment_runs import STEP, environment_config
-from harness import Command, alike, contents, metrics, mmrl, scheduled, write
+from harness import Command, alike, contents, metrics, mmrl, scheduled, succeed, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -75,8 +75,7 @@ def test_two_ranks_credit_turns_as_one_does(tmp_path: Path, here: Command, advan
     options["optimizer"] = scheduled(3e-3, 3)
     once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
     assert here("train", once).code == 0
-    done = mmrl("train", twice, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", twice, "--nproc", 2))
     steps = learned_steps(tmp_path / "1")
     assert any(record["advantage/max"] > 0 for record in steps)
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
@@ -92,8 +91,7 @@ def test_two_ranks_and_partial_rollouts_learn_the_same(
     with monkeypatch.context() as patched:
         signal_at_call(patched, EpisodeWorkers, "play", 11, signal.SIGINT)
         assert here("train", twice).code == 128 + signal.SIGINT
-    done = mmrl("train", twice, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", twice, "--nproc", 2))
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import harness
 import pytest
-from harness import Command, metrics, mmrl
+from harness import Command, metrics, mmrl, succeed
 from serving import judging, served
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
@@ -38,8 +38,7 @@ def test_held_out_data_has_exactly_the_reward_that_training_reported(
     assert here("export", whole, "--out", tmp_path / "away" / "mine").code == 0
     for number, model in enumerate((whole, saved, whole / "model", tmp_path / "away" / "mine")):
         out = tmp_path / str(number)
-        done = here("eval", model, "--benchmark", "run:test", "--out", out)
-        assert done.code == 0, done.errors
+        succeed(here("eval", model, "--benchmark", "run:test", "--out", out))
         assert report(out)["rewards"] == told
         assert (out / "verdicts.jsonl").read_bytes() == (tmp_path / "0" / "verdicts.jsonl").read_bytes()
 

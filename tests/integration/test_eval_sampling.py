@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from benchmark_rows import write_rows
-from harness import Command
+from harness import Command, succeed
 from PIL import Image
 
 RETHINK = "[{kind: generate}, {kind: rethink, correct: [correct], max_new_tokens: 6}]"
@@ -46,8 +46,7 @@ def evaluate(whole: Path, questions: Path, tmp_path: Path, here: Command) -> Any
 
     def run(*settings: str) -> Results:
         out = tmp_path / str(len([*tmp_path.iterdir()]))
-        done = here("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings)
-        assert done.code == 0, done.errors
+        succeed(here("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings))
         return Results(out)
 
     return run

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import image_ref, make_sample
-from harness import Command, metrics
+from harness import Command, metrics, succeed
 from PIL import Image
 from processors import make_prompt_processor
 from rounding import LOGPROBS
@@ -47,24 +47,21 @@ def train(here: Command, folder: Path, run: Path, *overrides: str):
 
 @pytest.mark.slow
 def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, here):
-    done = train(here, folder, tmp_path / "run")
-    assert done.code == 0, done.errors
+    succeed(train(here, folder, tmp_path / "run"))
     last = metrics(tmp_path / "run")[-2]  # the last record is the reward on the test set
     assert min(last[f"learner/grad_norm/{part}"] for part in ("vision", "projector", "language")) > 0
     assert last["rollout/logprob_diff_mean"] < LOGPROBS
     exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "run" / "model")
     assert type(exported) is InternVLForConditionalGeneration
     assert AutoProcessor.from_pretrained(tmp_path / "run" / "model").image_processor.size == {"height": 32, "width": 32}
-    done = here("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out")
-    assert done.code == 0, done.errors
+    succeed(here("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out"))
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
 def test_a_frozen_tower_gets_no_gradient(folder, tmp_path, here):
     overrides = ("model.freeze=[vision,projector]", "stages.cold.steps=1", "stages.rl.steps=1")
-    done = train(here, folder, tmp_path / "run", *overrides, "model.attn_implementation=eager")
-    assert done.code == 0, done.errors
+    succeed(train(here, folder, tmp_path / "run", *overrides, "model.attn_implementation=eager"))
     (first, *_) = metrics(tmp_path / "run")
     assert first["learner/grad_norm/language"] > 0 == first["learner/grad_norm/vision"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY, Command, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import TINY, Command, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, load_model
@@ -82,8 +82,7 @@ def test_it_generates_and_ends_with_the_tokenizer_of_training(trained: Path) -> 
 
 
 def test_an_evaluation_gives_it_the_rewards_of_training(trained: Path, tmp_path: Path, here: Command) -> None:
-    done = here("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path)
-    assert done.code == 0, done.errors
+    succeed(here("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path))
     (task,) = json.loads((trained / "summary.json").read_text())["tasks"]
     assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
@@ -92,8 +91,7 @@ def test_it_trains_on_in_a_new_run(trained: Path, tmp_path: Path, here: Command)
     """In bfloat16, though it is in float32: test_lora.py and test_family_runs.py keep the type."""
     config = short(tmp_path / "on", path=str(trained / "model"), dtype="bfloat16")
     config["stages"] = [sft_stage(steps=1), rl_stage(steps=1)]
-    done = here("train", write(config, tmp_path / "on.yaml"))
-    assert done.code == 0, done.errors
+    done = succeed(here("train", write(config, tmp_path / "on.yaml")))
     assert not done.errors  # no progress bars, no warnings
     model = load(tmp_path / "on" / "model")
     assert model.dtype == torch.bfloat16
@@ -113,8 +111,7 @@ def moved(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_an_exported_checkpoint_equals_the_model_of_the_run(trained: Path, moved: Path, tmp_path: Path) -> None:
-    done = mmrl("export", moved, "--out", tmp_path / "out")
-    assert done.code == 0, done.errors
+    done = succeed(mmrl("export", moved, "--out", tmp_path / "out"))
     assert not done.errors
     (line,) = done.output.splitlines()  # DeepSpeed, imported on the way, has nothing to say
     assert line.endswith(f"checkpoints/02-000000 -> {tmp_path / 'out'}")
@@ -122,8 +119,7 @@ def test_an_exported_checkpoint_equals_the_model_of_the_run(trained: Path, moved
 
 
 def test_an_earlier_checkpoint_has_other_weights(trained: Path, moved: Path, tmp_path: Path, here: Command) -> None:
-    done = here("export", moved, "--checkpoint", "00-000001", "--out", tmp_path / "early")
-    assert done.code == 0, done.errors
+    succeed(here("export", moved, "--checkpoint", "00-000001", "--out", tmp_path / "early"))
     assert weights_differ(tmp_path / "early", trained / "model")
     text = (tmp_path / "early" / "README.md").read_text()
     assert "Checkpoint 00-000001." in text and "## Held-out reward" not in text

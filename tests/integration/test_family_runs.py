@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from family_runs import family_runs
-from harness import Command, alike, check_records, contents, metrics, mmrl, rl_stage, write
+from harness import Command, alike, check_records, contents, metrics, mmrl, rl_stage, succeed, write
 from interrupts import signal_at_call
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -76,14 +76,12 @@ def test_such_a_run_goes_on_as_if_it_had_never_stopped(
     with monkeypatch.context() as patched:
         signal_at_call(patched, EngineSampler, "sync", 3, signal.SIGINT)
         assert here("train", file).code == 128 + signal.SIGINT
-    done = here("train", file)
-    assert done.code == 0, done.errors
+    succeed(here("train", file))
     assert contents(tmp_path / "run") == contents(runs / "whole")
 
 
 def test_its_export_is_the_base_model_with_its_adapter(runs: Path, tmp_path: Path, here: Command) -> None:
-    done = here("export", runs / "whole", "--merge-lora", "--out", tmp_path / "merged")
-    assert done.code == 0, done.errors
+    succeed(here("export", runs / "whole", "--merge-lora", "--out", tmp_path / "merged"))
     ids = torch.tensor([[3, 40, 41, 300, 301, 7]])
     ours, theirs = (load(folder) for folder in (tmp_path / "merged", runs / "whole" / "model"))
     bare = load(runs / "base" / "model")
@@ -106,8 +104,7 @@ def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(
 ) -> None:
     data = runs / "questions" / "ten.jsonl"
     out = tmp_path / "out"
-    done = here("eval", runs / "whole" / "model", "--benchmark", "counting", "--data", data, "--out", out)
-    assert done.code == 0, done.errors
+    succeed(here("eval", runs / "whole" / "model", "--benchmark", "counting", "--data", data, "--out", out))
     taken = max((runs / "whole" / "benchmarks" / "counting").iterdir())
     assert (out / "verdicts.jsonl").read_bytes() == (taken / "verdicts.jsonl").read_bytes()
 
@@ -127,8 +124,7 @@ def test_two_processes_under_zero3_do_what_one_does(runs: Path, tmp_path: Path, 
         return write(made, tmp_path / f"{name}.yaml")
 
     assert here("train", config("alone")).code == 0
-    done = mmrl("train", config("shared", deepspeed={"zero_stage": 3, "param_persistence_elements": 0}), "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", config("shared", deepspeed={"zero_stage": 3, "param_persistence_elements": 0}), "--nproc", 2))
     alike(*(metrics(tmp_path / name) for name in ("shared", "alone")))
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("shared", "alone"))
     before = load_file(base / "model.safetensors")

@@ -22,6 +22,7 @@ from harness import (
     rl_stage,
     sft_stage,
     strike,
+    succeed,
     write,
 )
 from waiting import PATIENCE_S
@@ -72,8 +73,7 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engin
     saving = {"every": 1, "keep_last": 9}
     sections = {"stages": stages, "deepspeed": engine, "checkpoints": saving}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
-    done = mmrl("train", config, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", config, "--nproc", 2))
     assert moved_parts(tmp_path / "run", "01-000000", "02-000000") == {"model.language_model"}
     assert moved_parts(tmp_path / "run", "02-000000", "03-000000") == {"model.visual"}
     norms = [record["learner/grad_norm/vision"] > 0 for record in metrics(tmp_path / "run") if "learner/loss" in record]
@@ -82,8 +82,7 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engin
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
     for folder in ("checkpoints/02-000002", "checkpoints/03-000000", "model"):
         shutil.rmtree(tmp_path / "run" / folder)
-    done = mmrl("train", config, "--nproc", 2)
-    assert done.code == 0, done.errors
+    done = succeed(mmrl("train", config, "--nproc", 2))
     assert "02-000001: stage tower, step 1" in done.output
     alike(metrics(tmp_path / "run"), metrics(tmp_path / "whole"))
 
@@ -125,8 +124,7 @@ def test_stopped_run_is_saved_and_two_processes_continue(whole: Path, tmp_path: 
     assert processes_in(tmp_path) == []
     done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
-    done = mmrl("train", config, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", config, "--nproc", 2))
     alike(metrics(tmp_path / "run"), metrics(whole))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
 

@@ -23,6 +23,7 @@ from harness import (
     scheduled,
     sft_stage,
     strike,
+    succeed,
     write,
 )
 from peft import PeftModel
@@ -93,8 +94,7 @@ def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base: Path, tmp_path: Pa
     assert done.code == 128 + signal.SIGTERM, done.errors
     done = mmrl("train", shared, strike=("mmrl.learner.learner:PolicyLearner.step", 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
-    done = mmrl("train", shared, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", shared, "--nproc", 2))
     alike(metrics(tmp_path / "shared"), metrics(tmp_path / "alone"))
     ours, theirs = (load_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("shared", "alone"))
     assert ours.keys() == theirs.keys()
@@ -117,8 +117,7 @@ def test_only_trained_weights_are_saved_and_measured(adapted: Path) -> None:
 def test_first_stage_saves_no_reference_weights(base: Path, tmp_path: Path, here: Command) -> None:
     config = adapting(tmp_path / "run", base)
     config["stages"] = config["stages"][1:]
-    done = here("train", write(config, tmp_path / "lora.yaml"))
-    assert done.code == 0, done.errors
+    done = succeed(here("train", write(config, tmp_path / "lora.yaml")))
     assert re.search(r"^ *vision +13 +[\d,]+ +0 +float32 *$", done.output, re.MULTILINE), done.output
     assert re.search(r"^ *projector +9 +[\d,]+ +[1-9][\d,]* +float32 +0.001 *$", done.output, re.MULTILINE)
     assert not (tmp_path / "run" / "reference_weights").exists()
@@ -155,8 +154,7 @@ def test_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path) ->
 
 def test_run_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_path: Path, here: Command) -> None:
     for folder, options in (("adapter", []), ("model", ["--merge-lora"])):
-        done = here("export", adapted, *options, "--out", tmp_path / folder)
-        assert done.code == 0, done.errors
+        succeed(here("export", adapted, *options, "--out", tmp_path / folder))
         ours, theirs = (
             {path.name: path.read_bytes() for path in at.iterdir()} for at in (tmp_path / folder, adapted / folder)
         )

@@ -16,6 +16,7 @@ from harness import (
     rl_stage,
     sft_stage,
     stop_in_rl,
+    succeed,
     write,
 )
 
@@ -51,6 +52,5 @@ def test_run_with_replay_and_carried_groups_ends_the_same_when_stopped_or_on_two
     assert here("train", twice).code == 0
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")
 
-    done = mmrl("train", shared, "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", shared, "--nproc", 2))
     alike(metrics(tmp_path / "shared"), whole)

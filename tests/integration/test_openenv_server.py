@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from environment_runs import environment_config
-from harness import Command, write
+from harness import Command, succeed, write
 from waiting import wait_for
 from zoom_runs import learned_steps
 
@@ -127,8 +127,7 @@ def test_a_run_learns_from_it(tmp_path: Path, here: Command, url: str) -> None:
     episodes["args"]["size"] = 8
     config["data"] = {"train": [episodes], "validation": [], "test": []}
     config["evaluation"]["rollout_steps"] = steps
-    done = here("train", write(config, tmp_path / "tiny.yaml"))
-    assert done.code == 0, done.errors
+    succeed(here("train", write(config, tmp_path / "tiny.yaml")))
     for record in learned_steps(tmp_path / "run"):
         assert record["environment/turns"] > 0
         assert record["environment/errors"] == record["environment/unscorable"] == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import published_rows
 import pytest
-from harness import Command
+from harness import Command, succeed
 from published_rows import make_small
 from serving import reply, served
 
@@ -72,8 +72,7 @@ def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *
     data = published_rows.write_data(recipe, folder / "data")
     settings = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     places = ("--model", model, "--data", data, "--run-dir", folder / "run", "--overlay", overlay)
-    done = here("train", recipe, *places, *settings, *words, "--steps", STEPS)
-    assert done.code == 0, done.errors
+    succeed(here("train", recipe, *places, *settings, *words, "--steps", STEPS))
     assert (folder / "run/model/model.safetensors").exists()
     told = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     stages = Counter(record["stage"] for record in told if "learner/lr" in record)

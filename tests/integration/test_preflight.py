@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 from fork_server import run_forked
-from harness import Command, Done, experiment, questions, rl_stage, write
+from harness import Command, Done, experiment, questions, rl_stage, succeed, write
 
 from mmrl.config import Config, load_config
 from mmrl.config.schema.model import BuiltinFamily
@@ -260,8 +260,7 @@ def test_a_finished_run_says_so_without_torch(whole: Path, tmp_path: Path, optio
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     config = write(experiment(run_dir), tmp_path / "tiny.yaml")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    done = light("train", config, *options)
-    assert done.code == 0, done.errors
+    done = succeed(light("train", config, *options))
     assert "This run is finished" in done.output and f"Model: {run_dir}/model" in done.output
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 

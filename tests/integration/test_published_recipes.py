@@ -15,7 +15,7 @@ from typing import Any
 import published_rows
 import pytest
 import recipe_answers
-from harness import Command
+from harness import Command, succeed
 from PIL import Image
 from published_rows import make_small
 from recipe_answers import NOTHING, make_wrong
@@ -106,8 +106,7 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
     (tiny,) = re.findall(r"--run-dir try (.*)$", blocks[2][1], re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["explain", "data", "data", "train"]
     for command in commands:
-        done = here(*command.split(), *tiny.split())
-        assert done.code == 0, done
+        succeed(here(*command.split(), *tiny.split()))
     assert Path("sample.png").exists()
     assert Path("try/model/model.safetensors").exists()
 
@@ -124,8 +123,7 @@ def test_a_published_recipe_learns_from_its_own_rewards(
     overrides["logging.rollouts.every"] = 1
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
-    done = here("train", name, *folders, *words, "--steps", NUM_STEPS)
-    assert done.code == 0, done.errors
+    succeed(here("train", name, *folders, *words, "--steps", NUM_STEPS))
 
     told = read_lines(tmp_path / "run" / "metrics.jsonl")
     trained = [stage.name for stage in config.training_stages]

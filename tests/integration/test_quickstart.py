@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, counting, experiment, metrics, mmrl, sft_stage, write
+from harness import Command, Done, counting, experiment, metrics, mmrl, sft_stage, succeed, write
 
 from mmrl.config import LoadedConfig, load_config
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
@@ -98,8 +98,7 @@ def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
 def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path: Path, here: Command) -> None:
     data = {"train": [counting("train", 4)], "test": [counting("test", 1)]}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1)])
-    done = here("train", write(config, tmp_path / "one.yaml"))
-    assert done.code == 0, done.errors
+    succeed(here("train", write(config, tmp_path / "one.yaml")))
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     assert task["n"] == 1
     assert task["ci"] == [None, None]

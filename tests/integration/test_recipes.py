@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import TINY, metrics, mmrl
+from harness import TINY, metrics, mmrl, succeed
 
 from mmrl.config import load_config
 
@@ -57,7 +57,6 @@ def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     }
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     several = ["--nproc", PROCESSES[name]] if PROCESSES[name] > 1 else []
-    done = mmrl("train", config, *words, *several, "--steps", 1, "--run-dir", tmp_path / "run")
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", config, *words, *several, "--steps", 1, "--run-dir", tmp_path / "run"))
     assert any("learner/lr" in record for record in metrics(tmp_path / "run"))
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

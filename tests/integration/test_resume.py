@@ -26,6 +26,7 @@ from harness import (
     sft_stage,
     shared,
     stop_in_rl,
+    succeed,
     write,
 )
 from PIL import Image
@@ -79,8 +80,7 @@ def test_run_killed_again_and_again_equals_the_undisturbed_one(own_config: Path,
         done = mmrl("train", own_config, strike=(function, nth, "SIGKILL"))
         assert done.code == -signal.SIGKILL, f"not killed {name}: {done}"
     assert (own_config.parent / "run" / ".model.partial" / "model.safetensors").is_file()  # the last blow hit an export
-    done = mmrl("train", own_config)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", own_config))
     assert contents(own_config.parent / "run") == contents(whole)
     assert not [*own_config.parent.rglob("*.partial"), *own_config.parent.rglob("*.tmp")]
 
@@ -89,8 +89,7 @@ def test_run_resumed_after_ctrl_c_equals_the_undisturbed_one(
     stopped: Path, stopped_copy: Path, whole: Path, here: Command
 ) -> None:
     assert (stopped_copy / "checkpoints" / "01-000005").is_dir()
-    done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
-    assert done.code == 0
+    done = succeed(here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy))
     assert "01-000005: stage rl, step 5" in done.output
     assert contents(stopped_copy) == contents(whole)
 
@@ -123,8 +122,7 @@ def test_run_killed_during_a_write_in_the_background_equals_the_undisturbed_one(
     assert done.code == -signal.SIGKILL
     checkpoints = own_config.parent / "run" / "checkpoints"
     assert {path.name for path in checkpoints.iterdir()} == {".00-000006.partial", "00-000003"}
-    done = here("train", own_config, "checkpoints.async_save=true", "checkpoints.every=2")
-    assert done.code == 0
+    done = succeed(here("train", own_config, "checkpoints.async_save=true", "checkpoints.every=2"))
     assert "This run continues with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
     assert contents(own_config.parent / "run") == contents(whole)
 
@@ -162,8 +160,7 @@ def test_stages_that_freeze_different_parts_resume_exactly(
     for name in ("once", "twice"):
         config = experiment(tmp_path / name, stages=stages, model=model, checkpoints=saving)
         write(config, tmp_path / f"{name}.yaml")
-    done = here("train", tmp_path / "once.yaml")
-    assert done.code == 0
+    done = succeed(here("train", tmp_path / "once.yaml"))
     # the columns are tensors, parameters, trained ones, type, and the rates of the three stages
     assert [len(line.split()) for line in done.output.splitlines() if line.split()[:1] == ["projector"]] == [6]
     for nth in (3, 3):  # in the second stage; in the third, by the process that continued
@@ -186,8 +183,7 @@ def test_run_with_a_damaged_checkpoint_warns_and_resumes_from_the_one_before(
         file.write_bytes(file.read_bytes()[:-10])
     else:
         file.unlink()
-    done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
-    assert done.code == 0
+    done = succeed(here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy))
     assert re.search(rf"^warning: checkpoint .*01-000005 is damaged \({name}", done.output, re.MULTILINE)
     assert "01-000003: stage rl, step 3" in done.output
     assert contents(stopped_copy) == contents(whole)
@@ -198,8 +194,7 @@ def test_finished_run_that_is_started_again_shows_its_table_and_changes_nothing(
 ) -> None:
     shutil.copytree(whole, own_config.parent / "run")
     before = _everything(whole)
-    done = here("train", own_config)
-    assert done.code == 0
+    done = succeed(here("train", own_config))
     assert "Held-out reward before stage rl and at the end" in done.output
     assert "count" in done.output
     assert _everything(own_config.parent / "run") == before
@@ -310,8 +305,7 @@ def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy:
     lines = (table_copy / "held.jsonl").read_text().splitlines(keepends=True)
     (table_copy / "held.jsonl").write_text("".join(lines[1:]))  # no rewards of this one to compare at the end
     command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_changed_data=warn")
-    done = here(*command)
-    assert done.code == 0, done.errors
+    done = succeed(here(*command))
     assert "warning: the data differ from those that this run began with (5 differences)" in done.output
     manifest = json.loads((table_copy / "run" / "manifest.json").read_text())
     (entry,) = manifest["data_changes"]
@@ -325,8 +319,7 @@ def test_all_ranks_refuse_changed_data(table_copy: Path) -> None:
     done = mmrl(*command, timeout=120)
     assert done.code == 2
     assert "media 0 (" in done.errors and "was lost" not in done.errors
-    done = mmrl(*command, "data.on_changed_data=warn")
-    assert done.code == 0, done.errors
+    succeed(mmrl(*command, "data.on_changed_data=warn"))
 
 
 def test_rollouts_of_changed_media_do_not_stop_a_resumed_run(tmp_path: Path, here: Command) -> None:
@@ -345,13 +338,11 @@ def test_rollouts_of_changed_media_do_not_stop_a_resumed_run(tmp_path: Path, her
         stop_in_rl(path, 3)
         for picture in folder.glob("*.png"):
             _redraw(picture)
-        done = here("train", path, "data.on_changed_data=warn")
-        assert done.code == 0, done.errors
+        succeed(here("train", path, "data.on_changed_data=warn"))
 
 
 def test_resumed_run_may_skip_bad_samples_from_now_on(table_copy: Path, here: Command) -> None:
-    done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
-    assert done.code == 0, done.errors
+    done = succeed(here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip"))
     assert 'This run continues with data.on_bad_sample: "stop" -> "skip"' in done.output
 
 
@@ -373,8 +364,7 @@ def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_th
     whole: Path, tmp_path: Path, here: Command
 ) -> None:
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
-    done = here("train", write(longer(run_dir, 11), tmp_path / "tiny.yaml"))
-    assert done.code == 0, done.errors
+    done = succeed(here("train", write(longer(run_dir, 11), tmp_path / "tiny.yaml")))
     assert "This run continues with stages.1.steps: 8 -> 11 (the run is lengthened)." in done.output
     assert "01-000006: stage rl, step 6" in done.output
     fresh = write(longer(tmp_path / "fresh", 11), tmp_path / "fresh.yaml")

@@ -7,7 +7,7 @@ from statistics import fmean
 from types import ModuleType
 
 import pytest
-from harness import Command, metrics
+from harness import Command, metrics, succeed
 from tool_modules import load_tool
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -22,11 +22,9 @@ def tool() -> ModuleType:
 def test_cold_start_and_rl_run_and_the_table_reads_them(here: Command, tool: ModuleType, tmp_path: Path) -> None:
     cold, rl = tmp_path / "cold", tmp_path / "rl"
     few = ("stages.cold.steps=8", "stages.cold.batch_size=8", "stages.cold.validation.every=4")
-    done = here("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold)
-    assert done.code == 0, done.errors
+    succeed(here("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold))
     few = ("stages.rl.steps=2", "stages.rl.prompts_per_step=4", "stages.rl.validation.every=2")
-    done = here("train", CONFIGS / "rethink.yaml", *SIZES, *few, f"model.path={cold / 'model'}", "--run-dir", rl)
-    assert done.code == 0, done.errors
+    succeed(here("train", CONFIGS / "rethink.yaml", *SIZES, *few, f"model.path={cold / 'model'}", "--run-dir", rl))
     tested = [record for record in metrics(rl) if "test/add" in record]
     assert len(tested) == 2
     assert [tool.rethink_accuracy(record, 8).after_rethink for record in tested] == [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fork_server import Forked
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, succeed, write
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.utils.processes import list_tree
@@ -85,8 +85,7 @@ def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change
 def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(
     tmp_path: Path, here: Command
 ) -> None:
-    done = here("train", write_config(tmp_path, "run", "danger", on_error="fallback"))
-    assert done.code == 0
+    done = succeed(here("train", write_config(tmp_path, "run", "danger", on_error="fallback")))
     for kind in ("timeouts", "crashes", "errors"):
         assert total(tmp_path / "run", f"reward/danger/{kind}") > 0
     assert "its fallback counts" in done.output
@@ -161,8 +160,7 @@ def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path: Path) -> None:
     counts = []
     for run, options in (("one", []), ("two", ["--nproc", "2"])):
         config = experiment(tmp_path / run, rewards=rewards, stages=[rl_stage(steps=3)])
-        done = mmrl("train", write(config, tmp_path / f"{run}.yaml"), *options)
-        assert done.code == 0, done.errors
+        succeed(mmrl("train", write(config, tmp_path / f"{run}.yaml"), *options))
         counts.append([record.get("reward/unsteady/timeouts", 0) for record in metrics(tmp_path / run)])
     assert counts[0] == counts[1]
     assert sum(counts[0]) > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, counting, experiment, metrics, rl_stage, sft_stage, write
+from harness import Command, counting, experiment, metrics, rl_stage, sft_stage, succeed, write
 from zoom_runs import check_all_occurred
 
 pytestmark = pytest.mark.slow
@@ -42,8 +42,7 @@ def logprob_checks(run_dir: Path) -> list[float]:
 
 def test_run_samples_with_the_engine_of_the_example(tmp_path: Path, here: Command) -> None:
     engine = {"fn": "./rollout_engine.py:make_engine", "args": {"max_batch_tokens": 64}}
-    done = here("train", write_config(tmp_path, rollout={"engine": engine}))
-    assert done.code == 0, done.errors
+    succeed(here("train", write_config(tmp_path, rollout={"engine": engine})))
     log = (tmp_path / "run" / "engine" / "speed.csv").read_text().splitlines()
     assert len(log) >= 2  # one for each step of the RL stage
     assert all(int(line.split(",")[0]) > 0 for line in log)
@@ -90,8 +89,7 @@ def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_wor
     tmp_path: Path, here: Command
 ) -> None:
     (tmp_path / "mine.py").write_text(ENGINE)
-    done = here("train", write_config(tmp_path, **OWN_ENGINE))
-    assert done.code == 0, done.errors
+    succeed(here("train", write_config(tmp_path, **OWN_ENGINE)))
     calls = (tmp_path / "run" / "calls.txt").read_text().splitlines()
     # Each stage has two steps, and so two versions of its weights; the test samples are answered before and after.
     rl_calls = calls[calls.index("load True") :]
@@ -103,8 +101,7 @@ def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_wor
 
 def test_run_applies_the_step_of_the_example(tmp_path: Path, here: Command) -> None:
     step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
-    done = here("train", write_config(tmp_path, steps=[step]))
-    assert done.code == 0, done.errors
+    succeed(here("train", write_config(tmp_path, steps=[step])))
     check_all_occurred(metrics(tmp_path / "run"), "force_answer/count")
     explained = here("explain", tmp_path / "tiny.yaml")
     assert "fn ./rollout_step.py:make_step" in " ".join(explained.output.split())
@@ -142,8 +139,7 @@ def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory
     monkeypatch.chdir(elsewhere)
     for model in ("run", "run/model"):
         out = elsewhere / Path(model).name
-        done = here("eval", tmp_path / model, "--benchmark", "run:test", "--out", out)
-        assert done.code == 0, done.errors
+        succeed(here("eval", tmp_path / model, "--benchmark", "run:test", "--out", out))
         assert json.loads((out / "report.json").read_text())["rewards"] == rewards
     # A copy that knows no folder of its config starts from the working directory, or from `--data`.
     shutil.copytree(tmp_path / "run/model", tmp_path / "copy")
@@ -155,8 +151,7 @@ def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory
 
 def test_run_accepts_the_tool_of_the_example(tmp_path: Path, here: Command) -> None:
     tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate", "args": {"digits": 3}}]}
-    done = here("train", write_config(tmp_path, steps=[tools]))
-    assert done.code == 0, done.errors
+    succeed(here("train", write_config(tmp_path, steps=[tools])))
     assert all("tools/calls" in record for record in metrics(tmp_path / "run") if "rollout/truncated_frac" in record)
 
 

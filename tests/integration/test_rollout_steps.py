@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, succeed, write
 from zoom_runs import check_all_occurred
 
 RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -28,8 +28,7 @@ def rethink_config(run_dir: Path) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("rollout_steps")
-    done = mmrl("train", write(rethink_config(folder / "run"), folder / "tiny.yaml"))
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", write(rethink_config(folder / "run"), folder / "tiny.yaml")))
     return folder / "run"
 
 

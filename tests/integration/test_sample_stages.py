@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from factories import make_context
-from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 
 from mmrl.cli import main
 from mmrl_datasets.readers import table
@@ -124,8 +124,7 @@ def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table: Path, tmp_
 @pytest.mark.slow
 def test_two_processes_sample_and_select_as_one_does(sample_table: Path, tmp_path: Path) -> None:
     """Tables, validation, and the best checkpoint of its choice."""
-    done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2))
     alike(metrics(tmp_path / "run"), metrics(sample_table))
     assert sum("validation/mean" in record for record in metrics(sample_table)) == 4
     for name in ("draw", "right", "hard"):

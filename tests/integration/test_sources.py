@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import Forked
-from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as cache_module
@@ -77,8 +77,7 @@ def test_an_image_is_decoded_and_processed_once_a_step(
 @pytest.mark.slow
 def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -> None:
     config = write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
-    done = here("train", config)
-    assert done.code == 0, done.errors
+    done = succeed(here("train", config))
     records = metrics(tmp_path / "a" / "run")
     assert sum(record.get("data/dropped", 0) for record in records) > 0
     assert {"reward/task/count", "reward/task/say"} <= set().union(*records)

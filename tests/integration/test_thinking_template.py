@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, Command, experiment, jsonl, metrics, rl_stage, rows, sft_stage, write
+from harness import TINY, Command, experiment, jsonl, metrics, rl_stage, rows, sft_stage, succeed, write
 
 from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -69,8 +69,7 @@ def config(folder: Path, place: Path, *, thoughts: bool = True, **sections: obje
 @pytest.mark.slow
 def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, here: Command):
     path = write(config(folder, tmp_path), tmp_path / "thinks.yaml")
-    done = here("train", path)
-    assert done.code == 0, done.errors
+    succeed(here("train", path))
     # What was imitated begins after the tag, so that responses have the format and the answer is found.
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     steps = [record for record in metrics(tmp_path / "run") if "rethink/attempted" in record]
@@ -81,8 +80,7 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     assert any("</think><answer>" in text for text in texts)
     assert max(record["reward/term/format"] for record in steps) > 0
     # `mmrl eval` marks the same text, and the benchmark's own rules see the thought.
-    done = here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out")
-    assert done.code == 0, done.errors
+    succeed(here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
     predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert all(prediction["response"].startswith(OPENED) for prediction in predictions)
@@ -94,10 +92,8 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, he
     answers = {"add_instruction": False}
     settings = config(folder, tmp_path, thoughts=False, stages=stages, response_format=answers)
     settings["model"]["chat"] = {"enable_thinking": False}
-    done = here("train", write(settings, tmp_path / "answers.yaml"))
-    assert done.code == 0, done.errors
-    done = here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out")
-    assert done.code == 0, done.errors
+    succeed(here("train", write(settings, tmp_path / "answers.yaml")))
+    succeed(here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
     predictions = (tmp_path / "out" / "predictions.jsonl").read_text()
     assert not any(json.loads(line)["response"].startswith(OPENED) for line in predictions.splitlines())
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import Command, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from tracked_runs import Points, read_tensorboard
 
 from mmrl.log.run_dir import RunDir
@@ -39,8 +39,7 @@ def check_points(run_dir: Path) -> None:
 
 
 def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path: Path, here: Command) -> None:
-    done = here("train", short_config(tmp_path), TRACKED)
-    assert done.code == 0, done.errors
+    done = succeed(here("train", short_config(tmp_path), TRACKED))
     assert "tracker" not in done.output + done.errors
     check_points(tmp_path / "run")
 
@@ -67,6 +66,5 @@ def test_a_run_that_is_killed_and_resumed_has_each_point_once(tmp_path: Path) ->
     strike = ("mmrl.log.logger:RunLogger.log", 6, "SIGKILL")
     killed = mmrl("train", config, TRACKED, "checkpoints.every=2", strike=strike)
     assert killed.code == -9, killed.errors
-    done = mmrl("train", config, TRACKED, "checkpoints.every=2")
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", config, TRACKED, "checkpoints.every=2"))
     check_points(tmp_path / "run")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from harness import TINY, experiment, metrics, mmrl, rl_stage, write
+from harness import TINY, experiment, metrics, mmrl, rl_stage, succeed, write
 from PIL import Image
 from serving import reply, served
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -79,8 +79,7 @@ def test_mmrl_trains_with_them_to_the_end(tmp_path):
             rewards={"terms": terms(url)},
             stages=[rl_stage(steps=3, prompts_per_step=3)],
         )
-        done = mmrl("train", write(config, tmp_path / "config.json"))
-        assert done.code == 0, done.errors
+        succeed(mmrl("train", write(config, tmp_path / "config.json")))
     steps = [row for row in metrics(tmp_path / "run") if "reward/mean" in row]
     assert len(steps) == 3
     seen = {key for row in steps for key in row if key.startswith("reward/term/")}

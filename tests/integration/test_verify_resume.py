@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import counting, experiment, mmrl, rl_stage, scheduled, sft_stage, write
+from harness import counting, experiment, mmrl, rl_stage, scheduled, sft_stage, succeed, write
 from zoom_runs import corners, partial_config
 
 FORGETFUL = """
@@ -33,8 +33,7 @@ def short_rl_stage() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path) -> None:
-    done = mmrl("train", short(tmp_path), "--verify-resume", "--steps", 4)
-    assert done.code == 0, done
+    done = succeed(mmrl("train", short(tmp_path), "--verify-resume", "--steps", 4))
     assert "killed in stage cold, after line 3" in done.output and "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
     assert not (tmp_path / "run").exists()
@@ -49,8 +48,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: P
     rl |= {"loss": {"kl": {"coef": 0.05}}, "optimizer": scheduled(1e-3, 6)}
     rl["replay"] = {**rl["replay"], "without_replacement": False}
     config["stages"] = [rl]
-    done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--verify-resume", "--steps", 6)
-    assert done.code == 0, done
+    done = succeed(mmrl("train", write(config, tmp_path / "tiny.yaml"), "--verify-resume", "--steps", 6))
     assert "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
 
@@ -58,8 +56,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: P
 @pytest.mark.slow
 def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path) -> None:
     config = short(tmp_path, stages=[short_rl_stage()])
-    done = mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2)
-    assert done.code == 0, done
+    done = succeed(mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2))
     assert "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
 

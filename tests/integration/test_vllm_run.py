@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from family_runs import family_runs
-from harness import TINY, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import TINY, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from peft import PeftModel
 from PIL import Image
 from rounding import LOGPROBS
@@ -273,8 +273,7 @@ def test_two_servers_generate_the_next_step_while_this_one_learns(tmp_path: Path
         stages=[sft_stage(steps=6), rl_stage(steps=4, async_rollouts=True, validation={"every": 2})],
     )
     config["model"]["from_scratch"] = VLLM_TINY
-    done = mmrl("train", write(config, tmp_path / "served.yaml"))
-    assert done.code == 0, done.errors
+    succeed(mmrl("train", write(config, tmp_path / "served.yaml")))
     assert [record["rollout/staleness_mean"] for record in learned_steps(tmp_path / "run")] == [0.0, 1.0, 1.0, 1.0]
     checks = logprob_checks(tmp_path / "run")
     assert len(checks) == 1 + 4 and max(checks) < LOGPROBS
@@ -314,8 +313,7 @@ def test_two_ranks_share_a_server_and_send_it_an_adapter(runs: Runs, tmp_path: P
     with serving(base, tmp_path / "server.log") as url:
         for name, options, sections in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero_stage": 3}})):
             config = shared_server_config(tmp_path / name, base, url, **sections)
-            done = mmrl("train", write(config, tmp_path / f"{name}.yaml"), *options)
-            assert done.code == 0, done.errors
+            succeed(mmrl("train", write(config, tmp_path / f"{name}.yaml"), *options))
     steps = learned_steps(tmp_path / "once")
     assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     checks = logprob_checks(tmp_path / "once")
