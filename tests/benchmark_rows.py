@@ -1,7 +1,5 @@
 """Rows of benchmarks as files of any format, read as questions."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

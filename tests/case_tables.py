@@ -3,8 +3,6 @@
 Their rows are the same in each run, and `tests/unit/rewards` runs them all. Tables of rewards in files are run as ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 

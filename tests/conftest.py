@@ -1,7 +1,5 @@
 """Tiny models: real Qwen-VL classes of a few thousand parameters, with generated samples."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter
@@ -120,30 +118,30 @@ def _mixed(samples: Iterable[Sample], clip: VideoRef) -> tuple[Sample, ...]:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> DatasetContext:
+def place(tmp_path_factory) -> DatasetContext:
     return DatasetContext(work_dir=tmp_path_factory.mktemp("data"), base_dir=Path.cwd(), seed=0)
 
 
 @pytest.fixture(scope="session")
-def scene_samples(place: DatasetContext) -> tuple[Sample, ...]:
+def scene_samples(place) -> tuple[Sample, ...]:
     makers = (scenes.counting, scenes.grounding, scenes.digits)
     return tuple(sample for make in makers for sample in make(place, split="train", size=4))
 
 
 @pytest.fixture(scope="session")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
+def clip(tmp_path_factory) -> VideoRef:
     return write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(24), size=(64, 32))
 
 
 @pytest.fixture(scope="session")
-def make_tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], TinyModel]:
+def make_tiny(scene_samples, clip) -> Callable[[str], TinyModel]:
     """Make a tiny policy of a family; each call makes new weights, so that a test may train them.
 
     Its heads have a quarter of `hidden_size` channels.
     """
 
     @cache
-    def words() -> tuple[str, ...]:
+    def words():
         response_format = ResponseFormat()
         questions = [part for sample in scene_samples for part in sample.parts if isinstance(part, str)]
         return (*questions, *(response_format.render(sample.target) for sample in scene_samples))

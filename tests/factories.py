@@ -3,8 +3,6 @@
 A test passes what it is about and leaves the rest to the defaults.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

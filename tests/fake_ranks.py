@@ -1,7 +1,5 @@
 """Ranks without processes: what the others of a collective call give is said by the test."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

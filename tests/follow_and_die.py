@@ -3,8 +3,6 @@
 MOMENT is `before` or `after` the tracker takes its NUMBER-th batch of rows, or `end`, at which nothing is killed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -10,8 +10,6 @@ hide (a missing import, an import that takes too long, how a fresh interpreter s
 a real process; `harness.mmrl(…, fresh=True)` does.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

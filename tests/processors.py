@@ -1,7 +1,5 @@
 """Makes prompt processors for tests; what a test does not say is that of the tiny models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

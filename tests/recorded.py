@@ -1,7 +1,5 @@
 """What rollouts say of their own tokens, in the order in which a batch scores them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

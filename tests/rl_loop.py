@@ -1,7 +1,5 @@
 """Fakes of the parts of a training loop. They share one list, `calls`, in which each records when it is called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext

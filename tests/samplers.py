@@ -1,7 +1,5 @@
 """Samplers of a tiny model, as runs with `rollout.engine: hf` have them, and rollout steps that use one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of rollouts by their rewards, and selectors, for tests of what a step trains on."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Responses that call tools, and the step that answers them; shared by the tests of tools."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

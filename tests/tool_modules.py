@@ -1,7 +1,5 @@
 """Imports scripts of tools/, which is not a package."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run directories that grow as those of real runs, processes that follow them, and what a tracker has in the end."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Real videos for tests, written with PyAV: every frame differs from the others."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Run folders for tests of the viewer, with the records that a run of this version writes."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,8 +1,5 @@
 """What real engines of vLLM found out: played once for all modules, in two processes side by side."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +27,7 @@ PROCESSES = (
 
 
 @pytest.fixture(scope="session")
-def vllm_facts(make_tiny: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def vllm_facts(make_tiny, tmp_path_factory) -> dict[str, dict[str, Any]]:
     """What each scene found out."""
     clip = write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(91), size=(64, 32))
     running = []

@@ -3,8 +3,6 @@
 What they find goes to facts.json. A scene's name is that of a function; what follows a colon tells two of them apart.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Starts the processes of `ranks_worker.py` and compares what they learned."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

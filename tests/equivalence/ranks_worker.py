@@ -3,8 +3,6 @@
 Takes the same steps with every optimizer and leaves what came of each: metrics, weights, the optimizer's state.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

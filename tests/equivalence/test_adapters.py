@@ -1,7 +1,5 @@
 """A low-rank adapter against dense weights: equal log-probs and gradients, and no effect when it is new."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gated DeltaNet in packed rows and after caches, against transformers' layer on one sequence at a time."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from dataclasses import replace

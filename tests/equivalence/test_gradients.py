@@ -1,7 +1,5 @@
 """The gradient of a step does not depend on how it is cut into batches, and it is the right one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every objective, through a real model: the gradient of a step does not depend on how the step is cut into batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes learn what one learns, with every optimizer, whatever each of them has to look at."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 

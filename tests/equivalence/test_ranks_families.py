@@ -1,7 +1,5 @@
 """Two processes learn what one learns of models with recurrent layers and with experts, under ZeRO-2 and ZeRO-3."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """What is sampled does not depend on how it is computed, and the learner sees the distribution that was sampled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

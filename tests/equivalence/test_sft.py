@@ -1,7 +1,5 @@
 """Imitation: packed as well as plain, and of demonstrations exactly the part that is to be learned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

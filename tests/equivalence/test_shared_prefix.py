@@ -1,7 +1,5 @@
 """The packed forward against the plain one for each family and medium, and errors that the comparison must find."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Images and videos that tools show: sampling, both layouts and transformers' own forward agree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

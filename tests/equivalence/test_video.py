@@ -1,7 +1,5 @@
 """A video reaches the model as by qwen-vl-utils and the processors of transformers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 `vllm_facts` holds what scenes with real engines found; differences of log-probabilities are in nats, by sample.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

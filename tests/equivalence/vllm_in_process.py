@@ -1,7 +1,5 @@
 """Scenes of an engine in this process: agreement with the learner, seeds, ends of responses, new weights, a failure."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

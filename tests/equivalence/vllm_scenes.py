@@ -4,8 +4,6 @@ A scene is a function of `Questions` that returns facts for tests to judge. Engi
 own, which load torch and vLLM for ten seconds: `start` has one process play several scenes, one after the other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Scenes of vLLM servers: the tokens of an engine in process, weights through files, deaths, deadlines."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Tests of a CUDA device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +8,6 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def make_tiny(make_tiny: Callable[..., Any]) -> Callable[..., Any]:
+def make_tiny(make_tiny) -> Callable[..., Any]:
     """Make a tiny policy whose heads have 16 channels, the fewest that FlexAttention takes on CUDA."""
     return partial(make_tiny, hidden_size=64)

@@ -1,7 +1,5 @@
 """The float32 output layer on a CUDA device: bfloat16 factors, summed in float32, are the product of converted ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

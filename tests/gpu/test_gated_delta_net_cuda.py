@@ -1,7 +1,5 @@
 """A packed row through flash-linear-attention's kernels on a CUDA device, against torch code in float32 there."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The packed forward on a CUDA device, by FlexAttention, against the plain one there and the CPU's."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

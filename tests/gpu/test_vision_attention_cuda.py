@@ -1,7 +1,5 @@
 """Vision towers on a CUDA device: one variable-length call a block, and nothing that waits for the device."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

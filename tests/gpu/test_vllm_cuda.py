@@ -1,7 +1,5 @@
 """vLLM in the learner's process, on the learner's CUDA device: they take turns with its memory, and they agree."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

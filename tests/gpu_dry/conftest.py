@@ -1,7 +1,5 @@
 """The pretended device, on which the code of a run does what it would do on a GPU, with nothing computed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,19 +12,18 @@ from tool_modules import load_tool
 
 from mmrl.learner.shared_prefix_check import ForwardDifference
 from mmrl.plan.pretended_device import pretend_device
-from mmrl.policy.batch import Batch
 from mmrl.policy.policy import PolicyModel, TokenLogprobs
 from mmrl.types import UserError
 
 
 @pytest.fixture(scope="session")
-def make_tiny(make_tiny: Callable[..., Any]) -> Callable[..., Any]:
+def make_tiny(make_tiny) -> Callable[..., Any]:
     """Make a tiny policy whose heads have 16 channels, the fewest that FlexAttention takes on CUDA."""
     return partial(make_tiny, hidden_size=64)
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def device(monkeypatch) -> Iterator[Any]:
     # Nothing is computed, so the check of the shared prefix runs to its end but cannot compare.
     monkeypatch.setattr(ForwardDifference, "within", lambda *_: True)
     with ExitStack() as stack:
@@ -38,10 +35,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def waits(device: Any) -> Callable[[], Counter[str]]:
+def waits(device) -> Callable[[], Counter[str]]:
     """Count our code's waits for the device since the last call, by place."""
 
-    def take() -> Counter[str]:
+    def take():
         ours = {place: count for place, count in device.synchronisations.items() if place.startswith("mmrl/")}
         device.synchronisations.clear()
         return Counter(ours)
@@ -50,10 +47,10 @@ def waits(device: Any) -> Callable[[], Counter[str]]:
 
 
 @pytest.fixture
-def unscored(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def unscored(device, monkeypatch) -> None:
     """Replace the forward pass by zeros: for tests of what comes after it."""
 
-    def compute_logprobs(policy: PolicyModel, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
+    def compute_logprobs(policy, batch, routes_XTK=None):
         scores_2N = torch.zeros(2, len(batch.target_ids_N), device=device.device, requires_grad=True)
         return TokenLogprobs(*scores_2N)
 

@@ -1,7 +1,5 @@
 """The learner on the pretended device: nothing mixes tensors of both devices, and nothing waits in a micro-batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The pretended device itself: what raises, what waits, and what it says when torch lacks what it needs."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

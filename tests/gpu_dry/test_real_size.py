@@ -1,7 +1,5 @@
 """A group of Qwen2.5-VL-3B's size on the pretended device, as `tools/bench/launches.py` makes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampling on the pretended device, through the interface that all engines share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Each place that sends a tensor to the device is needed: without it, the pretended device raises or waits."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

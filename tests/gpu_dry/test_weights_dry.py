@@ -1,7 +1,5 @@
 """Weights on the pretended device: checkpoints, exports, and how they are packed for an engine and for ZeRO."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

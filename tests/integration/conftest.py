@@ -1,7 +1,5 @@
 """One uninterrupted run for all, and the `mmrl` command inside the test process, where torch is already loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,10 @@ def case_tables_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def here(capfd: pytest.CaptureFixture[str], case_tables_once: None) -> Command:
+def here(capfd, case_tables_once) -> Command:
     """Runs the command in this process: the same code as `python -m mmrl`, without seconds of imports."""
 
-    def run(*arguments: object) -> Done:
+    def run(*arguments):
         capfd.readouterr()
         code = main([str(argument) for argument in arguments])
         return Done(code, *capfd.readouterr())
@@ -36,19 +34,19 @@ def here(capfd: pytest.CaptureFixture[str], case_tables_once: None) -> Command:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory) -> Path:
     """The folder of a tiny Qwen2.5-VL, as a recipe's own model would be."""
     return export_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """The directory of a run nobody disturbed."""
     return undisturbed(tmp_path_factory, "whole", experiment)
 
 
 @pytest.fixture(scope="session")
-def zoomed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def zoomed(tmp_path_factory) -> Path:
     """The directory of such a run, whose policy calls a tool."""
     return undisturbed(tmp_path_factory, "zoomed", zoom_config)
 

@@ -1,7 +1,5 @@
 """Configs of a policy that acts in an environment: it imitates the environment's expert, then acts by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs of a model with recurrent layers and with experts, made once for all processes of pytest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

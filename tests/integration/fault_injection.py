@@ -4,8 +4,6 @@ python fault_injection.py mmrl.checkpoint.manager:prune_checkpoints 2 SIGKILL tr
 python fault_injection.py mmrl.checkpoint.manager:write_part 2 60000 train c.yaml      # no file grows past 60000 bytes
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -1,7 +1,5 @@
 """A complete experiment of seconds for the end-to-end tests, and ways to run it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

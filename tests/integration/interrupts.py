@@ -1,7 +1,5 @@
 """Signals that reach a run of this process at a given moment."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import count

@@ -6,8 +6,6 @@ column that is numbered, since the rows of lists are repeated, unless `once` nam
 with the same data; `encoders` names folders that get a small CLIP.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ first of two siblings gives the published answer of its row, and the second an a
 Where a prompt has one response, or more than two, every second prompt is answered right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Runs that generate the next step's rollouts while this one learns: a stopped one ends with the same bytes."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path
@@ -67,14 +65,14 @@ def full_config(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("async")
     assert main(["train", str(write(full_config(folder / "run"), folder / "tiny.yaml"))]) == 0
     return folder / "run"
 
 
-def test_rollouts_are_one_version_old_from_the_second_step_on(whole: Path) -> None:
+def test_rollouts_are_one_version_old_from_the_second_step_on(whole):
     steps = learned_steps(whole)
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     staleness = [record["rollout/staleness_max"] for record in steps if "rollout/staleness_max" in record]
@@ -90,7 +88,7 @@ def test_rollouts_are_one_version_old_from_the_second_step_on(whole: Path) -> No
     check_all_occurred(steps, "rethink/attempted")
 
 
-def test_checkpoints_have_the_next_batch_except_the_last(whole: Path) -> None:
+def test_checkpoints_have_the_next_batch_except_the_last(whole):
     assert load_state(whole / "checkpoints" / "01-000006").next_batch is None
     next_batch = load_state(whole / "checkpoints" / "01-000004").next_batch
     assert next_batch is not None and len(next_batch.groups) == 4
@@ -102,15 +100,8 @@ def test_checkpoints_have_the_next_batch_except_the_last(whole: Path) -> None:
     ids=["before the fifth step is generated", "twice after the sixth is generated"],
 )
 def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(
-    tmp_path: Path,
-    whole: Path,
-    here: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    method: str,
-    nth: int,
-    signals: tuple[signal.Signals, ...],
-) -> None:
+    tmp_path, whole, here, monkeypatch, owner, method, nth, signals
+):
     config = write(full_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     signal_at_call(monkeypatch, owner, method, nth, *signals)
     assert here("train", config).code == 128 + signals[0]
@@ -130,9 +121,7 @@ def resume_with_two_ranks(
     succeed(mmrl("train", config, "--nproc", 2))
 
 
-def test_two_ranks_share_what_one_process_generated_ahead(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, here, monkeypatch):
     options = {
         "num_mini_batches": 2,
         "loss": RECOMPUTED,
@@ -151,9 +140,7 @@ def test_two_ranks_share_what_one_process_generated_ahead(
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_two_ranks_share_what_one_process_left_unfinished(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, here, monkeypatch):
     """Then they continue as one process does, whichever rank opens the images."""
     rl = rl_stage(
         steps=STEPS,
@@ -177,7 +164,7 @@ def test_two_ranks_share_what_one_process_left_unfinished(
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
+def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path, here):
     """The last step of the shorter run generates nothing ahead; from an earlier checkpoint both are the same."""
     longer, run_dir = "stages.rl.steps=7", tmp_path / "run"
     config = write(full_config(run_dir), tmp_path / "tiny.yaml")

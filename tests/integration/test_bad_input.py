@@ -1,7 +1,5 @@
 """Mistakes of a user: one clear message that names the cause, exit code 2, and nothing half-written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import unicodedata
@@ -10,20 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
-    Command,
-    Done,
-    contents,
-    counting,
-    experiment,
-    jsonl,
-    mmrl,
-    rl_stage,
-    rows,
-    sft_stage,
-    succeed,
-    write,
-)
+from harness import Done, contents, counting, experiment, jsonl, mmrl, rl_stage, rows, sft_stage, succeed, write
 from transformers import BertConfig
 
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
@@ -160,7 +145,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_by_name_and_leaves_nothing(tmp_path: Path, here: Command, name: str) -> None:
+def test_a_mistake_is_refused_by_name_and_leaves_nothing(tmp_path, here, name):
     make_sections, words = MISTAKES[name]
     sections = {"stages": [rl_stage()], **make_sections(tmp_path)}
     done = here("train", write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml"))
@@ -228,7 +213,7 @@ OPTIONS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path: Path, here: Command, name: str) -> None:
+def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path, here, name):
     make_sections, keys, message = OPTIONS[name]
     sections = {"stages": [rl_stage()], **make_sections(tmp_path)}
     path = write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml")
@@ -238,13 +223,13 @@ def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path: Path, here: Comm
         assert f"{line_of(path, *keys)}: {message}" in here("data", "show", path).errors
 
 
-def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path: Path, here: Command) -> None:
+def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path, here):
     path = write(experiment(tmp_path / "run", stages=[rl_stage()]), tmp_path / "bad.yaml")
     done = here("train", path, "data.train.0.args.image_px=1000000")
     assert_refused(done, "command line: data.train.0.args.image_px: data source", "must be less than or equal to 10000")
 
 
-def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -> None:
+def test_a_prompt_that_is_too_long_is_never_cut(tmp_path, here):
     config = experiment(tmp_path / "run")
     config["model"]["max_prompt_tokens"] = 10
     done = here("train", write(config, tmp_path / "bad.yaml"))
@@ -252,14 +237,14 @@ def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, here: Command) -> None:
+def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path, here):
     data = {**damaged_image(tmp_path)["data"], "on_bad_sample": "skip"}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
     done = succeed(here("train", write(config, tmp_path / "skip.yaml")))
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
 
 
-def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path: Path, here: Command) -> None:
+def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path, here):
     loss = {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
     path = write(experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=loss)]), tmp_path / "narrow.yaml")
     line = path.read_text().split('"loss"')[0].count("\n") + 1
@@ -267,14 +252,14 @@ def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path: Path, he
     assert f"warning: {path}:{line}: stages.0.loss.old_logprobs: the ratio of a whole response" in done.output
 
 
-def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path, here: Command) -> None:
+def test_a_run_directory_that_cannot_be_written_is_named(tmp_path, here):
     (tmp_path / "file").write_text("in the way")
     done = here("train", write(experiment(tmp_path / "file" / "run"), tmp_path / "bad.yaml"))
     assert_refused(done, str(tmp_path / "file"), "cannot be written")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, here: Command) -> None:
+def test_a_directory_with_other_files_is_left_alone(tmp_path, here):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     done = here("train", write(experiment(tmp_path / "run"), tmp_path / "bad.yaml"))
@@ -290,7 +275,7 @@ FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so m
 
 
 @pytest.mark.parametrize("moment", FULL_DISKS)
-def test_a_run_ended_by_a_full_disk_resumes(tmp_path: Path, whole: Path, here: Command, moment: str) -> None:
+def test_a_run_ended_by_a_full_disk_resumes(tmp_path, whole, here, moment):
     *strike, unsaved = FULL_DISKS[moment]
     config = write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
     done = mmrl("train", config, strike=strike)
@@ -303,7 +288,7 @@ def test_a_run_ended_by_a_full_disk_resumes(tmp_path: Path, whole: Path, here: C
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def test_a_mistake_in_a_begun_run_leaves_it_unchanged(tmp_path: Path, whole: Path, here: Command) -> None:
+def test_a_mistake_in_a_begun_run_leaves_it_unchanged(tmp_path, whole, here):
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     done = here("train", write(experiment(run_dir, stages=[rl_stage(group_size=1)]), tmp_path / "bad.yaml"))
     assert done.code == 2
@@ -337,7 +322,7 @@ def make(context, *, how: str):
 
 
 @pytest.mark.parametrize(("how", "every"), [("delete", 1), ("delete", 100), ("move", 100)])
-def test_a_run_directory_that_is_deleted_ends_the_run(tmp_path: Path, here: Command, how: str, every: int) -> None:
+def test_a_run_directory_that_is_deleted_ends_the_run(tmp_path, here, how, every):
     (tmp_path / "mine.py").write_text(DELETING)
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=4)], checkpoints={"every": every})
     callbacks = [{"fn": "./mine.py:make", "args": {"how": how}}]
@@ -365,9 +350,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rgone\x7f\x00"
         (["eval", "compare", "VERDICTS", "MORE"], 0),
     ],
 )
-def test_no_control_character_of_the_data_reaches_the_terminal(
-    tmp_path: Path, here: Command, arguments: list[str], code: int
-) -> None:
+def test_no_control_character_of_the_data_reaches_the_terminal(tmp_path, here, arguments, code):
     given = [{**row, "id": f"{HOSTILE}{row['id']}", "question": f"How many?{HOSTILE}"} for row in rows(6)]
     stages = [rl_stage(steps=1, prompts_per_step=2, group_size=2)]
     data = {"train": [jsonl(tmp_path, given)]}

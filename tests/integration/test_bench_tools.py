@@ -1,7 +1,5 @@
 """Every benchmark in tools/bench runs, measures something and writes it down: one tiny pair each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

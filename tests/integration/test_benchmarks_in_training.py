@@ -1,18 +1,15 @@
 """Benchmarks during training: the verdicts of `mmrl eval`, killed and resumed, by two processes, refused at start."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, experiment, metrics, mmrl, questions, rl_stage, sft_stage, succeed, write
+from harness import experiment, metrics, mmrl, questions, rl_stage, sft_stage, succeed, write
 
-from mmrl.benchmarks.predictions import Prediction, append_predictions
+from mmrl.benchmarks.predictions import append_predictions
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +31,7 @@ def config(folder: Path, *, best: str = "benchmark/ten/accuracy", **benchmark: o
 
 
 @pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def taken(tmp_path_factory) -> Path:
     """A run with its benchmarks, in the folder of its config and its questions."""
     folder = tmp_path_factory.mktemp("taken")
     questions(folder / "asked")
@@ -44,7 +41,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def again(taken: Path, tmp_path: Path) -> Path:
+def again(taken, tmp_path) -> Path:
     """The config of the same run, to be run elsewhere."""
     shutil.copytree(taken / "asked", tmp_path / "asked")
     return write(config(tmp_path), tmp_path / "c.yaml")
@@ -64,7 +61,7 @@ def same(one: Path, other: Path) -> None:
     assert records(one) == records(other)
 
 
-def test_benchmark_runs_every_seventh_step_and_at_the_end_of_each_stage(taken: Path) -> None:
+def test_benchmark_runs_every_seventh_step_and_at_the_end_of_each_stage(taken):
     assert sorted(path.name for path in (taken / "run" / "benchmarks" / "ten").iterdir()) == TAKEN
     stages = {"cold": 0, "rl": 1}
     told = {f"{stages[record['stage']]:02d}-{record['step']:06d}": record for record in records(taken)}
@@ -79,16 +76,14 @@ def test_benchmark_runs_every_seventh_step_and_at_the_end_of_each_stage(taken: P
     assert len(accuracies) > 1  # something is measured
 
 
-def test_best_checkpoint_is_chosen_by_a_benchmark(taken: Path) -> None:
+def test_best_checkpoint_is_chosen_by_a_benchmark(taken):
     for name, scored in (("00-000007", "00-000007"), ("01-000000", "00-000014"), ("02-000000", "01-000008")):
         report = json.loads((taken / "run" / "benchmarks" / "ten" / scored / "report.json").read_text())
         score = json.loads((taken / "run" / "checkpoints" / name / "score.json").read_text())
         assert score == report["strict"]["value"], name
 
 
-def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsewhere(
-    taken: Path, tmp_path: Path, here: Command
-) -> None:
+def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsewhere(taken, tmp_path, here):
     model = shutil.copytree(taken / "run" / "model", tmp_path / "elsewhere")
     saved = taken / "run" / "checkpoints" / "00-000007"
     for given, place in ((saved, "00-000007"), (taken / "run", "01-000008"), (model, "01-000008")):
@@ -99,7 +94,7 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
             assert (out / name).read_bytes() == in_training.read_bytes(), given
 
 
-def test_run_killed_during_a_benchmark_resumes_it(taken: Path, again: Path, here: Command) -> None:
+def test_run_killed_during_a_benchmark_resumes_it(taken, again, here):
     done = mmrl("train", again, strike=("mmrl.evaluation.session:append_predictions", 3 * 3 + 2, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     folder = again.parent / "run" / "benchmarks" / "ten" / "01-000007"
@@ -109,9 +104,7 @@ def test_run_killed_during_a_benchmark_resumes_it(taken: Path, again: Path, here
     same(taken, again.parent)
 
 
-def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(
-    taken: Path, again: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(taken, again, here, monkeypatch):
     # Just after it was evaluated.
     done = mmrl("train", again, strike=("mmrl.training.checkpoints:RunCheckpoints.save", 4, "SIGKILL"))
     assert done.code == -signal.SIGKILL
@@ -120,7 +113,7 @@ def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(
     settings.write_text('{"settings": {"model": "another path"}, "missing": {}}')
     batches = []
 
-    def counted(path: Path, predictions: Sequence[Prediction]) -> None:
+    def counted(path, predictions):
         batches.append(path.parent.name)
         append_predictions(path, predictions)
 
@@ -130,7 +123,7 @@ def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(
     same(taken, again.parent)
 
 
-def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Path, here: Command) -> None:
+def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path, here):
     path = questions(tmp_path / "asked")
     ten = {"name": "ten", "benchmark": "counting", "data": ["asked/ten.jsonl"]}
     ten |= {"responses_per_question": 4, "temperature": 1.0}
@@ -154,7 +147,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
     assert told["benchmark/ten/accuracy"] == report["samples"]["1"]["pass"]
 
 
-def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
+def test_two_processes_share_the_questions(taken, again):
     succeed(mmrl("train", again, "--nproc", 2))
     here, there = (
         [json.loads(line) for line in (folder / "run" / "benchmarks/ten/00-000000/predictions.jsonl").open()]
@@ -177,9 +170,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
         ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' is of no benchmark"),
     ],
 )
-def test_unusable_benchmark_is_refused_before_anything_is_trained(
-    changed: dict[str, Any], said: str, tmp_path: Path, here: Command
-) -> None:
+def test_unusable_benchmark_is_refused_before_anything_is_trained(changed, said, tmp_path, here):
     path = questions(tmp_path / "asked")
     (path.parent / "gaps.jsonl").write_text(path.read_text().replace('"3.png"', '"gone.png"'))
     (path.parent / "odd.jsonl").write_text('{"id": "1", "q": "How many?"}\n')

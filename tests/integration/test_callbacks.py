@@ -1,13 +1,11 @@
 """Callbacks from a user's file: called after each step, able to log metrics and end a stage, refused when unusable."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, stop_in_rl, succeed, write
+from harness import contents, experiment, metrics, mmrl, rl_stage, sft_stage, stop_in_rl, succeed, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
@@ -18,7 +16,7 @@ def config_of(folder: Path, fn: str, **args: object) -> Path:
     return write(config, folder / "tiny.yaml")
 
 
-def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: Command) -> None:
+def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path, here):
     shutil.copy(EXAMPLE, tmp_path)
     done = succeed(here("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1)))
     steps = [record for record in metrics(tmp_path / "run") if "reward/mean" in record]
@@ -68,7 +66,7 @@ def measuring(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path: Path, here: Command) -> None:
+def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path, here):
     once, twice = measuring(tmp_path, "once"), measuring(tmp_path, "twice")
     done = succeed(here("train", once))
     steps = [record for record in metrics(tmp_path / "once") if "learner/lr" in record]
@@ -85,7 +83,7 @@ def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_p
 
 
 @pytest.mark.slow
-def test_metrics_of_the_first_rank_are_logged(tmp_path: Path) -> None:
+def test_metrics_of_the_first_rank_are_logged(tmp_path):
     succeed(mmrl("train", measuring(tmp_path, "run"), "--nproc", 2))
     assert [record["my/rank"] for record in metrics(tmp_path / "run") if "my/rank" in record] == [0.0] * 5
 
@@ -115,7 +113,7 @@ def make(run):
         ("raise KeyError('x')", "raised KeyError: 'x'"),
     ],
 )
-def test_a_step_whose_callback_fails_is_in_the_files(tmp_path: Path, here: Command, line: str, message: str) -> None:
+def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, here, line, message):
     for name, body in (("before", "return {'my/before': 2}"), ("mine", line)):
         (tmp_path / f"{name}.py").write_text(source(line=body))
     callbacks = [{"fn": "./before.py:make"}, {"fn": "./mine.py:make"}]
@@ -146,9 +144,7 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path: Path, here: Comma
         (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
     ],
 )
-def test_unusable_callback_is_refused_before_the_run_begins(
-    tmp_path: Path, here: Command, text: str, args: dict[str, object], message: str
-) -> None:
+def test_unusable_callback_is_refused_before_the_run_begins(tmp_path, here, text, args, message):
     (tmp_path / "mine.py").write_text(text)
     done = here("train", config_of(tmp_path, "./mine.py:make", **args))
     assert done.code != 0

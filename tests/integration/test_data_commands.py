@@ -1,7 +1,5 @@
 """`mmrl data check` finds the planted faults and nothing else; `mmrl data show` shows what the model sees."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,7 +15,6 @@ import pytest
 from harness import TINY, Command, experiment, rl_stage, sft_stage, succeed, write
 from PIL import Image
 
-from mmrl.types import VideoRef
 from mmrl.utils.processes import list_tree
 
 Config = dict[str, Any]
@@ -137,7 +134,7 @@ def found(report: Config) -> list[tuple[str, str, str]]:
     return [(finding["code"], finding["split"], finding["sample_id"]) for finding in report["findings"]]
 
 
-def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Command) -> None:
+def test_benchmarks_are_compared_with_training_by_name(tmp_path, here):
     rows = [
         {"id": "fresh", "images": "40.png", "question": "How many?"},
         {"id": "asked", "images": "3.png", "question": "how  many?"},
@@ -170,7 +167,7 @@ def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Com
     assert "benchmark ten: 5 questions, 4 media; training asks 1 of them too, and shows media of 2" in done.output
 
 
-def test_ten_planted_faults_are_found_and_nothing_else(tmp_path: Path, here: Command) -> None:
+def test_ten_planted_faults_are_found_and_nothing_else(tmp_path, here):
     splits, expected = faulty_splits(tmp_path)
     code, report = run_check(here, write_config(tmp_path, splits))
     assert code == 1
@@ -196,7 +193,7 @@ def test_ten_planted_faults_are_found_and_nothing_else(tmp_path: Path, here: Com
     assert not (tmp_path / "run").exists()
 
 
-def test_faults_that_may_be_skipped_are_warnings(tmp_path: Path, here: Command) -> None:
+def test_faults_that_may_be_skipped_are_warnings(tmp_path, here):
     splits, expected = faulty_splits(tmp_path)
     lenient = ("data.on_bad_sample=skip", "data.on_too_long=skip", "data.media_workers=2")
     done = here("data", "check", write_config(tmp_path, splits), *lenient, "--json", tmp_path / "report.json")
@@ -209,7 +206,7 @@ def test_faults_that_may_be_skipped_are_warnings(tmp_path: Path, here: Command) 
     assert "count/train/huge: " in done.output
 
 
-def test_clean_data_have_no_findings(tmp_path: Path, here: Command) -> None:
+def test_clean_data_have_no_findings(tmp_path, here):
     config = write_config(tmp_path)
     code, report = run_check(here, config)
     assert (code, report["findings"]) == (0, [])
@@ -249,7 +246,7 @@ def slow(response, sample) -> float:
 """
 
 
-def test_a_check_does_not_stop_at_the_first_fault(tmp_path: Path, here: Command) -> None:
+def test_a_check_does_not_stop_at_the_first_fault(tmp_path, here):
     splits = clean_splits(tmp_path)
     (tmp_path / "mine.py").write_text(REWARDS)
     held = table(tmp_path, "held", [count_row(tmp_path, seed) for seed in (1, 40, 42)], split="test")
@@ -272,7 +269,7 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path: Path, here: Command)
     ]
 
 
-def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path: Path, here: Command) -> None:
+def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path, here):
     splits = clean_splits(tmp_path)
     splits["test"][0]["row_filter"] = {"column": "level", "low": 1}
     code, report = run_check(here, write_config(tmp_path, splits))
@@ -281,7 +278,7 @@ def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path: Path, here: Co
     assert report["splits"]["train"]["usable"]
 
 
-def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None:
+def test_a_check_leaves_no_process_behind(tmp_path, here):
     (tmp_path / "mine.py").write_text(REWARDS)
     before = set(list_tree(os.getpid()))
     config = experiment(tmp_path / "run", rewards={"terms": [{"fn": "./mine.py:one"}]})
@@ -289,7 +286,7 @@ def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None
     assert set(list_tree(os.getpid())) <= before
 
 
-def test_a_reward_that_hangs_is_not_tried_again(tmp_path: Path, here: Command) -> None:
+def test_a_reward_that_hangs_is_not_tried_again(tmp_path, here):
     (tmp_path / "mine.py").write_text(REWARDS)
     rewards = {"terms": [{"fn": "./mine.py:slow"}], "timeout_s": 2.0}
     code, report = run_check(here, write_config(tmp_path, rewards=rewards))
@@ -299,7 +296,7 @@ def test_a_reward_that_hangs_is_not_tried_again(tmp_path: Path, here: Command) -
     assert "Rewards were not tried on the samples after this one." in message
 
 
-def test_conditions_that_no_sample_meets_are_found(tmp_path: Path, here: Command) -> None:
+def test_conditions_that_no_sample_meets_are_found(tmp_path, here):
     terms = [{"fn": "format:tags"}, {"fn": "number:exact", "when": {"task": ["cuont"]}}]
     code, report = run_check(here, write_config(tmp_path, rewards={"terms": terms}))
     assert (code, report["counts"]) == (0, {"error": 0, "warning": 4, "note": 0})
@@ -307,21 +304,21 @@ def test_conditions_that_no_sample_meets_are_found(tmp_path: Path, here: Command
     assert "`when` names task 'cuont', which no sample has; did you mean 'count'?" in report["findings"][0]["message"]
 
 
-def test_a_source_without_rows_is_not_blamed_on_conditions(tmp_path: Path, here: Command) -> None:
+def test_a_source_without_rows_is_not_blamed_on_conditions(tmp_path, here):
     empty = table(tmp_path, "count", [])
     code, report = run_check(here, write_config(tmp_path, {"train": [empty]}))
     assert code == 1
     assert {finding["code"] for finding in report["findings"]} == {"source", "empty", "too_few"}
 
 
-def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, here: Command) -> None:
+def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path, here):
     model = {"path": str(tmp_path / "no-such-model")}
     code, report = run_check(here, write_config(tmp_path, model=model))
     assert (code, found(report)) == (1, [("model", "train", "")])
     assert report["splits"]["train"]["prompt_tokens"] is None
 
 
-def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, here: Command) -> None:
+def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path, here):
     count, boxes = clean_splits(tmp_path)["train"]
     config = write_config(tmp_path, {"train": [boxes], "test": [count]})
     done = succeed(here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png"))
@@ -339,7 +336,7 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, he
     assert box.max(axis=0) - 2 == pytest.approx((110 / 120 * size[1] * factor, 150 / 160 * size[0] * factor), abs=1)
 
 
-def test_show_converts_the_coordinates_of_actions(tmp_path: Path, here: Command) -> None:
+def test_show_converts_the_coordinates_of_actions(tmp_path, here):
     row = {**box_row(tmp_path, 20, []), "answer": {"action": "click", "coordinate": [10, 20]}}
     source = table(tmp_path, "tap", [row], answer_type="action", coordinates="px_original")
     config = write_config(tmp_path, {"train": [source]})
@@ -347,10 +344,10 @@ def test_show_converts_the_coordinates_of_actions(tmp_path: Path, here: Command)
     assert "(px_original, media 0); for the model [[2.0, 2.7]] (px_resized)" in done.output
 
 
-def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
+def test_show_chooses_samples(tmp_path, here):
     config = write_config(tmp_path)
 
-    def shown(*options: object) -> list[str]:
+    def shown(*options):
         lines = here("data", "show", config, *options).output.splitlines()
         return [line.split()[1].rstrip(",") for line in lines if line.startswith("sample ")]
 
@@ -374,7 +371,7 @@ def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
         ("nowhere/seen.png", "cannot be written: No such file or directory; free space or choose another place"),
     ],
 )
-def test_show_writes_any_name_and_says_where_it_cannot(tmp_path: Path, here: Command, out: str, message: str) -> None:
+def test_show_writes_any_name_and_says_where_it_cannot(tmp_path, here, out, message):
     done = here("data", "show", write_config(tmp_path), "--out", tmp_path / out)
     assert message in done.errors
     assert done.code == (2 if message else 0)
@@ -399,7 +396,7 @@ def rows(context):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_an_image_and_a_video_are_checked_and_shown(tmp_path: Path, here: Command, clip: VideoRef, family: str) -> None:
+def test_an_image_and_a_video_are_checked_and_shown(tmp_path, here, clip, family):
     (tmp_path / "mine.py").write_text(CLIPS)
     noise_image(0).save(tmp_path / "0.png")
     shutil.copy(clip.path, tmp_path / "clip.mp4")
@@ -428,7 +425,7 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path: Path, here: Comman
     assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
 
 
-def test_a_video_that_is_cut_off_is_found(tmp_path: Path, here: Command, clip: VideoRef) -> None:
+def test_a_video_that_is_cut_off_is_found(tmp_path, here, clip):
     (tmp_path / "mine.py").write_text(CLIPS)
     noise_image(0).save(tmp_path / "0.png")
     (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])

@@ -1,14 +1,12 @@
 """Orders that follow training: a stopped run, or one with worker processes, draws the very same samples."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 
 from mmrl.cli import main
 
@@ -32,7 +30,7 @@ def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_one(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("one")
     assert main(["train", str(write(one_example(folder / "run"), folder / "one.yaml"))]) == 0
     return folder / "run"
@@ -44,7 +42,7 @@ def drawn(run_dir: Path, stage: str, step: int) -> list[str]:
     return list(dict.fromkeys(json.loads(record)["sample"] for record in records))
 
 
-def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one: Path) -> None:
+def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one):
     history = [json.loads(line) for line in (whole_one / "outputs" / "pilot.jsonl").read_text().splitlines()]
     assert sum(len(row["visits"]) for row in history) == 6 * 4
     (best,) = [json.loads(line) for line in (whole_one / "outputs" / "best.jsonl").read_text().splitlines()]
@@ -54,7 +52,7 @@ def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one: Path) -
     assert len({json.loads(record)["response"] for record in records}) > 2
 
 
-def test_a_stopped_run_resumes_with_its_reward_history(whole_one: Path, tmp_path: Path, here: Command) -> None:
+def test_a_stopped_run_resumes_with_its_reward_history(whole_one, tmp_path, here):
     config = write(one_example(tmp_path / "run"), tmp_path / "one.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
@@ -63,12 +61,12 @@ def test_a_stopped_run_resumes_with_its_reward_history(whole_one: Path, tmp_path
     assert (tmp_path / "run/outputs/pilot.jsonl").read_bytes() == (whole_one / "outputs/pilot.jsonl").read_bytes()
 
 
-def test_workers_do_not_change_which_samples_are_drawn(whole_one: Path, tmp_path: Path, here: Command) -> None:
+def test_workers_do_not_change_which_samples_are_drawn(whole_one, tmp_path, here):
     assert here("train", write(one_example(tmp_path / "run", workers=1), tmp_path / "one.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole_one)
 
 
-def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) -> None:
+def test_a_curriculum_goes_from_phase_to_phase(tmp_path, here):
     """Eight samples are two steps; then no rise is enough, which two steps show."""
     phases = [{"max_samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
@@ -79,7 +77,7 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) ->
     ] == [0, 1, 1, 2, 2]
 
 
-def test_a_stage_trains_on_the_samples_of_its_when(tmp_path: Path, here: Command) -> None:
+def test_a_stage_trains_on_the_samples_of_its_when(tmp_path, here):
     """Imitation of the samples that have labels, then reinforcement on the others, which could not be imitated."""
     table = tmp_path / "rows.jsonl"
     table.write_text("".join(json.dumps({"q": f"{n} + 1?", "a": n + 1, "part": n % 2}) + "\n" for n in range(12)))
@@ -107,7 +105,7 @@ def test_a_stage_trains_on_the_samples_of_its_when(tmp_path: Path, here: Command
     assert "stage 'rl' has nothing to train on: there are 0 (see its `when`) samples" in done.errors
 
 
-def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command) -> None:
+def test_a_phase_without_enough_samples_is_refused(tmp_path, here):
     order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
     done = here("train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml"))
     assert done.code == 2

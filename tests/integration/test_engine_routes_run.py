@@ -1,13 +1,11 @@
 """Runs that replay the engine's routes of experts: a stopped one ends with the same bytes."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, Command, contents, experiment, rl_stage, succeed, write
+from harness import TINY, contents, experiment, rl_stage, succeed, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -47,9 +45,7 @@ def replay_config(run_dir: Path, kind: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, here, monkeypatch, kind):
     succeed(here("train", replay_config(tmp_path / "whole", kind)))
     check_all_occurred(learned_steps(tmp_path / "whole"), "rollout/route_diff_tokens_frac")
     state = load_state(tmp_path / "whole" / "checkpoints" / "00-000002")
@@ -66,7 +62,7 @@ def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def test_model_without_experts_is_refused_before_training(tmp_path: Path, here: Command) -> None:
+def test_model_without_experts_is_refused_before_training(tmp_path, here):
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=LOSS)])
     done = here("train", write(config, tmp_path / "tiny.yaml"))
     assert done.code == 2

@@ -1,7 +1,5 @@
 """Examples of environments that others wrote: minigrid, and MiniWoB in a browser, from demonstrations to GRPO."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from importlib.util import find_spec
@@ -40,7 +38,7 @@ def train(here: Command, folder: Path, name: str) -> dict[str, list[dict]]:
     return steps
 
 
-def test_minigrid_is_learned_from_an_expert_and_by_grpo(tmp_path: Path, here: Command) -> None:
+def test_minigrid_is_learned_from_an_expert_and_by_grpo(tmp_path, here):
     pytest.importorskip("minigrid")
     steps = train(here, tmp_path, "minigrid")
     assert all(record["environment/turns"] > 4 for record in (*steps["cold"], *steps["rl"]))
@@ -48,7 +46,7 @@ def test_minigrid_is_learned_from_an_expert_and_by_grpo(tmp_path: Path, here: Co
 
 
 @pytest.mark.skipif(not BROWSER.exists(), reason=f"there is no browser {BROWSER}")
-def test_buttons_are_clicked_in_a_browser(tmp_path: Path, here: Command) -> None:
+def test_buttons_are_clicked_in_a_browser(tmp_path, here):
     pytest.importorskip("playwright.sync_api")
     if find_spec("miniwob") is None:
         pytest.skip("the package miniwob is not installed")
@@ -58,7 +56,7 @@ def test_buttons_are_clicked_in_a_browser(tmp_path: Path, here: Command) -> None
     assert [record["environment/turns"] for record in steps["cold"]] == [4.0, 4.0]
 
 
-def test_config_on_the_page_trains_the_environment_beside_it(tmp_path: Path, here: Command) -> None:
+def test_config_on_the_page_trains_the_environment_beside_it(tmp_path, here):
     page = (EXAMPLES.parent / "docs" / "extending" / "environment.md").read_text()
     (config,) = re.findall(r"```yaml\n(run: .*?)```", page, re.S)
     (tmp_path / "guess.yaml").write_text(config)

@@ -1,7 +1,5 @@
 """Recipes of systems that act: from demonstrations to a trained tiny model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,7 @@ def steps_of(run_dir: Path, stage: str) -> list[dict[str, Any]]:
     return [record for record in metrics(run_dir) if record["stage"] == stage and "learner/lr" in record]
 
 
-def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command) -> None:
+def test_vrag_rl_searches_a_toy_corpus(tmp_path, here):
     """On the authors' rag_dataset.json as it is, with the recipe's own rewards and a judge that likes every answer."""
     pytest.importorskip("rank_bm25")
     text = (RECIPES / "vrag_rl.yaml").read_text().replace("max_tokens: 10240", "max_tokens: 1024")
@@ -76,7 +74,7 @@ def test_vrag_rl_searches_a_toy_corpus(tmp_path: Path, here: Command) -> None:
         assert record["reward/max"] == 0.0
 
 
-def test_mobile_r1_imitates_acts_and_plays_tasks(tmp_path: Path, here: Command) -> None:
+def test_mobile_r1_imitates_acts_and_plays_tasks(tmp_path, here):
     recipe = tmp_path / "mobile_r1.yaml"
     text = (RECIPES / "mobile_r1.yaml").read_text().replace("size: 2000", "size: 6").replace("size: 1000", "size: 4")
     recipe.write_text(text)

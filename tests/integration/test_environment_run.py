@@ -1,7 +1,5 @@
 """Runs that act in an environment: credit for turns, replay, blind probes; a killed one ends with the same bytes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from environment_runs import STEP, environment_config
-from harness import Command, alike, contents, metrics, mmrl, scheduled, succeed, write
+from harness import alike, contents, metrics, mmrl, scheduled, succeed, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -23,7 +21,7 @@ EVERYTHING = {"replay": {"capacity": 32}, "async_rollouts": True, "validation": 
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("environment")
     config = write(environment_config(folder / "run", **EVERYTHING), folder / "tiny.yaml")
@@ -31,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_turns_are_credited_recorded_and_counted(whole: Path) -> None:
+def test_turns_are_credited_recorded_and_counted(whole):
     steps = learned_steps(whole)
     check_all_occurred(steps, "environment/turns", "environment/media_shown", "replay/frac", "environment/truncated")
     assert all(record["environment/errors"] == 0 for record in steps)
@@ -47,7 +45,7 @@ def test_turns_are_credited_recorded_and_counted(whole: Path) -> None:
         assert sum(line["turn_rewards"]) == pytest.approx(line["total"])
 
 
-def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path: Path, whole: Path, here: Command) -> None:
+def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path, whole, here):
     assert here("eval", whole, "--benchmark", "run:validation", "--out", tmp_path / "out").code == 0
     predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").open()]
     assert predictions
@@ -57,9 +55,7 @@ def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path: Path,
 
 
 @pytest.mark.parametrize("nth", [3, 14])  # tools/faults.py kills at random moments, on two ranks, too
-def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
-    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(tmp_path, whole, here, monkeypatch, nth):
     config = write(environment_config(tmp_path / "run", **EVERYTHING), tmp_path / "tiny.yaml")
     killed = mmrl("train", config, strike=("mmrl.rollout.environments.episodes:EpisodeWorkers.play", nth, "SIGKILL"))
     assert killed.code == -signal.SIGKILL, killed.errors
@@ -70,7 +66,7 @@ def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(
 @pytest.mark.parametrize(
     "advantage", [{"credit": "to_go", "compare": "group", "discount": 0.8}, {"credit": "gigpo", "step_weight": 0.5}]
 )
-def test_two_ranks_credit_turns_as_one_does(tmp_path: Path, here: Command, advantage: dict[str, object]) -> None:
+def test_two_ranks_credit_turns_as_one_does(tmp_path, here, advantage):
     options = {"rollout_steps": [{"kind": "generate"}, STEP], "advantage": advantage, "steps": 3}
     options["optimizer"] = scheduled(3e-3, 3)
     once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
@@ -81,9 +77,7 @@ def test_two_ranks_credit_turns_as_one_does(tmp_path: Path, here: Command, advan
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_two_ranks_and_partial_rollouts_learn_the_same(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_and_partial_rollouts_learn_the_same(tmp_path, here, monkeypatch):
     partial = {"kind": "generate", "partial_rollout_tokens": 3, "oversampling": 1.5, "max_tokens_per_step": 60}
     options = {"rollout_steps": [partial, {**STEP, "workers": 2}], "replay": {"capacity": 32}}
     once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
@@ -95,9 +89,7 @@ def test_two_ranks_and_partial_rollouts_learn_the_same(
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(tmp_path, here, monkeypatch):
     config = write(
         environment_config(tmp_path / "run", rollout_steps=[{"kind": "generate"}, STEP]), tmp_path / "t.yaml"
     )

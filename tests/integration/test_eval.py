@@ -1,7 +1,5 @@
 """`mmrl eval MODEL`: the numbers of training, killed and resumed, without a socket, and refusals with the reason."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -11,14 +9,14 @@ from typing import Any
 
 import harness
 import pytest
-from harness import Command, metrics, mmrl, succeed
+from harness import metrics, mmrl, succeed
 from serving import judging, served
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def questions(tmp_path_factory) -> Path:
     """Ten questions on ten pictures, as canonical JSONL."""
     return harness.questions(tmp_path_factory.mktemp("questions"))
 
@@ -28,9 +26,7 @@ def report(out: Path) -> dict[str, Any]:
     return json.loads((out / "report.json").read_text())
 
 
-def test_held_out_data_has_exactly_the_reward_that_training_reported(
-    whole: Path, tmp_path: Path, here: Command
-) -> None:
+def test_held_out_data_has_exactly_the_reward_that_training_reported(whole, tmp_path, here):
     """The run, its last checkpoint, its model, and an export in another folder."""
     told = {task["task"]: task["after"] for task in json.loads((whole / "summary.json").read_text())["tasks"]}
     assert [told["count"]] == [record["test/count"] for record in metrics(whole) if "test/count" in record][1:]
@@ -43,9 +39,7 @@ def test_held_out_data_has_exactly_the_reward_that_training_reported(
         assert (out / "verdicts.jsonl").read_bytes() == (tmp_path / "0" / "verdicts.jsonl").read_bytes()
 
 
-def test_model_without_settings_is_evaluated_with_the_defaults(
-    whole: Path, questions: Path, tmp_path: Path, here: Command
-) -> None:
+def test_model_without_settings_is_evaluated_with_the_defaults(whole, questions, tmp_path, here):
     mine = shutil.copytree(whole / "model", tmp_path / "mine")
     asked = ("--benchmark", "counting", "--data", questions, "model.device=cpu", "evaluation.max_new_tokens=6")
     known = here("eval", mine, *asked, "--out", tmp_path / "known")
@@ -63,9 +57,7 @@ def test_model_without_settings_is_evaluated_with_the_defaults(
     assert "mine has no mmrl.yaml, so it has no data of its own" in gone.errors
 
 
-def test_judge_is_asked_where_no_rule_finds_an_answer(
-    whole: Path, questions: Path, tmp_path: Path, here: Command
-) -> None:
+def test_judge_is_asked_where_no_rule_finds_an_answer(whole, questions, tmp_path, here):
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     for row in rows:
         row |= {"answer_type": "choice", "options": ["apple", "pear"], "answer": "pear"}
@@ -90,9 +82,7 @@ def test_judge_is_asked_where_no_rule_finds_an_answer(
     assert "the run's rewards judge its data; leave out judge" in refused.errors
 
 
-def test_killed_and_resumed_evaluation_has_the_same_bytes(
-    whole: Path, questions: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_and_resumed_evaluation_has_the_same_bytes(whole, questions, tmp_path, here, monkeypatch):
     asked = ("--benchmark", "counting", "--data", questions, "evaluation.batch_size=3", "responses_per_question=2")
     asked = (*asked, "evaluation.temperature=1")
     strike = ("mmrl.evaluation.session:append_predictions", 3, "SIGKILL")
@@ -103,7 +93,7 @@ def test_killed_and_resumed_evaluation_has_the_same_bytes(
         torn.write('{"pid": "q6", "sam')
     assert here("eval", whole, *asked, "--out", tmp_path / "a").code == 0
 
-    def no_network(*_: object) -> None:
+    def no_network(*_):
         pytest.fail("a socket was opened")
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
@@ -117,9 +107,7 @@ def test_killed_and_resumed_evaluation_has_the_same_bytes(
     assert found["generation"]["pixels"] == [1024, 1024]
 
 
-def test_other_settings_are_refused_and_rescoring_needs_no_model(
-    whole: Path, questions: Path, tmp_path: Path, here: Command
-) -> None:
+def test_other_settings_are_refused_and_rescoring_needs_no_model(whole, questions, tmp_path, here):
     asked = ("eval", whole, "--benchmark", "counting", "--data", questions, "--out", tmp_path / "out")
     too_early = here(*asked, "--rescore")
     assert too_early.code == 2
@@ -151,9 +139,7 @@ def test_other_settings_are_refused_and_rescoring_needs_no_model(
     assert (tmp_path / "out" / "verdicts.jsonl").read_bytes() == before
 
 
-def test_missing_images_are_named_and_may_count_as_incorrect(
-    whole: Path, questions: Path, tmp_path: Path, here: Command
-) -> None:
+def test_missing_images_are_named_and_may_count_as_incorrect(whole, questions, tmp_path, here):
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     for row in rows[2:5]:
         row["images"] = "gone.png"
@@ -184,17 +170,13 @@ def test_missing_images_are_named_and_may_count_as_incorrect(
         (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is not an mmrl run directory"),
     ],
 )
-def test_unusable_argument_is_refused_with_the_reason(
-    arguments: tuple[str, ...], said: str, whole: Path, tmp_path: Path, here: Command
-) -> None:
+def test_unusable_argument_is_refused_with_the_reason(arguments, said, whole, tmp_path, here):
     done = here("eval", *(word.format(run=whole) for word in arguments), "--out", tmp_path / "out")
     assert done.code == 2
     assert said in done.errors
 
 
-def test_evaluation_by_two_processes_is_refused(
-    whole: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_by_two_processes_is_refused(whole, tmp_path, here, monkeypatch):
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)

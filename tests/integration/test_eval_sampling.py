@@ -1,7 +1,5 @@
 """`mmrl eval` draws responses greedily, several at a temperature, continued, with or without thinking, and blind."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path
@@ -10,14 +8,14 @@ from typing import Any
 
 import pytest
 from benchmark_rows import write_rows
-from harness import Command, succeed
+from harness import succeed
 from PIL import Image
 
 RETHINK = "[{kind: generate}, {kind: rethink, correct: [correct], max_new_tokens: 6}]"
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def questions(tmp_path_factory) -> Path:
     """Six questions about six images, as canonical JSONL."""
     folder = tmp_path_factory.mktemp("questions")
     rows = []
@@ -41,10 +39,10 @@ class Results:
 
 
 @pytest.fixture
-def evaluate(whole: Path, questions: Path, tmp_path: Path, here: Command) -> Any:
+def evaluate(whole, questions, tmp_path, here) -> Any:
     """Runs the benchmark with settings, every time in a new folder."""
 
-    def run(*settings: str) -> Results:
+    def run(*settings):
         out = tmp_path / str(len([*tmp_path.iterdir()]))
         succeed(here("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings))
         return Results(out)
@@ -52,7 +50,7 @@ def evaluate(whole: Path, questions: Path, tmp_path: Path, here: Command) -> Any
     return run
 
 
-def test_greedy_responses_are_the_same_every_time_and_have_no_pass_at_k(evaluate: Any) -> None:
+def test_greedy_responses_are_the_same_every_time_and_have_no_pass_at_k(evaluate):
     first, second = evaluate(), evaluate()
     assert first.predictions == second.predictions
     assert (first.generation["temperature"], first.generation["responses_per_question"]) == (0.0, 1)
@@ -60,7 +58,7 @@ def test_greedy_responses_are_the_same_every_time_and_have_no_pass_at_k(evaluate
     assert "pass@k" not in first.page
 
 
-def test_several_responses_give_pass_at_k_as_counted_by_hand(evaluate: Any) -> None:
+def test_several_responses_give_pass_at_k_as_counted_by_hand(evaluate):
     results = evaluate("evaluation.temperature=1.5", "responses_per_question=4", "top_k=64")
     generation = results.generation
     assert [generation[name] for name in ("temperature", "responses_per_question", "top_k")] == [1.5, 4, 64]
@@ -74,14 +72,14 @@ def test_several_responses_give_pass_at_k_as_counted_by_hand(evaluate: Any) -> N
     assert "| k | pass@k | maj@k |" in results.page
 
 
-def test_temperature_and_seed_decide_the_responses(evaluate: Any) -> None:
+def test_temperature_and_seed_decide_the_responses(evaluate):
     two = "responses_per_question=2"
     hot, again, cool = (evaluate(f"evaluation.temperature={value}", two) for value in (1.5, 1.5, 0.5))
     assert hot.predictions == again.predictions != cool.predictions
     assert evaluate("evaluation.temperature=1.5", two, "run.seed=7").predictions != hot.predictions
 
 
-def test_continuation_follows_a_trigger(evaluate: Any) -> None:
+def test_continuation_follows_a_trigger(evaluate):
     results = evaluate(f"evaluation.rollout_steps={RETHINK}")
     continued = [row for row in results.predictions if row["first_response_chars"] is not None]
     assert continued
@@ -90,7 +88,7 @@ def test_continuation_follows_a_trigger(evaluate: Any) -> None:
     assert "rethink" in results.page
 
 
-def test_thinking_is_asked_for_or_not(evaluate: Any) -> None:
+def test_thinking_is_asked_for_or_not(evaluate):
     prompts = []
     for thinking in ("required", "none"):
         settings = ("response_format.add_instruction=true", f"response_format.thinking={thinking}")
@@ -100,7 +98,7 @@ def test_thinking_is_asked_for_or_not(evaluate: Any) -> None:
     assert prompts[0] != prompts[1]
 
 
-def test_corrupted_images_change_the_prompts(evaluate: Any) -> None:
+def test_corrupted_images_change_the_prompts(evaluate):
     prompts = {evaluate().generation["prompts"]}
     for corruption in ("noise", "grey", "left_out"):
         results = evaluate(f"corruption={corruption}")
@@ -111,7 +109,7 @@ def test_corrupted_images_change_the_prompts(evaluate: Any) -> None:
     assert len(prompts) == 4
 
 
-def test_image_that_holds_the_answer_cannot_be_left_out(whole: Path, tmp_path: Path, here: Command) -> None:
+def test_image_that_holds_the_answer_cannot_be_left_out(whole, tmp_path, here):
     Image.new("RGB", (32, 32)).save(tmp_path / "p.png")
     row = {"id": "1", "images": "p.png", "question": "Where?", "answer": [1, 1, 9, 9], "answer_type": "box"}
     write_rows(tmp_path / "box.jsonl", [row | {"frame": "px_original"}])

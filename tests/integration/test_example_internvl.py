@@ -1,7 +1,5 @@
 """examples/internvl.py: a family that is not Qwen's encodes, samples, learns, is exported and evaluated."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model that a run exports: transformers loads it, it computes the same, and a new run trains it further."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY, Command, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import TINY, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, load_model
@@ -38,7 +36,7 @@ def short(run_dir: Path, **model: object) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(request, tmp_path_factory) -> Path:
     """The run directory of a trained tiny model, one for each family."""
     folder = tmp_path_factory.mktemp(request.param)
     # Two layers: where some are recurrent, the second is not.
@@ -48,7 +46,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder / "run"
 
 
-def test_transformers_loads_it_as_the_familys_class_with_the_checkpoints_weights(trained: Path) -> None:
+def test_transformers_loads_it_as_the_familys_class_with_the_checkpoints_weights(trained):
     model = load(trained / "model")
     family = FAMILIES[model.config.model_type]
     assert type(model) is family.model_class
@@ -63,7 +61,7 @@ def test_transformers_loads_it_as_the_familys_class_with_the_checkpoints_weights
     assert torch.equal(exported, expected)
 
 
-def test_it_generates_and_ends_with_the_tokenizer_of_training(trained: Path) -> None:
+def test_it_generates_and_ends_with_the_tokenizer_of_training(trained):
     model, tokenizer = load(trained / "model"), AutoProcessor.from_pretrained(trained / "model").tokenizer
     generation = model.generation_config
     assert (generation.eos_token_id, generation.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -81,13 +79,13 @@ def test_it_generates_and_ends_with_the_tokenizer_of_training(trained: Path) -> 
         assert [piece for piece, _ in split.pre_tokenize_str("a, b")] == ["a", ",Ġ", "b"]
 
 
-def test_an_evaluation_gives_it_the_rewards_of_training(trained: Path, tmp_path: Path, here: Command) -> None:
+def test_an_evaluation_gives_it_the_rewards_of_training(trained, tmp_path, here):
     succeed(here("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path))
     (task,) = json.loads((trained / "summary.json").read_text())["tasks"]
     assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
-def test_it_trains_on_in_a_new_run(trained: Path, tmp_path: Path, here: Command) -> None:
+def test_it_trains_on_in_a_new_run(trained, tmp_path, here):
     """In bfloat16, though it is in float32: test_lora.py and test_family_runs.py keep the type."""
     config = short(tmp_path / "on", path=str(trained / "model"), dtype="bfloat16")
     config["stages"] = [sft_stage(steps=1), rl_stage(steps=1)]
@@ -102,7 +100,7 @@ def test_it_trains_on_in_a_new_run(trained: Path, tmp_path: Path, here: Command)
 
 
 @pytest.fixture
-def moved(trained: Path, tmp_path: Path) -> Path:
+def moved(trained, tmp_path) -> Path:
     """A copy of the run without the model it ended with and without its data: an export needs neither."""
     run = Path(shutil.copytree(trained, tmp_path / "moved"))
     shutil.rmtree(run / "model")
@@ -110,7 +108,7 @@ def moved(trained: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_an_exported_checkpoint_equals_the_model_of_the_run(trained: Path, moved: Path, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_equals_the_model_of_the_run(trained, moved, tmp_path):
     done = succeed(mmrl("export", moved, "--out", tmp_path / "out"))
     assert not done.errors
     (line,) = done.output.splitlines()  # DeepSpeed, imported on the way, has nothing to say
@@ -118,14 +116,14 @@ def test_an_exported_checkpoint_equals_the_model_of_the_run(trained: Path, moved
     assert files(tmp_path / "out") == files(trained / "model")
 
 
-def test_an_earlier_checkpoint_has_other_weights(trained: Path, moved: Path, tmp_path: Path, here: Command) -> None:
+def test_an_earlier_checkpoint_has_other_weights(trained, moved, tmp_path, here):
     succeed(here("export", moved, "--checkpoint", "00-000001", "--out", tmp_path / "early"))
     assert weights_differ(tmp_path / "early", trained / "model")
     text = (tmp_path / "early" / "README.md").read_text()
     assert "Checkpoint 00-000001." in text and "## Held-out reward" not in text
 
 
-def test_the_model_card_has_rewards_data_config_and_metrics(trained: Path) -> None:
+def test_the_model_card_has_rewards_data_config_and_metrics(trained):
     text = (trained / "model" / "README.md").read_text()
     summary, manifest = (json.loads((trained / name).read_text()) for name in ("summary.json", "manifest.json"))
     (task,) = summary["tasks"]
@@ -143,7 +141,7 @@ def test_the_model_card_has_rewards_data_config_and_metrics(trained: Path) -> No
     }
 
 
-def test_a_float32_output_layer_changes_log_probs_and_not_the_export(tmp_path: Path) -> None:
+def test_a_float32_output_layer_changes_log_probs_and_not_the_export(tmp_path):
     dtypes, settings, records = [], [], []
     for enabled in (False, True):
         config = short(tmp_path / str(enabled), from_scratch=TINY, dtype="bfloat16", float32_output_layer=enabled)
@@ -172,9 +170,7 @@ def test_a_float32_output_layer_changes_log_probs_and_not_the_export(tmp_path: P
         (["{run}", "--merge-lora", "--out", "{out}"], "trains no adapter"),
     ],
 )
-def test_an_impossible_export_is_refused(
-    moved: Path, tmp_path: Path, here: Command, arguments: list[str], words: str
-) -> None:
+def test_an_impossible_export_is_refused(moved, tmp_path, here, arguments, words):
     places = {"run": moved, "parent": tmp_path, "out": tmp_path / "out"}
     done = here("export", *(argument.format(**places) for argument in arguments))
     assert done.code == 2 and words in done.errors, done

@@ -3,8 +3,6 @@
 The other families train, export and train on in test_export.py.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from family_runs import family_runs
-from harness import Command, alike, check_records, contents, metrics, mmrl, rl_stage, succeed, write
+from harness import alike, check_records, contents, metrics, mmrl, rl_stage, succeed, write
 from interrupts import signal_at_call
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory) -> Path:
     return family_runs(tmp_path_factory, "qwen3_5_moe")
 
 
@@ -34,7 +32,7 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in metrics(run_dir) if record["stage"] == "rl" and "learner/loss" in record]
 
 
-def test_everything_is_done_at_once(runs: Path) -> None:
+def test_everything_is_done_at_once(runs):
     cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record][:50]
     assert cold[-1] < cold[0] / 20  # each layer learns: with transformers' own initial values it would not so soon
     steps = steps_of(runs / "whole")
@@ -58,7 +56,7 @@ def test_everything_is_done_at_once(runs: Path) -> None:
     assert any({"environment", "forced"} <= of for of in authors)
 
 
-def test_a_frozen_router_is_no_weight_that_is_trained(runs: Path) -> None:
+def test_a_frozen_router_is_no_weight_that_is_trained(runs):
     for record in steps_of(runs / "base"):
         assert 0.0 < record["policy/router_load_entropy"] <= 1.0
     checkpoint = max((runs / "base" / "checkpoints").iterdir())
@@ -67,9 +65,7 @@ def test_a_frozen_router_is_no_weight_that_is_trained(runs: Path) -> None:
     assert not any(name.endswith("mlp.gate.weight") for name in names)
 
 
-def test_such_a_run_goes_on_as_if_it_had_never_stopped(
-    runs: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, here, monkeypatch):
     config = json.loads((runs / "whole.yaml").read_text())
     config["run"]["dir"] = str(tmp_path / "run")
     file = write(config, tmp_path / "run.yaml")
@@ -80,7 +76,7 @@ def test_such_a_run_goes_on_as_if_it_had_never_stopped(
     assert contents(tmp_path / "run") == contents(runs / "whole")
 
 
-def test_its_export_is_the_base_model_with_its_adapter(runs: Path, tmp_path: Path, here: Command) -> None:
+def test_its_export_is_the_base_model_with_its_adapter(runs, tmp_path, here):
     succeed(here("export", runs / "whole", "--merge-lora", "--out", tmp_path / "merged"))
     ids = torch.tensor([[3, 40, 41, 300, 301, 7]])
     ours, theirs = (load(folder) for folder in (tmp_path / "merged", runs / "whole" / "model"))
@@ -99,9 +95,7 @@ def load(folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(folder).eval()
 
 
-def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(
-    runs: Path, tmp_path: Path, here: Command
-) -> None:
+def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(runs, tmp_path, here):
     data = runs / "questions" / "ten.jsonl"
     out = tmp_path / "out"
     succeed(here("eval", runs / "whole" / "model", "--benchmark", "counting", "--data", data, "--out", out))
@@ -109,12 +103,12 @@ def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(
     assert (out / "verdicts.jsonl").read_bytes() == (taken / "verdicts.jsonl").read_bytes()
 
 
-def test_two_processes_under_zero3_do_what_one_does(runs: Path, tmp_path: Path, here: Command) -> None:
+def test_two_processes_under_zero3_do_what_one_does(runs, tmp_path, here):
     """They sample, learn, save and export weights that neither of them holds whole."""
     pytest.importorskip("deepspeed")
     base = runs / "base" / "model"
 
-    def config(name: str, **sections: Any) -> Path:
+    def config(name, **sections):
         made = {**zoom_config(tmp_path / name), **sections}
         made["model"] |= {"from_scratch": None, "path": str(base)}
         made["evaluation"] = {"max_new_tokens": 6, "batch_size": 8}

@@ -4,8 +4,6 @@ What befalls several processes is tried in test_launch.py and test_verify_resume
 damaged checkpoints and another config in test_resume.py and test_bad_input.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ FAULTS = ["episodes", "read_only", "not_a_number", "clock"]
 
 
 @pytest.mark.slow
-def test_nothing_is_lost() -> None:
+def test_nothing_is_lost():
     done = run_forked(TOOL, "--kills", 2, "--only", *FAULTS, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]

@@ -1,17 +1,13 @@
 """A run of several processes: it ends together, however it ends, and continues with any number of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from harness import (
-    Command,
     alike,
     counting,
     experiment,
@@ -34,9 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("engine", [None, {"zero_stage": 3}], ids=["torch", "zero3"])
-def test_lost_rank_ends_the_run_and_one_process_continues(
-    engine: dict[str, int] | None, whole: Path, tmp_path: Path, here: Command
-) -> None:
+def test_lost_rank_ends_the_run_and_one_process_continues(engine, whole, tmp_path, here):
     if engine:
         pytest.importorskip("deepspeed")
     config = write(experiment(tmp_path / "run", deepspeed=engine), tmp_path / "tiny.yaml")
@@ -60,7 +54,7 @@ DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_por
 @pytest.mark.parametrize(
     "engine", [None, {"zero_stage": 2}, {"zero_stage": 2, "offload_optimizer": True}, {"zero_stage": 3}]
 )
-def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engine: dict[str, int] | None) -> None:
+def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path, engine):
     if engine:
         pytest.importorskip("deepspeed")
     optimizer = {"lr": 3e-3, "weight_decay": 0.1}  # decay would move weights that get no gradient
@@ -88,7 +82,7 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engin
 
 
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
-def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
+def test_other_launchers_start_the_same_run(launcher, module, tmp_path):
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
     stages = [sft_stage(steps=2), rl_stage(steps=2)]
     config = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "tiny.yaml")
@@ -102,7 +96,7 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
     assert done.stdout.count("Stage rl ended after 2 steps") == 1
 
 
-def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
+def test_ranks_without_their_launcher_save_and_end(tmp_path):
     """They notice within a second, in a stage that lasts much longer."""
     stages = [sft_stage(steps=100_000)]
     config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
@@ -113,7 +107,7 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
     assert find_latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
 
-def test_stopped_run_is_saved_and_two_processes_continue(whole: Path, tmp_path: Path) -> None:
+def test_stopped_run_is_saved_and_two_processes_continue(whole, tmp_path):
     """Under ZeRO-2: stopped by a signal, continued by a single process, stopped again, finished by two."""
     pytest.importorskip("deepspeed")
     sections = {"deepspeed": {"zero_stage": 2}, "checkpoints": {"every": 50, "keep_last": 2}}
@@ -129,7 +123,7 @@ def test_stopped_run_is_saved_and_two_processes_continue(whole: Path, tmp_path: 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
 
 
-def test_user_error_is_reported_and_ends_all_ranks(tmp_path: Path) -> None:
+def test_user_error_is_reported_and_ends_all_ranks(tmp_path):
     config = experiment(tmp_path / "run")
     config["data"]["train"][0]["args"]["size"] = 2
     done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2)

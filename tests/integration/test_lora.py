@@ -1,7 +1,5 @@
 """A run that trains an adapter resumes exactly, keeps little, and leaves a merged model with the adapter beside it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from harness import (
-    Command,
     alike,
     contents,
     counting,
@@ -55,20 +52,20 @@ def reference_kl(run_dir: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def base(whole: Path) -> Path:
+def base(whole) -> Path:
     """A model that has learned a little."""
     return whole / "model"
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+def adapted(tmp_path_factory, base) -> Path:
     """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("adapted")
     assert main(["train", str(write(adapting(folder / "run", base), folder / "lora.yaml"))]) == 0
     return folder / "run"
 
 
-def test_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path: Path, here: Command) -> None:
+def test_stopped_run_ends_like_the_whole_one(adapted, base, tmp_path, here):
     config = write(adapting(tmp_path / "run", base), tmp_path / "lora.yaml")
     done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 2 + 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
@@ -78,11 +75,11 @@ def test_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base: Path, tmp_path: Path, here: Command) -> None:
+def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base, tmp_path, here):
     """Under ZeRO-3 two begin, one continues, two end; one without DeepSpeed ends with the same weights."""
     pytest.importorskip("deepspeed")
 
-    def config(name: str, **sections: Any) -> Path:
+    def config(name, **sections):
         changed = {**adapting(tmp_path / name, base), "checkpoints": {"every": 50, "keep_last": 2}, **sections}
         changed["model"] = {**changed["model"], "lora": {**LORA, "dropout": 0.0}}  # each rank draws its own
         changed["stages"][1] |= {"steps": 12}  # so many that none ends before the signal
@@ -102,7 +99,7 @@ def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base: Path, tmp_path: Pa
         torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_only_trained_weights_are_saved_and_measured(adapted: Path) -> None:
+def test_only_trained_weights_are_saved_and_measured(adapted):
     checkpoint = find_latest(adapted / "checkpoints", pytest.fail)
     assert checkpoint is not None
     for file in (checkpoint / "model.safetensors", adapted / "reference_weights" / "rl" / "model.safetensors"):
@@ -114,7 +111,7 @@ def test_only_trained_weights_are_saved_and_measured(adapted: Path) -> None:
     assert min(steps[-1][f"learner/grad_norm/{role}"] for role in ("projector", "language")) > 0.0
 
 
-def test_first_stage_saves_no_reference_weights(base: Path, tmp_path: Path, here: Command) -> None:
+def test_first_stage_saves_no_reference_weights(base, tmp_path, here):
     config = adapting(tmp_path / "run", base)
     config["stages"] = config["stages"][1:]
     done = succeed(here("train", write(config, tmp_path / "lora.yaml")))
@@ -125,7 +122,7 @@ def test_first_stage_saves_no_reference_weights(base: Path, tmp_path: Path, here
     assert len(divergences) == 4 and max(divergences) > 1e-4
 
 
-def test_resuming_on_another_base_model_is_refused(base: Path, tmp_path: Path, here: Command) -> None:
+def test_resuming_on_another_base_model_is_refused(base, tmp_path, here):
     mine = Path(shutil.copytree(base, tmp_path / "base"))
     config = write(adapting(tmp_path / "run", mine), tmp_path / "lora.yaml")
     assert here("train", config).code == 0
@@ -139,7 +136,7 @@ def test_resuming_on_another_base_model_is_refused(base: Path, tmp_path: Path, h
     assert "was saved from another model: the weights that are not trained differ. Restore model.path" in done.errors
 
 
-def test_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path) -> None:
+def test_export_is_the_base_model_with_its_adapter(adapted, base):
     described = json.loads((adapted / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["base_model_name_or_path"]) == (4, str(base))
     merged = AutoModelForImageTextToText.from_pretrained(adapted / "model").eval()
@@ -152,7 +149,7 @@ def test_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path) ->
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_run_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_path: Path, here: Command) -> None:
+def test_run_is_exported_as_an_adapter_or_merged(adapted, tmp_path, here):
     for folder, options in (("adapter", []), ("model", ["--merge-lora"])):
         succeed(here("export", adapted, *options, "--out", tmp_path / folder))
         ours, theirs = (
@@ -162,7 +159,7 @@ def test_run_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_path: Path, 
     assert "PeftModel" in (tmp_path / "adapter" / "README.md").read_text()
 
 
-def test_nonfinite_gradients_end_the_run_and_name_the_samples(base: Path, tmp_path: Path, here: Command) -> None:
+def test_nonfinite_gradients_end_the_run_and_name_the_samples(base, tmp_path, here):
     """The last norm of the base model is so large that the squares of gradients are infinite."""
     huge = shutil.copytree(base, tmp_path / "huge")
     weights = load_file(huge / "model.safetensors")
@@ -182,7 +179,7 @@ def test_nonfinite_gradients_end_the_run_and_name_the_samples(base: Path, tmp_pa
     assert (last["step"], last["learner/nonfinite_updates"], last["learner/grad_norm"]) == (2, 1.0, None)
 
 
-def test_later_stage_may_use_the_base_model_as_reference(base: Path, tmp_path: Path, here: Command) -> None:
+def test_later_stage_may_use_the_base_model_as_reference(base, tmp_path, here):
     """Its first step is as far from the base model as the supervised steps led, and not at its own start."""
     config = adapting(tmp_path / "run", base)
     imitate, reinforce = config["stages"]

@@ -1,14 +1,12 @@
 """The maze's configs, made small: an annotator is imitated in episodes, then GRPO plays; the tool reads such runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Command, metrics, succeed
+from harness import metrics, succeed
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +18,7 @@ import maze_curves  # noqa: E402
 SMALL = ("data.train.0.args.size=12", "data.validation.0.args.size=6", "data.test.0.args.size=6", "model.dtype=float32")
 
 
-def test_a_cold_start_and_both_kinds_of_credit_run_and_are_tabulated(tmp_path: Path, here: Command) -> None:
+def test_a_cold_start_and_both_kinds_of_credit_run_and_are_tabulated(tmp_path, here):
     cold = ("stages.cold.steps=2", "stages.cold.batch_size=4", "stages.cold.validation.every=1")
     succeed(here("train", ROOT / "configs/maze_cold.yaml", *SMALL, *cold, "--run-dir", tmp_path / "cold"))
     told = [record for record in metrics(tmp_path / "cold") if "learner/loss" in record]

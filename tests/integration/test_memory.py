@@ -1,12 +1,9 @@
 """Replay buffer and carried-over groups outlive a stop, and are the same on all ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from harness import (
-    Command,
     alike,
     contents,
     counting,
@@ -38,9 +35,7 @@ def replay_config(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_run_with_replay_and_carried_groups_ends_the_same_when_stopped_or_on_two_ranks(
-    tmp_path: Path, here: Command
-) -> None:
+def test_run_with_replay_and_carried_groups_ends_the_same_when_stopped_or_on_two_ranks(tmp_path, here):
     once, twice, shared = (replay_config(tmp_path, name) for name in ("once", "twice", "shared"))
     assert here("train", once).code == 0
     whole = metrics(tmp_path / "once")

@@ -1,7 +1,5 @@
 """Text, one image, two images, a video, an image and a video: all in one run, from YAML to new weights."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """One image from a line of YAML to a gradient in the vision tower. Read it from top to bottom, as documentation."""
 
-from __future__ import annotations
-
 import math
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,7 +63,7 @@ def build(folder: Path, *, frozen: str = "[]") -> RunComponents:
         return build_run(setup, resources)
 
 
-def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
+def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path):
     tiny = build(tmp_path)
 
     # Load. A dataset turned two lines of YAML into a sample: an image by reference, a question, the exact answer.
@@ -120,7 +118,7 @@ def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> Non
     assert not torch.equal(patch_embedding(tiny), before)
 
 
-def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path: Path) -> None:
+def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path):
     tiny = build(tmp_path, frozen="[vision, projector]")
     prompt = tiny.processor.build(tiny.samples.train[0])
     demonstration = tiny.processor.build_demonstration(prompt, prompt.sample.target)

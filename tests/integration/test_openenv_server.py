@@ -1,16 +1,13 @@
 """The adapter of OpenEnv against a server that OpenEnv itself runs, and a run that learns from it."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from environment_runs import environment_config
-from harness import Command, succeed, write
+from harness import succeed, write
 from waiting import wait_for
 from zoom_runs import learned_steps
 
@@ -74,7 +71,7 @@ def is_answered(port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory) -> Iterator[str]:
     file = tmp_path_factory.mktemp("openenv") / "server.py"
     file.write_text(SERVER)
     with socket.socket() as free:
@@ -87,7 +84,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
 
 
-def test_a_session_of_the_server_is_played(url: str) -> None:
+def test_a_session_of_the_server_is_played(url):
     fields = {"url": url, "text": "text", "picture": "picture"}
     lamp, other = openenv.make(**fields, action="word"), openenv.make(**fields)
     first, elsewhere = lamp.reset(SAMPLE, 5), other.reset(SAMPLE, 2**31 + 4)
@@ -106,7 +103,7 @@ def test_a_session_of_the_server_is_played(url: str) -> None:
     other.close()
 
 
-def test_sessions_beyond_what_the_server_takes_are_unscorable(url: str) -> None:
+def test_sessions_beyond_what_the_server_takes_are_unscorable(url):
     sessions = [openenv.make(url=url, text="text") for _ in range(32)]
     for session in sessions:
         session.reset(SAMPLE, 1)
@@ -116,7 +113,7 @@ def test_sessions_beyond_what_the_server_takes_are_unscorable(url: str) -> None:
         session.close()
 
 
-def test_a_run_learns_from_it(tmp_path: Path, here: Command, url: str) -> None:
+def test_a_run_learns_from_it(tmp_path, here, url):
     args = {"url": url, "text": "text", "picture": "picture", "action": "word"}
     fn = "mmrl.rollout.environments.openenv:make"
     step = {"kind": "environment", "fn": fn, "args": args, "turns": 3, "max_media": 3, "max_tokens": 200}

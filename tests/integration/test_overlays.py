@@ -1,7 +1,5 @@
 """Overlays: each is headed and explains itself over several recipes; DAPO and ProRL train three of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -39,7 +37,7 @@ def test_all_overlays_are_there_and_headed():
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("recipe", [*RECIPES, "vl_rethinker", "openvlthinker"])
-def test_an_overlay_explains_itself_over_a_recipe(recipe: str, overlay: str) -> None:
+def test_an_overlay_explains_itself_over_a_recipe(recipe, overlay):
     plain, loaded = load_config(recipe), load_config(recipe, [f"overlays=[{overlay}]"])
     assert loaded.config.run.name == f"{recipe}-{overlay}"
     assert loaded.config.data == plain.config.data
@@ -83,9 +81,7 @@ def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("overlay", ["dapo", "prorl"])
-def test_dapo_and_prorl_train_three_recipes(
-    recipe: str, overlay: str, tmp_path: Path, tiny_model: Path, here: Command
-) -> None:
+def test_dapo_and_prorl_train_three_recipes(recipe, overlay, tmp_path, tiny_model, here):
     told = train(recipe, overlay, tmp_path, tiny_model, here)
     steps = [record for record in told if "learner/lr" in record]
     if overlay == "dapo":
@@ -97,15 +93,13 @@ def test_dapo_and_prorl_train_three_recipes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", ["april", "balanced", "limr", "one_example", "think_prune", "tina"])
-def test_the_other_overlays_train(overlay: str, tmp_path: Path, tiny_model: Path, here: Command) -> None:
+def test_the_other_overlays_train(overlay, tmp_path, tiny_model, here):
     words = ["stages.limr_best.range=[0.0, null]"] if overlay == "limr" else []
     train("r1_v", overlay, tmp_path, tiny_model, here, *words)
 
 
 @pytest.mark.slow
-def test_co_reward_trains_where_rows_have_another_wording(
-    tmp_path: Path, tiny_model: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_co_reward_trains_where_rows_have_another_wording(tmp_path, tiny_model, here, monkeypatch):
     plain = published_rows.load_rows("r1_v")
     files = {}
     for path, table in plain["files"].items():
@@ -116,7 +110,7 @@ def test_co_reward_trains_where_rows_have_another_wording(
 
 
 @pytest.mark.slow
-def test_par_trains_on_a_reward_model(tmp_path: Path, tiny_model: Path, here: Command) -> None:
+def test_par_trains_on_a_reward_model(tmp_path, tiny_model, here):
     with served(lambda handler, body: reply(handler, {"score": 1.0})) as (url, _):
         told = train("r1_v", "par", tmp_path, tiny_model, here, f"rewards.terms.par.args.scorer.url={url}")
     assert all("reward/term/par" in record for record in told if "learner/lr" in record)

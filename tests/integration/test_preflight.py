@@ -1,7 +1,5 @@
 """What can be refused in a second is refused before torch is imported, a rank started or a sample read."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 from fork_server import run_forked
-from harness import Command, Done, experiment, questions, rl_stage, succeed, write
+from harness import Done, experiment, questions, rl_stage, succeed, write
 
 from mmrl.config import Config, load_config
 from mmrl.config.schema.model import BuiltinFamily
@@ -148,7 +146,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_before_torch_or_a_sample_is_touched(tmp_path: Path, name: str) -> None:
+def test_a_mistake_is_refused_before_torch_or_a_sample_is_touched(tmp_path, name):
     config = write_mistake(tmp_path, MISTAKES[name])
     before = sorted(tmp_path.rglob("*"))
     done = light("train", config, "--nproc", 2, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hub"))
@@ -182,9 +180,7 @@ OWN_FUNCTIONS: dict[str, Settings] = {
 
 
 @pytest.mark.parametrize("key", OWN_FUNCTIONS)
-def test_a_wrong_option_of_each_kind_of_function_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_a_wrong_option_of_each_kind_of_function_is_refused_with_its_line(tmp_path, monkeypatch, key):
     monkeypatch.chdir(tmp_path)
     path = write_mistake(tmp_path, Mistake(OWN_FUNCTIONS[key], [], {**QWEN, "model/model.safetensors": ""}))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if '"limit"' in text)
@@ -193,14 +189,14 @@ def test_a_wrong_option_of_each_kind_of_function_is_refused_with_its_line(
     assert f": {key}.args.limit: " in problems[0] and "option 'limit' = 'high': must be a valid integer" in problems[0]
 
 
-def test_a_benchmark_that_is_a_function_is_loaded_too(tmp_path: Path) -> None:
+def test_a_benchmark_that_is_a_function_is_loaded_too(tmp_path):
     benchmarks = [{"name": "b", "benchmark": "./mine.py:gone", "data": ["q.jsonl"]}]
     path = write(experiment(tmp_path / "run", evaluation={"benchmarks": benchmarks}), tmp_path / "bad.yaml")
     (problem,) = find_problems(load_config(path))
     assert "evaluation.benchmarks.0.benchmark: './mine.py:gone': there is no file" in problem
 
 
-def test_explain_refuses_a_wrong_option_too_without_torch(tmp_path: Path) -> None:
+def test_explain_refuses_a_wrong_option_too_without_torch(tmp_path):
     path = write(experiment(tmp_path / "run", **WRONG_REWARD_OPTION), tmp_path / "bad.yaml")
     done = light("explain", path)
     assert done.code == 2 and "Stage 2 of 2, rl" in done.output
@@ -208,7 +204,7 @@ def test_explain_refuses_a_wrong_option_too_without_torch(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif("+cpu" not in __import__("torch").__version__, reason="torch can use GPUs")
-def test_a_build_of_torch_for_cpus_is_named_where_cuda_is_asked_for(tmp_path: Path) -> None:
+def test_a_build_of_torch_for_cpus_is_named_where_cuda_is_asked_for(tmp_path):
     done = light("train", write(experiment(tmp_path / "run"), tmp_path / "bad.yaml"), "model.device=cuda")
     assert done.code == 2 and "is a build for CPUs" in done.errors
 
@@ -224,9 +220,7 @@ def test_a_build_of_torch_for_cpus_is_named_where_cuda_is_asked_for(tmp_path: Pa
         ({"torch": "2.13.0", "vllm": "0.32.0"}, None),
     ],
 )
-def test_vllm_must_be_there_for_the_device_of_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: dict[str, str], message: str | None, engine: str
-) -> None:
+def test_vllm_must_be_there_for_the_device_of_torch(monkeypatch, tmp_path, installed, message, engine):
     # No environment has all of these; the rule reads names and versions alone.
     found = any(name.startswith("vllm") for name in installed)
     monkeypatch.setattr(available, "find_spec", lambda _: found or None)
@@ -246,9 +240,7 @@ def test_vllm_must_be_there_for_the_device_of_torch(
         ({"deepspeed": {"zero_stage": 3}}, r"deepspeed: it is not installed; pip install 'mmrl\[deepspeed\]'"),
     ],
 )
-def test_a_missing_library_is_named_before_any_file_is_opened(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: Settings, message: str
-) -> None:
+def test_a_missing_library_is_named_before_any_file_is_opened(monkeypatch, tmp_path, section, message):
     monkeypatch.setattr(available, "find_spec", lambda _: None)
     config = Config.model_validate_json(json.dumps(experiment(tmp_path, **section)))
     with pytest.raises(UserError, match=message):
@@ -256,7 +248,7 @@ def test_a_missing_library_is_named_before_any_file_is_opened(
 
 
 @pytest.mark.parametrize("options", [[], ["--nproc", 2]])
-def test_a_finished_run_says_so_without_torch(whole: Path, tmp_path: Path, options: list[object]) -> None:
+def test_a_finished_run_says_so_without_torch(whole, tmp_path, options):
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     config = write(experiment(run_dir), tmp_path / "tiny.yaml")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
@@ -266,7 +258,7 @@ def test_a_finished_run_says_so_without_torch(whole: Path, tmp_path: Path, optio
 
 
 @pytest.mark.slow
-def test_another_config_and_another_process_are_refused_without_torch(whole: Path, tmp_path: Path) -> None:
+def test_another_config_and_another_process_are_refused_without_torch(whole, tmp_path):
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     config = write(experiment(run_dir), tmp_path / "tiny.yaml")
     done = light("train", config, "run.seed=5")
@@ -278,7 +270,7 @@ def test_another_config_and_another_process_are_refused_without_torch(whole: Pat
     assert done.code == 2 and "another process is running here" in done.errors
 
 
-def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_path: Path, here: Command) -> None:
+def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_path, here):
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     config = experiment(tmp_path / "run", callbacks=[{"fn": "./mine.py:deaf"}])
     done = here("train", write(config, tmp_path / "bad.yaml"))
@@ -287,19 +279,19 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_response_beyond_the_context_is_refused_before_a_sample_is_read(tmp_path: Path, here: Command) -> None:
+def test_a_response_beyond_the_context_is_refused_before_a_sample_is_read(tmp_path, here):
     stage = rl_stage(sampling={"max_new_tokens": 5000})
     done = here("train", write_mistake(tmp_path, Mistake({"stages": [stage]}, [])))
     assert done.code == 2 and "do not fit the model's context of 4096" in done.errors, done
     assert not (tmp_path / "read").exists()
 
 
-def test_the_families_known_to_the_config_are_those_that_are_built() -> None:
+def test_the_families_known_to_the_config_are_those_that_are_built():
     assert list(get_args(BuiltinFamily)) == list(FAMILIES)
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_refused_without_torch(whole: Path, tmp_path: Path) -> None:
+def test_an_evaluation_is_refused_without_torch(whole, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     model = str(whole / "model")

@@ -2,8 +2,6 @@
 every stage with a tiny model, on rows with the columns that it reads, where right answers earn more than wrong ones.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -15,7 +13,7 @@ from typing import Any
 import published_rows
 import pytest
 import recipe_answers
-from harness import Command, succeed
+from harness import succeed
 from PIL import Image
 from published_rows import make_small
 from recipe_answers import NOTHING, make_wrong
@@ -54,7 +52,7 @@ def judge() -> Iterator[str]:
 def scorer() -> Iterator[str]:
     """The address of a reward model that likes every text but the wrong one."""
 
-    def answer(handler: Any, body: dict[str, Any]) -> None:
+    def answer(handler, body):
         reply(handler, {"score": -2.0 if NOTHING in body["response"] else 2.0})
 
     with served(answer) as (url, _):
@@ -66,7 +64,7 @@ def test_every_recipe_has_rows():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_is_short_explained_and_says_where_its_numbers_are_from(name: str) -> None:
+def test_a_published_recipe_is_short_explained_and_says_where_its_numbers_are_from(name):
     text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
     header = read_header(RECIPES / f"{name}.yaml")
     assert header.title and header.summary and tuple(header.sections) == LABELS
@@ -86,7 +84,7 @@ def test_the_table_of_recipes_lists_every_recipe():
     assert len(linked) == len(set(linked))
 
 
-def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_skeleton_in_the_docs_runs(tmp_path, here, monkeypatch):
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Write one")[2]
     blocks = re.findall(r"```(yaml|console)\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -112,9 +110,7 @@ def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatc
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_learns_from_its_own_rewards(
-    name: str, tmp_path: Path, tiny_model: Path, judge: str, scorer: str, here: Command
-) -> None:
+def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_model, judge, scorer, here):
     config = load_config(name).config
     data = published_rows.write_data(name, tmp_path / "data")
     overrides = make_small(config) | services_here(config, judge, scorer)
@@ -167,9 +163,7 @@ def check_that_right_answers_earn_more(records: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in NOT_BY_TARGET])
-def test_the_rewards_of_a_recipe_tell_the_target_of_each_row_from_another(
-    name: str, tmp_path: Path, judge: str, scorer: str
-) -> None:
+def test_the_rewards_of_a_recipe_tell_the_target_of_each_row_from_another(name, tmp_path, judge, scorer):
     data = published_rows.write_data(name, tmp_path / "data")
     plain = load_config(name).config
     overrides = make_small(plain) | services_here(plain, judge, scorer) | {"data.dir": str(data)}

@@ -1,7 +1,5 @@
 """`mmrl.train`, `mmrl.evaluate` and `mmrl.Policy`: whole runs from Python, with functions and samples from memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -81,12 +79,12 @@ def given(folder: Path, *, bonus: float = 1.0, interrupt_after: int = 0) -> dict
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("api")
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path) -> tuple[mmrl.TrainResult, dict[str, Any]]:
+def finished(folder) -> tuple[mmrl.TrainResult, dict[str, Any]]:
     """A run that nothing disturbed, and what it was given."""
     arguments = given(folder)
     return mmrl.train(settings(folder), **arguments), arguments
@@ -157,7 +155,7 @@ def test_another_reward_is_refused_by_name(folder):
 def test_training_in_a_thread(folder):
     results: list[mmrl.TrainResult] = []
 
-    def work() -> None:
+    def work():
         results.append(mmrl.train(settings(folder, "thread"), [f"stages.rl.steps={STEPS - 2}"], **given(folder)))
 
     thread = threading.Thread(target=work)

@@ -1,12 +1,10 @@
 """The first command of a newcomer, shortened; and every config there is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, counting, experiment, metrics, mmrl, sft_stage, succeed, write
+from harness import Done, counting, experiment, metrics, mmrl, sft_stage, succeed, write
 
 from mmrl.config import LoadedConfig, load_config
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
@@ -19,7 +17,7 @@ SETTINGS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "overlays" not i
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+def quickstart(tmp_path_factory) -> tuple[Done, Path]:
     """`mmrl train configs/quickstart.yaml --steps 2`: how it ended, and its run directory."""
     folder = tmp_path_factory.mktemp("quickstart")
     done = mmrl("train", CONFIGS / "quickstart.yaml", "--steps", 2, cwd=folder, fresh=True)
@@ -27,7 +25,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_the_table(quickstart: tuple[Done, Path]) -> None:
+def test_it_runs_and_shows_the_table(quickstart):
     done, run_dir = quickstart
     assert done.code == 0, done.errors
     assert not done.errors
@@ -39,7 +37,7 @@ def test_it_runs_and_shows_the_table(quickstart: tuple[Done, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_the_run_directory_holds_everything(quickstart: tuple[Done, Path]) -> None:
+def test_the_run_directory_holds_everything(quickstart):
     _, run_dir = quickstart
     assert {path.name for path in run_dir.iterdir()} == {
         "checkpoints",
@@ -67,7 +65,7 @@ def test_the_run_directory_holds_everything(quickstart: tuple[Done, Path]) -> No
 
 
 @pytest.mark.slow
-def test_the_summary_says_what_the_table_says(quickstart: tuple[Done, Path]) -> None:
+def test_the_summary_says_what_the_table_says(quickstart):
     done, run_dir = quickstart
     summary = json.loads((run_dir / "summary.json").read_text())
     assert [task["task"] for task in summary["tasks"]] == TASKS
@@ -84,7 +82,7 @@ def test_the_summary_says_what_the_table_says(quickstart: tuple[Done, Path]) -> 
 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
+def test_every_config_loads_and_names_functions_that_exist(path):
     loaded: LoadedConfig = load_config(path)
     config, base = loaded.config, path.parent
     for term in config.rewards.terms:
@@ -95,7 +93,7 @@ def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
         validate_args(origin.fn, read_plugin_options(source, skip=1), origin.args)
 
 
-def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path: Path, here: Command) -> None:
+def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path, here):
     data = {"train": [counting("train", 4)], "test": [counting("test", 1)]}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1)])
     succeed(here("train", write(config, tmp_path / "one.yaml")))

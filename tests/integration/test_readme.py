@@ -1,7 +1,5 @@
 """The commands that the documents show are run, or checked as far as they can be without a GPU and a model hub."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

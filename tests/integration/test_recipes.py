@@ -1,7 +1,5 @@
 """The recipes for real hardware run with a tiny model in place of theirs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def test_each_recipe_for_hardware_is_tried():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSES)
-def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
+def test_a_recipe_runs_with_a_tiny_model(name, tmp_path):
     config = RECIPES / f"{name}.yaml"
     stage = load_config(config).config.stages[0].name
     if load_config(config).config.deepspeed:

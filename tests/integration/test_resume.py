@@ -1,7 +1,5 @@
 """A run that was killed, stopped or damaged, and started again, ends with the bytes of an undisturbed run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 from harness import (
-    Command,
     contents,
     experiment,
     jsonl,
@@ -44,28 +41,28 @@ KILLS = (  # in each process in turn: at the Nth call of a function
 
 
 @pytest.fixture
-def own_config(tmp_path: Path) -> Path:
+def own_config(tmp_path) -> Path:
     """The config of the undisturbed run, with another run directory."""
     return write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
 
 
 @pytest.fixture(scope="session")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(tmp_path_factory) -> Path:
     """A folder with tiny.yaml and its run, stopped by Ctrl-C in the fifth step of reinforcement."""
 
-    def run(folder: Path) -> None:
+    def run(folder):
         stop_in_rl(write(experiment(folder / "run"), folder / "tiny.yaml"), 5)
 
     return shared(tmp_path_factory, "stopped", run)
 
 
 @pytest.fixture
-def stopped_copy(stopped: Path, tmp_path: Path) -> Path:
+def stopped_copy(stopped, tmp_path) -> Path:
     """A copy of the stopped run, moved: its run directory."""
     return Path(shutil.copytree(stopped / "run", tmp_path / "moved"))
 
 
-def test_undisturbed_run_has_stages_rates_and_weights_that_a_wrong_resume_would_change(whole: Path) -> None:
+def test_undisturbed_run_has_stages_rates_and_weights_that_a_wrong_resume_would_change(whole):
     stages = [record["stage"] for record in metrics(whole)]
     rates = [record["learner/lr"] for record in metrics(whole) if record["stage"] == "rl" and "learner/lr" in record]
     assert len(set(rates)) == 8 and rates[0] < rates[1] > rates[7]
@@ -75,7 +72,7 @@ def test_undisturbed_run_has_stages_rates_and_weights_that_a_wrong_resume_would_
     assert learned[-1]["policy/reference_kl_nats"] > 1e-3  # reinforcement moved the weights away from the reference
 
 
-def test_run_killed_again_and_again_equals_the_undisturbed_one(own_config: Path, whole: Path) -> None:
+def test_run_killed_again_and_again_equals_the_undisturbed_one(own_config, whole):
     for name, function, nth in KILLS:
         done = mmrl("train", own_config, strike=(function, nth, "SIGKILL"))
         assert done.code == -signal.SIGKILL, f"not killed {name}: {done}"
@@ -85,9 +82,7 @@ def test_run_killed_again_and_again_equals_the_undisturbed_one(own_config: Path,
     assert not [*own_config.parent.rglob("*.partial"), *own_config.parent.rglob("*.tmp")]
 
 
-def test_run_resumed_after_ctrl_c_equals_the_undisturbed_one(
-    stopped: Path, stopped_copy: Path, whole: Path, here: Command
-) -> None:
+def test_run_resumed_after_ctrl_c_equals_the_undisturbed_one(stopped, stopped_copy, whole, here):
     assert (stopped_copy / "checkpoints" / "01-000005").is_dir()
     done = succeed(here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy))
     assert "01-000005: stage rl, step 5" in done.output
@@ -102,9 +97,7 @@ TERMS = (  # at the Nth call of a function; what is then saved last
 
 
 @pytest.mark.parametrize(("function", "nth", "saved"), [term[1:] for term in TERMS], ids=[term[0] for term in TERMS])
-def test_run_resumed_after_sigterm_equals_the_undisturbed_one(
-    own_config: Path, whole: Path, here: Command, function: str, nth: int, saved: str
-) -> None:
+def test_run_resumed_after_sigterm_equals_the_undisturbed_one(own_config, whole, here, function, nth, saved):
     done = mmrl("train", own_config, strike=(function, nth, "SIGTERM"))
     assert done.code == 128 + signal.SIGTERM
     run = own_config.parent / "run"
@@ -113,9 +106,7 @@ def test_run_resumed_after_sigterm_equals_the_undisturbed_one(
     assert contents(run) == contents(whole)
 
 
-def test_run_killed_during_a_write_in_the_background_equals_the_undisturbed_one(
-    own_config: Path, whole: Path, here: Command
-) -> None:
+def test_run_killed_during_a_write_in_the_background_equals_the_undisturbed_one(own_config, whole, here):
     """It resumes with another `checkpoints.every`, which no result depends on."""
     blow = ("mmrl.checkpoint.atomic_folder:file_digest", 6 + 2, "SIGKILL")  # the second checkpoint
     done = mmrl("train", own_config, "checkpoints.async_save=true", strike=blow)
@@ -130,7 +121,7 @@ def test_run_killed_during_a_write_in_the_background_equals_the_undisturbed_one(
 @pytest.mark.parametrize(
     "reference", [{"update": "ema", "ema_decay": 0.5}, {"update": "reset", "update_every": 2, "reset_optimizer": True}]
 )
-def test_moving_reference_continues_where_it_was(tmp_path: Path, here: Command, reference: dict[str, object]) -> None:
+def test_moving_reference_continues_where_it_was(tmp_path, here, reference):
     """Stopped in the fourth of five steps, after updates of the reference that a fresh copy would not have."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
     stages = [rl_stage(steps=5, loss=loss, reference=reference, optimizer=scheduled(3e-3, 5))]
@@ -145,9 +136,7 @@ def test_moving_reference_continues_where_it_was(tmp_path: Path, here: Command, 
 
 
 @pytest.mark.parametrize("reference", [{}, {"update": "ema", "ema_decay": 0.5}])
-def test_stages_that_freeze_different_parts_resume_exactly(
-    tmp_path: Path, here: Command, reference: dict[str, object]
-) -> None:
+def test_stages_that_freeze_different_parts_resume_exactly(tmp_path, here, reference):
     """A tower that is trained, then frozen (and its features cached), then trained while the rest is frozen."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
     stages = [
@@ -176,8 +165,8 @@ def test_stages_that_freeze_different_parts_resume_exactly(
 
 @pytest.mark.parametrize(("name", "damage"), [("model.safetensors", "cut"), ("hashes.json", "lost")])
 def test_run_with_a_damaged_checkpoint_warns_and_resumes_from_the_one_before(
-    stopped: Path, stopped_copy: Path, whole: Path, here: Command, name: str, damage: str
-) -> None:
+    stopped, stopped_copy, whole, here, name, damage
+):
     file = stopped_copy / "checkpoints" / "01-000005" / name
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-10])
@@ -189,9 +178,7 @@ def test_run_with_a_damaged_checkpoint_warns_and_resumes_from_the_one_before(
     assert contents(stopped_copy) == contents(whole)
 
 
-def test_finished_run_that_is_started_again_shows_its_table_and_changes_nothing(
-    own_config: Path, whole: Path, here: Command
-) -> None:
+def test_finished_run_that_is_started_again_shows_its_table_and_changes_nothing(own_config, whole, here):
     shutil.copytree(whole, own_config.parent / "run")
     before = _everything(whole)
     done = succeed(here("train", own_config))
@@ -200,7 +187,7 @@ def test_finished_run_that_is_started_again_shows_its_table_and_changes_nothing(
     assert _everything(own_config.parent / "run") == before
 
 
-def test_a_checkpoint_of_another_config_is_refused_by_key(stopped: Path, stopped_copy: Path, here: Command) -> None:
+def test_a_checkpoint_of_another_config_is_refused_by_key(stopped, stopped_copy, here):
     """One that was copied from another run."""
     folder = stopped_copy / "checkpoints" / "01-000005"
     text = (folder / "config.yaml").read_text()
@@ -221,10 +208,10 @@ def _everything(run_dir: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
-def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table_run(tmp_path_factory) -> Path:
     """A folder with rows.jsonl, held.jsonl, their pictures, and a run on them that was stopped in its third step."""
 
-    def run(folder: Path) -> None:
+    def run(folder):
         held_out = [{**row, "id": f"t{row['id']}", "picture": "0.png"} for row in rows(4)]
         data = {"train": [jsonl(folder, rows(8))], "test": [jsonl(folder, held_out, name="held")]}
         config = experiment(folder / "run", data=data, stages=[rl_stage(steps=4, optimizer=scheduled(3e-3, 4))])
@@ -234,7 +221,7 @@ def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def table_copy(table_run: Path, tmp_path: Path) -> Path:
+def table_copy(table_run, tmp_path) -> Path:
     """A copy of that folder."""
     return Path(shutil.copytree(table_run, tmp_path / "copy"))
 
@@ -287,7 +274,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_run_with_changed_data_is_refused_with_what_changed(table_copy: Path, here: Command, name: str) -> None:
+def test_run_with_changed_data_is_refused_with_what_changed(table_copy, here, name):
     change, named = CHANGES[name]
     change(table_copy)
     run_dir = table_copy / "run"
@@ -299,7 +286,7 @@ def test_run_with_changed_data_is_refused_with_what_changed(table_copy: Path, he
     assert _everything(run_dir) == before
 
 
-def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy: Path, here: Command) -> None:
+def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy, here):
     for name in ("a lost row and a new one", "a held-out answer", "a redrawn picture"):
         CHANGES[name][0](table_copy)
     lines = (table_copy / "held.jsonl").read_text().splitlines(keepends=True)
@@ -313,7 +300,7 @@ def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy:
     assert json.loads((table_copy / "run" / "summary.json").read_text())["tasks"][0]["n"] == 3
 
 
-def test_all_ranks_refuse_changed_data(table_copy: Path) -> None:
+def test_all_ranks_refuse_changed_data(table_copy):
     CHANGES["a redrawn picture"][0](table_copy)
     command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2)
     done = mmrl(*command, timeout=120)
@@ -322,7 +309,7 @@ def test_all_ranks_refuse_changed_data(table_copy: Path) -> None:
     succeed(mmrl(*command, "data.on_changed_data=warn"))
 
 
-def test_rollouts_of_changed_media_do_not_stop_a_resumed_run(tmp_path: Path, here: Command) -> None:
+def test_rollouts_of_changed_media_do_not_stop_a_resumed_run(tmp_path, here):
     """Rollouts made in advance, unfinished ones, and those in the replay buffer."""
     chunks = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 40}]
     kinds = {
@@ -341,12 +328,12 @@ def test_rollouts_of_changed_media_do_not_stop_a_resumed_run(tmp_path: Path, her
         succeed(here("train", path, "data.on_changed_data=warn"))
 
 
-def test_resumed_run_may_skip_bad_samples_from_now_on(table_copy: Path, here: Command) -> None:
+def test_resumed_run_may_skip_bad_samples_from_now_on(table_copy, here):
     done = succeed(here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip"))
     assert 'This run continues with data.on_bad_sample: "stop" -> "skip"' in done.output
 
 
-def test_sample_that_turned_bad_is_named_rather_than_skipped(table_copy: Path, here: Command) -> None:
+def test_sample_that_turned_bad_is_named_rather_than_skipped(table_copy, here):
     (table_copy / "5.png").unlink()
     done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
     assert done.code == 2
@@ -360,9 +347,7 @@ def longer(run_dir: Path, steps: int) -> dict[str, Any]:
     return config
 
 
-def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_the_start(
-    whole: Path, tmp_path: Path, here: Command
-) -> None:
+def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_the_start(whole, tmp_path, here):
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     done = succeed(here("train", write(longer(run_dir, 11), tmp_path / "tiny.yaml")))
     assert "This run continues with stages.1.steps: 8 -> 11 (the run is lengthened)." in done.output
@@ -375,9 +360,7 @@ def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_th
     assert repeated.code == 0 and "This run is finished" in repeated.output
 
 
-def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(
-    tmp_path: Path, here: Command
-) -> None:
+def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(tmp_path, here):
     decay = {"lr": 3e-3, "lr_schedule": "linear", "weight_decay": 0.1}
     kl = {"coef": 0.05, "schedule": "cosine", "final_frac": 0.5}
     short = [rl_stage(steps=4, optimizer=decay, loss={"kl": kl})]
@@ -400,9 +383,7 @@ def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_bef
     assert rates[0] == 3e-3 and rates[3:] == [0.0, 0.0, 0.0]
 
 
-def test_a_run_that_cannot_be_lengthened_says_how_to_train_on_from_its_model(
-    whole: Path, tmp_path: Path, here: Command
-) -> None:
+def test_a_run_that_cannot_be_lengthened_says_how_to_train_on_from_its_model(whole, tmp_path, here):
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     before = _everything(run_dir)
     config = write(experiment(run_dir), tmp_path / "tiny.yaml")

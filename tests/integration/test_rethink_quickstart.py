@@ -1,13 +1,11 @@
 """The forced-rethinking variant of the quickstart, a few steps of it: cold start, reinforcement, and the table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
 
 import pytest
-from harness import Command, metrics, succeed
+from harness import metrics, succeed
 from tool_modules import load_tool
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -19,7 +17,7 @@ def tool() -> ModuleType:
     return load_tool("rethink_curves")
 
 
-def test_cold_start_and_rl_run_and_the_table_reads_them(here: Command, tool: ModuleType, tmp_path: Path) -> None:
+def test_cold_start_and_rl_run_and_the_table_reads_them(here, tool, tmp_path):
     cold, rl = tmp_path / "cold", tmp_path / "rl"
     few = ("stages.cold.steps=8", "stages.cold.batch_size=8", "stages.cold.validation.every=4")
     succeed(here("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold))
@@ -35,7 +33,7 @@ def test_cold_start_and_rl_run_and_the_table_reads_them(here: Command, tool: Mod
     assert tool.paired_improvement(tool.final_rewards(cold), tool.final_rewards(rl)).n == 8
 
 
-def test_table_has_accuracy_before_and_after_rethinking(tool: ModuleType) -> None:
+def test_table_has_accuracy_before_and_after_rethinking(tool):
     moves = {
         "correct_to_correct": 20,
         "correct_to_incorrect": 5,

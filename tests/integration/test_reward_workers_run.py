@@ -1,7 +1,5 @@
 """Whole runs whose rewards fail, hang and die: such rollouts are left out and counted, and change nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 from fork_server import Forked
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, succeed, write
+from harness import contents, experiment, metrics, mmrl, rl_stage, succeed, write
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.utils.processes import list_tree
@@ -66,9 +64,7 @@ def total(folder: Path, name: str) -> float:
 
 
 @pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
-def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change_nothing(
-    tmp_path: Path, here: Command, policy: str
-) -> None:
+def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change_nothing(tmp_path, here, policy):
     options = {"on_missing_score": policy, "on_error": policy}
     for run, workers in (("alone", 0), ("together", 2)):
         assert here("train", write_config(tmp_path, run, "mood", workers=workers, **options)).code == 0
@@ -82,9 +78,7 @@ def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change
     assert len(records) == 2 * 16  # of two steps, every rollout
 
 
-def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(
-    tmp_path: Path, here: Command
-) -> None:
+def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(tmp_path, here):
     done = succeed(here("train", write_config(tmp_path, "run", "danger", on_error="fallback")))
     for kind in ("timeouts", "crashes", "errors"):
         assert total(tmp_path / "run", f"reward/danger/{kind}") > 0
@@ -119,7 +113,7 @@ def group(group):
 
 
 @pytest.mark.parametrize("kind", ["terms", "group_rewards"])
-def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path: Path, here: Command, kind: str) -> None:
+def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path, here, kind):
     config = write_looping_config(tmp_path, kind, timeout_s=0.5, prompts_per_step=2, group_size=2, steps=1)
     assert here("train", config).code == 0
     name = "looping" if kind == "terms" else "group"
@@ -127,7 +121,7 @@ def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", ["terms", pytest.param("group_rewards", marks=pytest.mark.slow)])
-def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path: Path, kind: str) -> None:
+def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path, kind):
     config = write_looping_config(tmp_path, kind, timeout_s=10 * PATIENCE_S)
     run = Forked(["-m", "mmrl", "train", config])
     wait_for((tmp_path / "mine.py.looping").exists)
@@ -153,7 +147,7 @@ def unsteady(group):
 """
 
 
-def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path: Path) -> None:
+def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path):
     (tmp_path / "mine.py").write_text(UNSTEADY)
     own = [{"fn": "./mine.py:unsteady"}]
     rewards = {"terms": [{"fn": "mmrl_rewards.format:tags"}], "group_rewards": own, "timeout_s": 1.0}

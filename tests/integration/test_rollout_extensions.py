@@ -1,7 +1,5 @@
 """Engines, rollout steps and tools from a user's file: the examples in real runs, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -40,7 +38,7 @@ def logprob_checks(run_dir: Path) -> list[float]:
     return [record["logprob_check/diff_mean"] for record in metrics(run_dir) if "logprob_check/diff_mean" in record]
 
 
-def test_run_samples_with_the_engine_of_the_example(tmp_path: Path, here: Command) -> None:
+def test_run_samples_with_the_engine_of_the_example(tmp_path, here):
     engine = {"fn": "./rollout_engine.py:make_engine", "args": {"max_batch_tokens": 64}}
     succeed(here("train", write_config(tmp_path, rollout={"engine": engine})))
     log = (tmp_path / "run" / "engine" / "speed.csv").read_text().splitlines()
@@ -85,9 +83,7 @@ def make(context):
 """
 
 
-def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_works(
-    tmp_path: Path, here: Command
-) -> None:
+def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_works(tmp_path, here):
     (tmp_path / "mine.py").write_text(ENGINE)
     succeed(here("train", write_config(tmp_path, **OWN_ENGINE)))
     calls = (tmp_path / "run" / "calls.txt").read_text().splitlines()
@@ -99,7 +95,7 @@ def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_wor
     assert 0 <= max(logprob_checks(tmp_path / "run")) < 1e-4
 
 
-def test_run_applies_the_step_of_the_example(tmp_path: Path, here: Command) -> None:
+def test_run_applies_the_step_of_the_example(tmp_path, here):
     step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
     succeed(here("train", write_config(tmp_path, steps=[step])))
     check_all_occurred(metrics(tmp_path / "run"), "force_answer/count")
@@ -120,9 +116,7 @@ def filled(response, sample):
 """
 
 
-def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory(tmp_path, here, monkeypatch):
     (tmp_path / "own.py").write_text(OWN_TEST_DATA)
     step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
     tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate"}]}
@@ -149,7 +143,7 @@ def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory
     assert here(*asked, "--data", tmp_path).code == 0
 
 
-def test_run_accepts_the_tool_of_the_example(tmp_path: Path, here: Command) -> None:
+def test_run_accepts_the_tool_of_the_example(tmp_path, here):
     tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate", "args": {"digits": 3}}]}
     succeed(here("train", write_config(tmp_path, steps=[tools])))
     assert all("tools/calls" in record for record in metrics(tmp_path / "run") if "rollout/truncated_frac" in record)
@@ -191,7 +185,7 @@ def put(batch, rollout):
         ("python", "rollout step './mine.py:make' raised KeyError: 'python' ("),
     ],
 )
-def test_step_that_breaks_the_rules_ends_the_run(tmp_path: Path, here: Command, breaks: str, message: str) -> None:
+def test_step_that_breaks_the_rules_ends_the_run(tmp_path, here, breaks, message):
     (tmp_path / "mine.py").write_text(STEP)
     check_refused(tmp_path, here, message, steps=[{"fn": "./mine.py:make", "args": {"breaks": breaks}}])
 
@@ -209,9 +203,7 @@ def test_step_that_breaks_the_rules_ends_the_run(tmp_path: Path, here: Command, 
         ({"rollout": {"engine": "vlm"}}, "rollout.engine: must be 'hf', 'vllm' or 'vllm_server', got the text 'vlm'"),
     ],
 )
-def test_invalid_engine_or_step_is_refused_before_training(
-    tmp_path: Path, here: Command, sections: dict[str, Any], message: str
-) -> None:
+def test_invalid_engine_or_step_is_refused_before_training(tmp_path, here, sections, message):
     check_refused(tmp_path, here, message, **sections)
     assert not (tmp_path / "run").exists()
 
@@ -238,14 +230,14 @@ def test_invalid_engine_or_step_is_refused_before_training(
     ],
 )
 def test_function_that_makes_no_engine_or_step_is_refused_before_the_first_step(
-    tmp_path: Path, here: Command, sections: dict[str, Any], code: str, message: str
-) -> None:
+    tmp_path, here, sections, code, message
+):
     (tmp_path / "mine.py").write_text(code)
     written = check_refused(tmp_path, here, message, **sections)
     assert "mine.py:" in written and "rl 1/" not in written
 
 
-def test_own_engine_that_rounds_logits_is_refused_for_a_float32_output_layer(tmp_path: Path, here: Command) -> None:
+def test_own_engine_that_rounds_logits_is_refused_for_a_float32_output_layer(tmp_path, here):
     (tmp_path / "mine.py").write_text(ENGINE)
     message = "model.float32_output_layer: rollout.engine ./mine.py:make computes logits in float16"
     check_refused(tmp_path, here, message, "model.float32_output_layer=true", **OWN_ENGINE)

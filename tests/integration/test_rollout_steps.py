@@ -1,13 +1,11 @@
 """A run with forced rethinking, blind probes and greedy responses, from YAML to its metrics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, succeed, write
+from harness import contents, experiment, metrics, mmrl, rl_stage, succeed, write
 from zoom_runs import check_all_occurred
 
 RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -25,14 +23,14 @@ def rethink_config(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("rollout_steps")
     succeed(mmrl("train", write(rethink_config(folder / "run"), folder / "tiny.yaml")))
     return folder / "run"
 
 
-def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
+def test_run_with_continuations_and_probes_reports_them(whole):
     steps = [record for record in metrics(whole) if record["stage"] == "rl" and "rethink/attempted" in record]
     assert len(steps) == 6
     for record in steps:
@@ -57,7 +55,7 @@ def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_stopped_in_rl_ends_like_the_whole_one(here: Command, tmp_path: Path, whole: Path) -> None:
+def test_run_stopped_in_rl_ends_like_the_whole_one(here, tmp_path, whole):
     config = write(rethink_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors

@@ -1,7 +1,5 @@
 """Stages that make data: rejection sampling in one YAML, a stage killed half-way, what another run reads of it."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 from factories import make_context
-from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 
 from mmrl.cli import main
 from mmrl_datasets.readers import table
@@ -51,7 +49,7 @@ def recipe(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def sample_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sample_table(tmp_path_factory) -> Path:
     """The run directory of the recipe, undisturbed."""
     folder = tmp_path_factory.mktemp("sample_table")
     assert main(["train", str(write(recipe(folder / "run"), folder / "recipe.yaml"))]) == 0
@@ -62,7 +60,7 @@ def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "outputs" / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_all_sampled_rollouts_are_written(sample_table: Path) -> None:
+def test_all_sampled_rollouts_are_written(sample_table):
     drawn = rows(sample_table, "draw")
     assert len(drawn) == 12 * 4
     assert [row["rollout"] for row in drawn[:4]] == [0, 1, 2, 3]
@@ -75,7 +73,7 @@ def test_all_sampled_rollouts_are_written(sample_table: Path) -> None:
     assert sampled["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
 
 
-def test_select_stages_keep_the_right_rollouts(sample_table: Path) -> None:
+def test_select_stages_keep_the_right_rollouts(sample_table):
     right = {row["id"] for row in rows(sample_table, "draw") if row["terms"]["count"] == 1.0}
     kept = rows(sample_table, "right")
     assert {row["id"] for row in kept} <= right
@@ -88,7 +86,7 @@ def test_select_stages_keep_the_right_rollouts(sample_table: Path) -> None:
     assert all(row["pass_rate"] == sum(rates[row["id"]]) / 4 for row in hard)
 
 
-def test_later_stages_train_on_the_selected_samples(sample_table: Path) -> None:
+def test_later_stages_train_on_the_selected_samples(sample_table):
     learned = [record for record in metrics(sample_table) if record["stage"] == "imitate" and "learner/loss" in record]
     assert len(learned) == 3 and all(record["learner/grad_norm"] > 0 for record in learned)
     first = [json.loads(line) for line in (sample_table / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
@@ -96,7 +94,7 @@ def test_later_stages_train_on_the_selected_samples(sample_table: Path) -> None:
     assert list(dict.fromkeys(row["sample"] for row in first)) == [row["id"] for row in hard[:4]]
 
 
-def test_another_run_reads_the_tables(sample_table: Path) -> None:
+def test_another_run_reads_the_tables(sample_table):
     context = make_context(sample_table)
     for name in ("draw", "right", "hard"):
         samples = list(table.rows(context, path=f"outputs/{name}.jsonl", **READ))
@@ -107,7 +105,7 @@ def test_another_run_reads_the_tables(sample_table: Path) -> None:
         assert [sample.target.value for sample in samples] == [row["answer"] for row in written]
 
 
-def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table: Path, tmp_path: Path, here: Command) -> None:
+def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, here):
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
     done = mmrl("train", config, strike=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
@@ -122,7 +120,7 @@ def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table: Path, tmp_
 
 
 @pytest.mark.slow
-def test_two_processes_sample_and_select_as_one_does(sample_table: Path, tmp_path: Path) -> None:
+def test_two_processes_sample_and_select_as_one_does(sample_table, tmp_path):
     """Tables, validation, and the best checkpoint of its choice."""
     succeed(mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2))
     alike(metrics(tmp_path / "run"), metrics(sample_table))

@@ -1,7 +1,5 @@
 """The scripts in tools/ start, and tools/exactness.py finds the two layouts equal and planted errors far apart."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

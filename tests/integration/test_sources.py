@@ -1,7 +1,5 @@
 """Mixtures, streams and prefetching processes, in whole runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import Forked
-from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as cache_module
@@ -45,9 +43,7 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_prefetching_processes_change_no_byte(
-    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetching_processes_change_no_byte(tmp_path, whole, here, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
     config = experiment(tmp_path / "run")
     config["data"]["media_workers"] = 1
@@ -55,9 +51,7 @@ def test_prefetching_processes_change_no_byte(
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def test_an_image_is_decoded_and_processed_once_a_step(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, here, monkeypatch):
     """However large the group, however many epochs, with a reference, and with no cache to help."""
     opened: Counter[str] = Counter()
     processed: list[str] = []
@@ -75,7 +69,7 @@ def test_an_image_is_decoded_and_processed_once_a_step(
 
 
 @pytest.mark.slow
-def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -> None:
+def test_streams_mixed_by_weight_resume_exactly(tmp_path, here):
     config = write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
     done = succeed(here("train", config))
     records = metrics(tmp_path / "a" / "run")
@@ -90,7 +84,7 @@ def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -
     assert contents(tmp_path / "b" / "run") == contents(tmp_path / "a" / "run")
 
 
-def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Command) -> None:
+def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path, here):
     done = here("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml"))
     assert done.code == 2
     assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.on_bad_sample=skip", done.errors)
@@ -98,7 +92,7 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_the_run(tmp_path: Path, signal_sent: signal.Signals) -> None:
+def test_processes_end_with_the_run(tmp_path, signal_sent):
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=10_000, max_steps_without_signal=10_000)])
     config["data"]["media_workers"] = 1
     run = Forked(["-m", "mmrl", "train", write(config, tmp_path / "tiny.yaml")], session=True)

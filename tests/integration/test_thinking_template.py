@@ -1,13 +1,11 @@
 """A chat template that opens the thought, as those of Qwen3.5 do: SFT, rewards, rethinking and benchmarks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, Command, experiment, jsonl, metrics, rl_stage, rows, sft_stage, succeed, write
+from harness import TINY, experiment, jsonl, metrics, rl_stage, rows, sft_stage, succeed, write
 
 from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -26,7 +24,7 @@ RETHINK = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """A tiny new Qwen3.5 whose prompts end inside a thought, unless told otherwise."""
     folder = tmp_path_factory.mktemp("thinks")
     spec = FromScratchConfig(**{**TINY, "family": "qwen3_5", "language": {**TINY["language"], "num_layers": 2}})
@@ -67,7 +65,7 @@ def config(folder: Path, place: Path, *, thoughts: bool = True, **sections: obje
 
 
 @pytest.mark.slow
-def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, here: Command):
+def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, here):
     path = write(config(folder, tmp_path), tmp_path / "thinks.yaml")
     succeed(here("train", path))
     # What was imitated begins after the tag, so that responses have the format and the answer is found.
@@ -86,7 +84,7 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     assert all(prediction["response"].startswith(OPENED) for prediction in predictions)
 
 
-def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, here: Command, monkeypatch):
+def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, here, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stages = [sft_stage(steps=2, target_field="target")]
     answers = {"add_instruction": False}
@@ -114,7 +112,7 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, he
     ],
 )
 def test_a_config_that_does_not_fit_the_template_is_refused_before_the_first_step(
-    folder, tmp_path, here: Command, thoughts, sections, why
+    folder, tmp_path, here, thoughts, sections, why
 ):
     if not thoughts:
         sections = {"response_format": {**FORM, "thinking": "optional"}}

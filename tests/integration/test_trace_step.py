@@ -1,7 +1,5 @@
 """A step of a run calls nothing of the features that the run does not use."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

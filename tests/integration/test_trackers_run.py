@@ -1,7 +1,5 @@
 """Whole runs with a tracker: what it has in the end, and what is refused before anything is read."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -9,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import Command, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
 from tracked_runs import Points, read_tensorboard
 
 from mmrl.log.run_dir import RunDir
@@ -38,15 +36,13 @@ def check_points(run_dir: Path) -> None:
     assert {key for key in found if key not in times and key[1] not in beside} == set(expected)
 
 
-def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path: Path, here: Command) -> None:
+def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path, here):
     done = succeed(here("train", short_config(tmp_path), TRACKED))
     assert "tracker" not in done.output + done.errors
     check_points(tmp_path / "run")
 
 
-def test_a_missing_library_is_refused_before_anything_is_read(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_refused_before_anything_is_read(tmp_path, here, monkeypatch):
     monkeypatch.setattr(available, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     config = short_config(tmp_path)
     content = json.loads(config.read_text())
@@ -61,7 +57,7 @@ def test_a_missing_library_is_refused_before_anything_is_read(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_has_each_point_once(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_and_resumed_has_each_point_once(tmp_path):
     config = short_config(tmp_path)
     strike = ("mmrl.log.logger:RunLogger.log", 6, "SIGKILL")
     killed = mmrl("train", config, TRACKED, "checkpoints.every=2", strike=strike)

@@ -1,7 +1,5 @@
 """Three rewards of a user, each trained with to the end of a run of mmrl, and in a step of TRL's GRPOTrainer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

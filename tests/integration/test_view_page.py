@@ -84,7 +84,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[PageDocuments, Path]:
+def exports(tmp_path_factory) -> tuple[PageDocuments, Path]:
     """The documents, and the folder that has them as `run.html` and as `out/`."""
     folder = tmp_path_factory.mktemp("page")
     made = make_documents(folder)
@@ -94,7 +94,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[PageDocuments, Pa
 
 
 @pytest.fixture(params=["single"])
-def opened(request: pytest.FixtureRequest, browser: Browser, exports: tuple[PageDocuments, Path]) -> Iterator[Opened]:
+def opened(request, browser, exports) -> Iterator[Opened]:
     """The page in a new tab. A complaint of the browser, or a request that leaves the disk, fails the test."""
     documents, folder = exports
     file = folder / ("run.html" if request.param == "single" else "out/index.html")

@@ -1,7 +1,5 @@
 """vLLM as a user meets it: whole runs, evaluations, and exports that it loads by their folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -57,7 +55,7 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory) -> Runs:
     folder = tmp_path_factory.mktemp("vllm")
     run, lora, merged, adapter = (folder / name for name in ("run", "lora", "merged", "adapter"))
     data, image = write_questions(folder / "questions")
@@ -180,14 +178,14 @@ def logprob_checks(run_dir: Path) -> list[float]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there are kernels for it")
-def test_model_that_vllm_has_no_kernels_for_is_refused_before_training(runs: Runs) -> None:
+def test_model_that_vllm_has_no_kernels_for_is_refused_before_training(runs):
     assert runs.no_kernels.code == 2
     assert "rollout.engine: vLLM cannot run this model here: Unsupported CPU attention" in runs.no_kernels.errors
     assert not (runs.folder / "odd" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("name", "steps"), [("run", 3), ("divided", 4), ("zoom", 4)])
-def test_engine_follows_the_learner_from_step_to_step(runs: Runs, name: str, steps: int) -> None:
+def test_engine_follows_the_learner_from_step_to_step(runs, name, steps):
     run_dir = runs.folder / name
     records = [record for record in metrics(run_dir) if record["stage"] == "rl"]
     diffs = [record["rollout/logprob_diff_mean"] for record in records if "rollout/logprob_diff_mean" in record]
@@ -200,7 +198,7 @@ def test_engine_follows_the_learner_from_step_to_step(runs: Runs, name: str, ste
     assert name != "run" or any("validation/mean" in record for record in records)
 
 
-def test_two_ranks_with_an_engine_each_sample_what_one_does(runs: Runs) -> None:
+def test_two_ranks_with_an_engine_each_sample_what_one_does(runs):
     """Also with sharded weights, groups that wait, and dynamic sampling."""
     assert runs.two_ranks.code == 0, runs.two_ranks.errors
     records = metrics(runs.folder / "two")
@@ -210,18 +208,18 @@ def test_two_ranks_with_an_engine_each_sample_what_one_does(runs: Runs) -> None:
     check_all_occurred(records, *names, "dynamic_sampling/rejected/format")
 
 
-def test_engine_sees_in_a_response_what_tools_show(runs: Runs) -> None:
+def test_engine_sees_in_a_response_what_tools_show(runs):
     steps = [record for record in metrics(runs.folder / "zoom") if "rollout/response_tokens_mean" in record]
     assert len(steps) == 4 and min(record["tools/media_shown"] for record in steps) > 0
 
 
-def test_benchmark_in_training_has_the_verdicts_of_transformers(runs: Runs) -> None:
+def test_benchmark_in_training_has_the_verdicts_of_transformers(runs):
     results = runs.folder / "run" / "benchmarks" / "counting"
     assert sorted(path.name for path in results.iterdir()) == ["00-000000", "00-000012", "01-000003"]
     assert (results / "01-000003" / "verdicts.jsonl").read_bytes() == runs.verdicts("hf")
 
 
-def test_evaluation_by_vllm_has_the_verdicts_and_texts_of_one_by_transformers(runs: Runs) -> None:
+def test_evaluation_by_vllm_has_the_verdicts_and_texts_of_one_by_transformers(runs):
     assert runs.verdicts("vllm") == runs.verdicts("hf")
     texts = []
     for engine in ("vllm", "hf"):
@@ -232,7 +230,7 @@ def test_evaluation_by_vllm_has_the_verdicts_and_texts_of_one_by_transformers(ru
     assert texts[0] == texts[1] and any(texts[0])
 
 
-def test_vllm_answers_from_an_export_as_transformers_does(runs: Runs) -> None:
+def test_vllm_answers_from_an_export_as_transformers_does(runs):
     """From a run's model, with an exported adapter on it, and from an export where that is merged."""
     base, merged = runs.folder / "run" / "model", runs.folder / "merged"
     plain, adapted = runs.answers[str(base)]
@@ -244,7 +242,7 @@ def test_vllm_answers_from_an_export_as_transformers_does(runs: Runs) -> None:
     assert adapted == answer(AutoModelForImageTextToText.from_pretrained(merged), merged, runs.image)
 
 
-def test_vllm_answers_from_an_export_with_recurrent_layers_and_experts(runs: Runs) -> None:
+def test_vllm_answers_from_an_export_with_recurrent_layers_and_experts(runs):
     """Its adapter is merged."""
     folder, question = runs.family_model, runs.family_question
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=question["dtype"])
@@ -265,7 +263,7 @@ def answer(model: Any, folder: Path, image: Path | str, text: str = TEXT) -> lis
     return found
 
 
-def test_two_servers_generate_the_next_step_while_this_one_learns(tmp_path: Path) -> None:
+def test_two_servers_generate_the_next_step_while_this_one_learns(tmp_path):
     """Every sync brings each the weights of its step, and no rollout generated before it is lost."""
     config = experiment(
         tmp_path / "run",
@@ -307,7 +305,7 @@ def shared_server_config(run_dir: Path, base: Path, url: str, **sections: Any) -
     return config
 
 
-def test_two_ranks_share_a_server_and_send_it_an_adapter(runs: Runs, tmp_path: Path) -> None:
+def test_two_ranks_share_a_server_and_send_it_an_adapter(runs, tmp_path):
     """One process with plain torch, then two under ZeRO-3, ask the same server for the same, one after the other."""
     base = runs.folder / "run" / "model"
     with serving(base, tmp_path / "server.log") as url:

@@ -1,7 +1,5 @@
 """mmrl installed from its wheel has its recipes and the cases of its rewards, trains a recipe and shows the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     """A folder with nothing but what the wheel holds, which is built from the sdist."""
     folder = tmp_path_factory.mktemp("wheel")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -37,22 +35,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("folder", "package"), [("configs", "mmrl_configs"), ("rewards/cases", "mmrl_cases")])
-def test_sdist_and_wheel_hold_all_recipes_overlays_and_cases(site: Path, folder: str, package: str) -> None:
-    def names(top: Path) -> set[str]:
+def test_sdist_and_wheel_hold_all_recipes_overlays_and_cases(site, folder, package):
+    def names(top):
         return {path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_file()}
 
     assert names(site / package) == names(ROOT / folder)
 
 
-def test_a_new_user_gets_from_the_download_line_to_the_curves_of_a_trained_model(
-    site: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def test_a_new_user_gets_from_the_download_line_to_the_curves_of_a_trained_model(site, tiny_model, tmp_path):
+    def run(*arguments):
         command = [sys.executable, "-m", "mmrl", *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
-    def mmrl(*arguments: object) -> str:
+    def mmrl(*arguments):
         done = run(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,7 +1,5 @@
 """A policy that calls a tool: it imitates demonstrations that zoom, and zooms by itself in RL."""
 
-from __future__ import annotations
-
 import json
 import signal
 from operator import itemgetter
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, alike, contents, metrics, mmrl, succeed, write
+from harness import alike, contents, metrics, mmrl, succeed, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, later_config, learned_steps, partial_config, zoom_config
 
@@ -24,7 +22,7 @@ def saved_rollouts(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in (run_dir / "rollouts").glob("rl-*.jsonl") for line in file.open()]
 
 
-def test_the_policy_calls_the_tool_by_itself(zoomed: Path) -> None:
+def test_the_policy_calls_the_tool_by_itself(zoomed):
     cold = learned_steps(zoomed, "cold")
     assert len(cold) == 90
     assert {record["tools/media_shown"] for record in cold} == {12.0}  # in every demonstration
@@ -38,7 +36,7 @@ def test_the_policy_calls_the_tool_by_itself(zoomed: Path) -> None:
     assert tests[0]["test/tools/media_shown"] > 0
 
 
-def test_saved_responses_say_what_was_shown(zoomed: Path) -> None:
+def test_saved_responses_say_what_was_shown(zoomed):
     showing = [row for row in saved_rollouts(zoomed) if any(map(itemgetter("shows"), row["segments"]))]
     assert showing
     for row in showing:
@@ -52,7 +50,7 @@ def test_saved_responses_say_what_was_shown(zoomed: Path) -> None:
         assert "".join(texts) == row["response"] and texts[2] == ""
 
 
-def test_run_stopped_while_tool_processes_run_resumes_exactly(here: Command, tmp_path: Path, zoomed: Path) -> None:
+def test_run_stopped_while_tool_processes_run_resumes_exactly(here, tmp_path, zoomed):
     config = write(zoom_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfEngine.generate", 6, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
@@ -60,9 +58,7 @@ def test_run_stopped_while_tool_processes_run_resumes_exactly(here: Command, tmp
     assert contents(tmp_path / "run") == contents(zoomed)
 
 
-def test_two_processes_zoom_as_one_does(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zoomed: Path
-) -> None:
+def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     """Supervised and asynchronous steps resume with what they had generated and shown before the stop."""
     once, twice = (
         write(later_config(tmp_path / name, zoomed / "model"), tmp_path / f"{name}.yaml") for name in ("once", "twice")
@@ -81,9 +77,7 @@ def test_two_processes_zoom_as_one_does(
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-def test_responses_in_parts_zoom_look_again_and_are_replayed(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zoomed: Path
-) -> None:
+def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, monkeypatch, zoomed):
     """And a stopped run ends with the same bytes."""
     whole, cut = (
         write(partial_config(tmp_path / name, zoomed / "model"), tmp_path / f"{name}.yaml") for name in ("whole", "cut")

@@ -1,7 +1,5 @@
 """A server of vLLM that runs already, started as docs/vllm.md says to start one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 FOLDER has it in steps.json: commands of `mmrl`, and models with questions to them; answers go to answers.json.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Configs of a policy that calls a tool: it imitates demonstrations that zoom, then zooms by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

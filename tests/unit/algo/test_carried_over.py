@@ -4,8 +4,6 @@ The loop, partial and asynchronous rollouts, the exchange between ranks and the 
 threads; lengths, rewards and changed media derive from the sample, so that one process and two meet the same ones.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import deque

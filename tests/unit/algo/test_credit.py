@@ -1,7 +1,5 @@
 """Credit of turns: golden vectors, an oracle that shares no code, and what must not change."""
 
-from __future__ import annotations
-
 import random
 from statistics import fmean, stdev
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Selection, metrics, records, replay and checkpoints keep the advantages of turns apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Arguments of `mmrl.train` and `mmrl.evaluate` that are not what they must be: each is named in a UserError."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +36,6 @@ CASES: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), CASES, ids=[message[:40] for _, message in CASES])
-def test_a_wrong_argument_is_named(call: Callable[[], Any], message: str) -> None:
+def test_a_wrong_argument_is_named(call, message):
     with pytest.raises(UserError, match=message):
         call()

@@ -1,7 +1,5 @@
 """Functions that exist in memory alone: their names in a config, their digests, and their copies for workers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial
@@ -72,7 +70,7 @@ print(name_function(score))
 @pytest.mark.parametrize(("old", "new"), [("LIMIT = 3", "LIMIT = 4"), ("factor = 2", "factor = 5"), ('"w"', '"v"')])
 @pytest.mark.slow
 def test_each_process_gives_a_function_the_same_name(old, new):
-    def run(code: str, seed: str) -> str:
+    def run(code, seed):
         command, environment = [sys.executable, "-c", code], {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 

@@ -1,10 +1,7 @@
 """`mmrl.Policy.generate`: the pictures, questions and answer types that it takes, and those that it refuses."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ def make_policy(folder: Path, asked: list[Sample]) -> Policy:
     return Policy(answer, folder, ExitStack())
 
 
-def test_a_pil_image_is_turned_upright_as_its_file_is(tmp_path: Path) -> None:
+def test_a_pil_image_is_turned_upright_as_its_file_is(tmp_path):
     exif = Image.Exif()
     exif[0x112] = 6  # the camera was turned by a quarter
     Image.new("RGB", (64, 48)).save(tmp_path / "turned.jpg", exif=exif)
@@ -35,17 +32,17 @@ def test_a_pil_image_is_turned_upright_as_its_file_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("medium", [b"\x89PNG", np.zeros((4, 4, 3), np.uint8), None, [3]])
-def test_what_is_not_a_picture_is_refused_by_its_type(tmp_path: Path, medium: Any) -> None:
+def test_what_is_not_a_picture_is_refused_by_its_type(tmp_path, medium):
     with pytest.raises(UserError, match="images are paths or PIL images, not (bytes|ndarray|NoneType|int)"):
         make_policy(tmp_path, []).generate(medium, "What is it?")
 
 
-def test_a_pil_image_that_is_not_a_png_names_the_remedy(tmp_path: Path) -> None:
+def test_a_pil_image_that_is_not_a_png_names_the_remedy(tmp_path):
     with pytest.raises(UserError, match=r"cannot write mode CMYK as PNG; try image\.convert\('RGB'\)"):
         make_policy(tmp_path, []).generate(Image.new("CMYK", (8, 8)), "What is it?")
 
 
-def test_an_unknown_answer_type_and_a_question_that_is_not_text_are_refused(tmp_path: Path) -> None:
+def test_an_unknown_answer_type_and_a_question_that_is_not_text_are_refused(tmp_path):
     policy = make_policy(tmp_path, [])
     with pytest.raises(UserError, match="answer_type 'numbr' is unknown; did you mean 'number'"):
         policy.generate([], "How many?", answer_type="numbr")
@@ -53,7 +50,7 @@ def test_an_unknown_answer_type_and_a_question_that_is_not_text_are_refused(tmp_
         policy.generate([], None)  # type: ignore[arg-type]
 
 
-def test_a_closed_policy_refuses_questions(tmp_path: Path) -> None:
+def test_a_closed_policy_refuses_questions(tmp_path):
     policy = make_policy(tmp_path, [])
     policy.close()
     with pytest.raises(UserError, match="closed; load it again with Policy.from_run"):

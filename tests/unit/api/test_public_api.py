@@ -1,7 +1,5 @@
 """What is public: `import mmrl` is light and complete, and examples and docs need nothing deeper."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,6 @@
 """predictions.jsonl keeps whole batches, and a line that is not a prediction is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ def make_prediction(number: int) -> Prediction:
     )
 
 
-def test_incomplete_batch_and_torn_line_are_dropped(tmp_path: Path) -> None:
+def test_incomplete_batch_and_torn_line_are_dropped(tmp_path):
     path, predictions = tmp_path / "predictions.jsonl", [make_prediction(number) for number in range(5)]
     append_predictions(path, predictions)
     assert read_complete_batches(path, [2, 2, 1]) == predictions
@@ -45,7 +44,7 @@ def test_incomplete_batch_and_torn_line_are_dropped(tmp_path: Path) -> None:
     assert read_complete_batches(tmp_path / "none.jsonl", [2]) == []
 
 
-def test_turns_and_failure_of_an_episode_are_kept(tmp_path: Path) -> None:
+def test_turns_and_failure_of_an_episode_are_kept(tmp_path):
     call = Action(name="click", arguments={"coordinate": [1, 2]})
     turns = (Turn(action="left", state="s", valid=False), Turn(action=call, reward=1.0, info={"success": 1.0}), Turn())
     failure = RewardFailure(RewardErrorKind.TIMEOUT, "action 2: too late")
@@ -54,7 +53,7 @@ def test_turns_and_failure_of_an_episode_are_kept(tmp_path: Path) -> None:
     assert read_complete_batches(tmp_path / "predictions.jsonl", [2]) == predictions
 
 
-def test_line_that_is_not_a_prediction_is_refused(tmp_path: Path) -> None:
+def test_line_that_is_not_a_prediction_is_refused(tmp_path):
     (tmp_path / "predictions.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="predictions.jsonl:1"):
         read_complete_batches(tmp_path / "predictions.jsonl", [1])

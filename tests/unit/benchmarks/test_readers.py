@@ -1,12 +1,8 @@
 """Files of benchmarks become questions and items: published tables, canonical JSONL, COCO, and refused rows."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmark_rows import PNG, PNG_BASE64, as_text, load_published_rows, read, write_rows
@@ -31,7 +27,7 @@ KIT = {"index": 1, "image": PNG_BASE64, "question": "Which?"}
 
 
 @pytest.fixture(scope="module")
-def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def film(tmp_path_factory) -> bytes:
     """The bytes of a video of one second."""
     folder = tmp_path_factory.mktemp("film")
     frames = [Image.new("RGB", (32, 32), (9 * number, 0, 0)) for number in range(4)]
@@ -39,7 +35,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, film: bytes) -> Path:
+def folder(tmp_path, film) -> Path:
     """A folder with images and videos in every subfolder that a layout expects."""
     for name in ("", "images/Ego4D", "videos/Ego4D", "star/Charades_v1_480"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
@@ -54,7 +50,7 @@ def grade(benchmark: str, item: Item, text: str) -> Verdict:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_published_row_is_asked_and_its_answer_has_full_marks(name: str, folder: Path) -> None:
+def test_published_row_is_asked_and_its_answer_has_full_marks(name, folder):
     entry = ROWS[name]
     question = read(folder, entry["benchmark"], entry["row"], name=entry["file"]).entries[0]
     item = question.item
@@ -86,9 +82,7 @@ def test_published_row_is_asked_and_its_answer_has_full_marks(name: str, folder:
         ("mvbench", "rows.json", MVBENCH | {"candidates": ["B", "C", "A"], "answer": "C"}, "B", "C"),
     ],
 )
-def test_option_whose_text_is_a_letter_is_not_confused_with_its_place(
-    benchmark: str, file: str, row: Mapping[str, Any], letter: str, text: str, folder: Path
-) -> None:
+def test_option_whose_text_is_a_letter_is_not_confused_with_its_place(benchmark, file, row, letter, text, folder):
     (question,) = read(folder, benchmark, row, name=file).entries
     assert (question.item.answer, question.item.answer_text) == (letter, text)
     assert question.sample.target.value == letter
@@ -98,7 +92,7 @@ def test_option_whose_text_is_a_letter_is_not_confused_with_its_place(
             assert verdict.strict is verdict.official is (said == letter)
 
 
-def test_equal_options_differ_by_letter_only(folder: Path) -> None:
+def test_equal_options_differ_by_letter_only(folder):
     row = {**TEXT, "options": ["50", "20", "50"], "answer_type": "choice"}
     by_letter, by_text = read(folder, "canonical", row | {"answer": "C"}, row | {"id": "2", "answer": "50"}).entries
     for text, by_place in (("(A)", False), ("(C)", True), ("B", False), ("The answer is 50.", True)):
@@ -106,7 +100,7 @@ def test_equal_options_differ_by_letter_only(folder: Path) -> None:
         assert grade("canonical", by_text.item, text).strict is (text != "B")
 
 
-def test_layout_gives_clips_subsets_clusters_and_coordinate_systems(folder: Path) -> None:
+def test_layout_gives_clips_subsets_clusters_and_coordinate_systems(folder):
     (question,) = read(folder, "mvbench", MVBENCH, name="action_sequence.json").entries
     video = question.sample.media[0]
     assert (video.start, video.end) == (0.0, 0.5)
@@ -121,7 +115,7 @@ def test_layout_gives_clips_subsets_clusters_and_coordinate_systems(folder: Path
     assert (pixels.sample.target.answer_type, pixels.sample.target.value) == (AnswerType.POINT, (8.0, 14.0))
 
 
-def test_every_caption_of_an_image_is_a_question(folder: Path) -> None:
+def test_every_caption_of_an_image_is_a_question(folder):
     first, second = read(folder, "refcoco", REF).entries
     assert [first.item.id, second.item.id] == ["9-1", "9-2"]
     assert [as_text(first), as_text(second)] == ["*Where is left cup?", "*Where is blue cup?"]
@@ -129,7 +123,7 @@ def test_every_caption_of_an_image_is_a_question(folder: Path) -> None:
     assert first.item.coordinate_system is CoordinateSystem.PX_ORIGINAL
 
 
-def test_vlmevalkit_image_may_be_the_index_of_an_earlier_row(tmp_path: Path) -> None:
+def test_vlmevalkit_image_may_be_the_index_of_an_earlier_row(tmp_path):
     rows = [
         {**KIT, "A": "red", "B": "blue", "answer": "B", "category": "hue"},
         {**KIT, "index": 2, "image": 1, "A": "left", "B": "right", "answer": "A", "category": "place"},
@@ -141,14 +135,14 @@ def test_vlmevalkit_image_may_be_the_index_of_an_earlier_row(tmp_path: Path) -> 
     assert second.item.subsets == {"category": ("place",)}
 
 
-def test_canonical_row_may_have_prompt_and_subsets(folder: Path) -> None:
+def test_canonical_row_may_have_prompt_and_subsets(folder):
     row = {"id": 1, "images": ["p.png"], "prompt": "Say A or B.", "options": ["x", "y"], "answer": "y"}
     (question,) = read(folder, "canonical", {**row, "answer_type": "choice", "meta": {"level": 2}}).entries
     assert as_text(question) == "*Say A or B."
     assert question.item.subsets == {"level": ("2",)}
 
 
-def test_coco_asks_for_each_category_of_each_image(folder: Path) -> None:
+def test_coco_asks_for_each_category_of_each_image(folder):
     tables = {
         "images": [{"id": 1, "file_name": "p.png"}],
         "categories": [{"id": 2, "name": "cat"}],
@@ -160,7 +154,7 @@ def test_coco_asks_for_each_category_of_each_image(folder: Path) -> None:
     assert [(region.coordinates, region.label) for region in question.item.answer] == [((1, 2, 4, 6), "cat")]
 
 
-def test_several_files_are_subsets_and_may_repeat_row_numbers(folder: Path) -> None:
+def test_several_files_are_subsets_and_may_repeat_row_numbers(folder):
     files = {"action_sequence.json": [MVBENCH], "object_interaction.json": [MVBENCH, MVBENCH | {"answer": "sat"}]}
     for name, rows in files.items():
         write_rows(folder / name, rows)
@@ -171,7 +165,7 @@ def test_several_files_are_subsets_and_may_repeat_row_numbers(folder: Path) -> N
     ]
 
 
-def test_rows_that_no_rule_scores_are_left_out_and_counted(folder: Path) -> None:
+def test_rows_that_no_rule_scores_are_left_out_and_counted(folder):
     judged = MEGA | {"id": "8", "metric_info": "{'field_score_function': {'rows': 'gpt_4o_as_judge'}}"}
     whole = MEGA | {"id": "9", "metric_info": MEGA["metric_info"][:-1] + ", 'global_aux_metrics': {'all': 'x'}}"}
     plan = MEGA | {
@@ -184,12 +178,12 @@ def test_rows_that_no_rule_scores_are_left_out_and_counted(folder: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["MVBench of Hugging Face", "VLMEvalKit's MVBench"])
-def test_folder_of_frames_is_a_video_of_three_frames_a_second(name: str, folder: Path) -> None:
+def test_folder_of_frames_is_a_video_of_three_frames_a_second(name, folder):
     row = ROWS[name]["row"] | {"video": "castle", "prefix": "tvqa/frames_fps3_hq"}
     file = "episodic_reasoning" + Path(ROWS[name]["file"]).suffix
     frames = folder / "tvqa/frames_fps3_hq/castle"
 
-    def read_row() -> Any:
+    def read_row():
         return read(folder, "mvbench", row, name=file).entries[0]
 
     assert "tvqa/frames_fps3_hq/castle" in read_row().problem
@@ -204,7 +198,7 @@ def test_folder_of_frames_is_a_video_of_three_frames_a_second(name: str, folder:
     assert "notes.txt" in read_row().problem
 
 
-def test_canonical_row_states_the_rate_of_its_frames(tmp_path: Path) -> None:
+def test_canonical_row_states_the_rate_of_its_frames(tmp_path):
     (tmp_path / "frames").mkdir()
     (tmp_path / "frames" / "1.png").write_bytes(png_bytes())
     row = {"id": "1", "videos": "frames", "prompt": "What?", "answer": "it", "answer_type": "text"}
@@ -221,7 +215,7 @@ REFCOCO = {"index": 1, "image": PNG_BASE64, "question": "Where is <ref>it</ref>?
     ("coordinate_system", "box"),
     [("norm_1", "[0.1, 0.2, 0.2, 0.5]"), ("norm_1000", "[100, 200, 200, 500]"), ("px_original", "[4, 6, 8, 15]")],
 )
-def test_box_is_in_the_coordinate_system_that_the_user_names(coordinate_system: str, box: str, tmp_path: Path) -> None:
+def test_box_is_in_the_coordinate_system_that_the_user_names(coordinate_system, box, tmp_path):
     system = CoordinateSystem(coordinate_system)
     row = REFCOCO | {"answer": box}
     (question,) = read(tmp_path, "refcoco", row, name="refcoco.tsv", coordinate_system=system).entries
@@ -231,7 +225,7 @@ def test_box_is_in_the_coordinate_system_that_the_user_names(coordinate_system: 
     assert (verdict.strict, verdict.official) == (True, True)
 
 
-def test_corners_in_columns_are_pixels(tmp_path: Path) -> None:
+def test_corners_in_columns_are_pixels(tmp_path):
     corners = {"bbox_x1": 4, "bbox_y1": 6.5, "bbox_x2": 8, "bbox_y2": 15, "width": 40, "height": 30}
     (question,) = read(tmp_path, "refcoco", REFCOCO | {"answer": "[]"} | corners, name="refcoco.tsv").entries
     assert (question.item.answer, question.item.coordinate_system) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
@@ -274,25 +268,18 @@ MATHVISTA = {name: value for name, value in ROWS["MathVista, choice"]["row"].ite
         ("canonical", "c.jsonl", [TEXT | {"videos": "f.mp4", "fps": 0}], None, "fps must be more than 0"),
     ],
 )
-def test_unusable_file_is_refused_with_the_reason(
-    benchmark: str,
-    file: str,
-    rows: list[dict[str, Any]],
-    coordinate_system: CoordinateSystem | None,
-    message: str,
-    folder: Path,
-) -> None:
+def test_unusable_file_is_refused_with_the_reason(benchmark, file, rows, coordinate_system, message, folder):
     with pytest.raises(UserError, match=f"(?s){message}"):
         read(folder, benchmark, *rows, name=file, coordinate_system=coordinate_system)
 
 
 @pytest.mark.parametrize("benchmark", sorted({*BENCHMARKS} - {"coco"}))
-def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(benchmark: str, tmp_path: Path) -> None:
+def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(benchmark, tmp_path):
     with pytest.raises(UserError, match=r"nearest known layout is .+, which needs '.+' too"):
         read(tmp_path, benchmark, {"picture": "p.png", "what": "?", "right": 1})
 
 
-def test_every_benchmark_reads_canonical_rows_last(folder: Path) -> None:
+def test_every_benchmark_reads_canonical_rows_last(folder):
     assert {*read_published_layouts()} | {"coco", "megabench"} == {*BENCHMARKS}
     row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
     for benchmark in read_published_layouts():
@@ -301,13 +288,13 @@ def test_every_benchmark_reads_canonical_rows_last(folder: Path) -> None:
         assert question.item.answer == "B"
 
 
-def test_missing_image_keeps_the_item_and_names_the_problem(folder: Path) -> None:
+def test_missing_image_keeps_the_item_and_names_the_problem(folder):
     questions = read(folder, "canonical", TEXT | {"images": "gone.png"})
     assert not questions.samples
     assert "gone.png" in questions.problems["1"]
 
 
-def test_digest_depends_on_content_and_not_on_the_folder(tmp_path: Path) -> None:
+def test_digest_depends_on_content_and_not_on_the_folder(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "p.png").write_bytes(png_bytes())

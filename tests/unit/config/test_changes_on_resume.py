@@ -1,7 +1,5 @@
 """Settings that a resumed run may change: those that no result depends on, such as how long it waits."""
 
-from __future__ import annotations
-
 import pytest
 from factories import make_config
 

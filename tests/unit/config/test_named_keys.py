@@ -1,7 +1,5 @@
 """Keys that messages, comments of configs and pages name by their path, such as `data.media_roots`, exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

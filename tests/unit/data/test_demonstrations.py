@@ -1,7 +1,5 @@
 """Samples that a supervised stage could not imitate are found before its first step."""
 
-from __future__ import annotations
-
 import pytest
 from factories import make_config, make_sample
 

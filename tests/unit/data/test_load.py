@@ -95,7 +95,7 @@ def test_a_file_that_kills_its_worker_is_a_bad_one(folder):
 
 
 def test_too_long_prompts_and_bad_samples_have_separate_settings(folder, capsys):
-    def measure_prompt(sample) -> None:
+    def measure_prompt(sample):
         number = int(sample.id.removeprefix("train-"))
         if number % 4 == 0:
             raise PromptTooLongError("999 tokens")

@@ -1,8 +1,6 @@
 """Where the tests of datasets read and write."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from factories import make_context
@@ -12,16 +10,16 @@ from mmrl_datasets.readers import table
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> DatasetContext:
+def context(tmp_path) -> DatasetContext:
     (tmp_path / "home").mkdir()
     return make_context(tmp_path / "home")
 
 
 @pytest.fixture
-def read_table(context: DatasetContext) -> Callable[..., list[Sample | RejectedRow]]:
+def read_table(context) -> Callable[..., list[Sample | RejectedRow]]:
     """Return a function that writes a file and reads it: a question `q` and a number `a` in each row."""
 
-    def read(name: str, content: bytes, **options: Any) -> list[Sample | RejectedRow]:
+    def read(name, content, **options):
         (context.base_dir / name).write_bytes(content)
         defaults = {"path": name, "columns": {"question": "q", "answer": "a"}, "answer_type": "number"}
         return list(table.rows(context, **(defaults | options)))

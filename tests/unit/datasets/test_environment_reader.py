@@ -1,7 +1,5 @@
 """Samples of environments: seeds, digests, saved pictures, single steps of an expert, and rows that cannot be used."""
 
-from __future__ import annotations
-
 import hashlib
 import textwrap
 from itertools import islice

@@ -1,7 +1,5 @@
 """The maze and the phone: determinism, solvable tasks against oracles of their own, invalid actions, experts."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

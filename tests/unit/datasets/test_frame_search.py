@@ -1,7 +1,5 @@
 """FrameThinker's environment: which frames are shown, which rule ends an episode, and what counts as success."""
 
-from __future__ import annotations
-
 import random
 import re
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Search that shows pages: what is found, what was seen, parts of pages, and episodes played by the step."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The glossary's words are those of the code and of the YAML keys."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documentation as a site: the navigation names every page, links lead somewhere, nothing comes from outside."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Advantages of turns in the loss: each token has that of its turn, and nothing else changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

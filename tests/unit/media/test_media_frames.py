@@ -1,7 +1,5 @@
 """Folders of frames as videos: the frames that are seen, their order, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ SIZE = (56, 28)  # a multiple of the patches, so nothing is resized
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Twelve frames, 1.png to 12.png, frame n in grey 20 n, and a hidden file such as macOS leaves."""
     folder = tmp_path / "clip"
     folder.mkdir()
@@ -45,23 +43,21 @@ def ref(folder: Path, **options: Any) -> VideoRef:
         ({"start": 1.0, "end": 3.0}, [3, 5, 7, 9]),
     ],
 )
-def test_frames_are_seen_in_natural_order_at_the_rate_of_the_config(
-    folder: Path, span: dict[str, float], expected: list[int]
-) -> None:
+def test_frames_are_seen_in_natural_order_at_the_rate_of_the_config(folder, span, expected):
     video = make_media_cache(folder).read_video(ref(folder, **span), SAMPLING)
     assert [np.unique(frame.numpy()).tolist() for frame in video.frames_TCHW] == [[20 * n] for n in expected]
     plan = video.plan
     assert (plan.fps, plan.total_frames, plan.original_size, plan.resized_size) == (3.0, 12, Size(*SIZE), Size(*SIZE))
 
 
-def test_one_frame_may_be_shown_as_an_image(folder: Path) -> None:
+def test_one_frame_may_be_shown_as_an_image(folder):
     video = ref(folder)
     frame = ImageRef(path=video.path, sha256=video.sha256, timestamp=2.5, fps=video.fps)
     # The eighth is shown from 7/3 s on.
     assert make_media_cache(folder).get_image(frame).getpixel((0, 0)) == (140, 140, 140)
 
 
-def test_a_changed_folder_is_refused(folder: Path) -> None:
+def test_a_changed_folder_is_refused(folder):
     before = ref(folder)
     for change in (Image.new("RGB", SIZE).save, Path.unlink):
         change(folder / "7.png")
@@ -69,7 +65,7 @@ def test_a_changed_folder_is_refused(folder: Path) -> None:
             make_media_cache(folder).get_frame_plan(before, SAMPLING)
 
 
-def test_frames_of_two_sizes_are_refused(folder: Path) -> None:
+def test_frames_of_two_sizes_are_refused(folder):
     Image.new("RGB", (28, 28)).save(folder / "12.png")
     with pytest.raises(MediaError, match=r"12\.png: a frame of 28x28 in a folder of 56x28; make them one size"):
         make_media_cache(folder).read_video(ref(folder), SAMPLING)
@@ -84,12 +80,12 @@ def test_frames_of_two_sizes_are_refused(folder: Path) -> None:
         ({"max_pixels": 100}, "56x28 pixels exceed max_pixels=100"),
     ],
 )
-def test_a_folder_over_a_limit_is_refused(folder: Path, limits: dict[str, Any], words: str) -> None:
+def test_a_folder_over_a_limit_is_refused(folder, limits, words):
     with pytest.raises(MediaError, match=words):
         make_media_cache(folder, **limits).get_frame_plan(ref(folder), SAMPLING)
 
 
-def test_a_folder_of_other_files_or_outside_the_roots_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_other_files_or_outside_the_roots_is_refused(folder, tmp_path):
     good = ref(folder)
     with pytest.raises(MediaError, match="no such folder of frames"):
         make_media_cache(folder).get_frame_plan(VideoRef(path=str(folder / "1.png"), sha256="", fps=3.0), SAMPLING)
@@ -100,7 +96,7 @@ def test_a_folder_of_other_files_or_outside_the_roots_is_refused(folder: Path, t
         make_media_cache(folder).get_frame_plan(good, SAMPLING)
 
 
-def test_links_out_of_the_roots_and_empty_folders_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_roots_and_empty_folders_are_refused(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no frames"):
         list_frames(tmp_path / "empty", (tmp_path,))

@@ -1,7 +1,5 @@
 """Rewards see the pixels of their samples: images, crops and frames of videos, each opened once."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Iterator
@@ -35,7 +33,7 @@ SIDE = Size(40, 30)
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[PixelReader]:
+def reader(tmp_path) -> Iterator[PixelReader]:
     reader = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
     with use_media_opener(reader):
         yield reader
@@ -50,7 +48,7 @@ def make_sample(*parts: ContentPart) -> Sample:
     return Sample(id="s", task="look", parts=parts, target=Target(answer_type=AnswerType.TEXT, value="red"))
 
 
-def test_image_at_original_and_model_size(tmp_path: Path, reader: PixelReader) -> None:
+def test_image_at_original_and_model_size(tmp_path, reader):
     sample = make_sample(write_image(tmp_path / "a.png"), "question")
     assert np.array_equal(sample.image(), picture(0, *SIDE)) and sample.image().dtype == np.uint8
     with pytest.raises(ValueError, match="read-only"):
@@ -59,10 +57,10 @@ def test_image_at_original_and_model_size(tmp_path: Path, reader: PixelReader) -
     assert np.array_equal(sample.image(0, size=Size(28, 56)), np.asarray(expected))
 
 
-def test_each_file_is_opened_once(tmp_path: Path, reader: PixelReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_opened_once(tmp_path, reader, monkeypatch):
     opened = []
 
-    def count(ref: ImageRef, *args: object) -> Image.Image:
+    def count(ref, *args):
         opened.append(ref)
         return original(ref, *args)
 
@@ -82,7 +80,7 @@ def test_each_file_is_opened_once(tmp_path: Path, reader: PixelReader, monkeypat
     assert len(opened) == 2
 
 
-def test_crops_of_each_coordinate_system(tmp_path: Path, reader: PixelReader) -> None:
+def test_crops_of_each_coordinate_system(tmp_path, reader):
     pixels = picture(0, *SIDE)
     sample = make_sample(write_image(tmp_path / "a.png"))
     expected = pixels[6:15, 10:30]
@@ -108,7 +106,7 @@ def test_crops_of_each_coordinate_system(tmp_path: Path, reader: PixelReader) ->
         sample.crop((0, 0, 4, 4), systems.PX_RESIZED)
 
 
-def test_frames_by_second(tmp_path: Path, reader: PixelReader) -> None:
+def test_frames_by_second(tmp_path, reader):
     video = write_video(tmp_path / "a.mp4")
     sample = make_sample("question", video, write_image(tmp_path / "a.png"))
     frames = sample.video_frames(0, [1.0, 0.0, 1.05])
@@ -131,7 +129,7 @@ def test_frames_by_second(tmp_path: Path, reader: PixelReader) -> None:
         part.video_frames(0, [3.0])
 
 
-def test_a_medium_that_cannot_be_used_is_unscorable(tmp_path: Path, reader: PixelReader) -> None:
+def test_a_medium_that_cannot_be_used_is_unscorable(tmp_path, reader):
     ref = write_image(tmp_path / "a.png")
     sample = make_sample(ref, write_video(tmp_path / "a.mp4"))
     for index in (-1, 1, 2):
@@ -157,12 +155,12 @@ def test_a_medium_that_cannot_be_used_is_unscorable(tmp_path: Path, reader: Pixe
         sample.video_frames(1, [0.0])
 
 
-def test_without_an_opener_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_without_an_opener_the_error_says_what_to_do(tmp_path):
     with pytest.raises(UserError, match=r"mmrl\.use_media_opener"):
         make_sample(write_image(tmp_path / "a.png")).image()
 
 
-def test_the_memory_of_pixels_is_bounded(tmp_path: Path, reader: PixelReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_pixels_is_bounded(tmp_path, reader, monkeypatch):
     monkeypatch.setattr(pixel_reader, "_CACHE_BYTES", 4000)
     small = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
     refs = [write_image(tmp_path / f"{index}.png", picture(index, *SIDE)) for index in range(3)]

@@ -1,7 +1,5 @@
 """Chat templates that end a prompt with an opened thought, take options, or cannot be used."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace

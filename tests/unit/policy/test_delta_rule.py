@@ -1,7 +1,5 @@
 """The gated delta rule against its recurrence in float64, token by token: outputs, states and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

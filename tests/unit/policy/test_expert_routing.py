@@ -1,7 +1,5 @@
 """Routers that record and replay routes: against those of transformers, with gradients, recomputation and metrics."""
 
-from __future__ import annotations
-
 import copy
 import math
 

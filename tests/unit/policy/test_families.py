@@ -1,7 +1,5 @@
 """The families against the models of Qwen in the installed transformers and vLLM, and each family as a plug-in."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from importlib.util import find_spec

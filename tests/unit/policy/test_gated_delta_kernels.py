@@ -1,7 +1,5 @@
 """The choice between kernels and torch code for recurrent layers, and the notice where kernels are missing."""
 
-from __future__ import annotations
-
 import re
 import sys
 from functools import wraps

@@ -1,7 +1,5 @@
 """docs/models.md: each cell of its table is a test that runs for that family, or a reason."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Rows that share their prompts' keys: attention against a softmax over copies of them, and rows that leave."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

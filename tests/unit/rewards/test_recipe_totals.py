@@ -1,7 +1,5 @@
 """Totals of recipes: published numbers by the terms that their files list, and mixtures that a tool prints for them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -20,7 +18,6 @@ from mmrl.algo.losses import estimate_kl
 from mmrl.algo.reward_history import measure_samples
 from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config import load_config
-from mmrl.config.schema import Config
 from mmrl.policy.build import build_response_format
 from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.group_rewards import apply_group_rewards, load_group_rewards
@@ -36,7 +33,7 @@ BOX = [0, 0, 10, 10]
 def read_recipe(tmp_path):
     """Read a recipe, with overrides; its data are in a folder that is empty."""
 
-    def read(name: str, *overrides: str) -> Config:
+    def read(name, *overrides):
         return load_config(name, [f"data.dir={tmp_path}", *overrides]).config
 
     return read
@@ -181,8 +178,7 @@ def test_observe_r1_weighs_groups_by_their_difficulty(read_recipe, right, of, we
 
 
 @pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [((120, 90, 50, 60), [1.5, 1.5, 0.5, 0.0]), ((120, 101, 50, 60), [1.5, 1.7, 0.5, 0.0])],
+    ("lengths", "expected"), [((120, 90, 50, 60), [1.5, 1.5, 0.5, 0.0]), ((120, 101, 50, 60), [1.5, 1.7, 0.5, 0.0])]
 )
 def test_observe_r1_pays_for_the_shortest_correct_response_of_more_than_100_tokens(read_recipe, lengths, expected):
     group = group_of([RIGHT, RIGHT, WRONG, NOTHING], lengths)

@@ -1,7 +1,5 @@
 """Blind probes: extra rollouts without the media; scored, and never trained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A user's rollout step that breaks a rule is named before anything relies on what it returned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

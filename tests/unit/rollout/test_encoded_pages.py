@@ -1,7 +1,5 @@
 """Search of pages by an encoder of their pictures, against transformers' similarity of a small CLIP from scratch."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Routes of experts that an engine records and the learner replays: against an oracle, in updates and checkpoints."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace

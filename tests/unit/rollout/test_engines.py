@@ -1,7 +1,5 @@
 """Rollout engines: requests, seeds, weights that are sent and verified, arguments of vLLM, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Adapters of environments: gymnasium with a real environment, OpenEnv over a real socket, classes written for TRL."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Episodes: turns as actions, observations between them, limits, failures, blind probes and demonstrations."""
 
-from __future__ import annotations
-
 import textwrap
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pictures that environments draw: written once, kept while anything names them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Greedy responses: one to each prompt at temperature 0, through all other steps; scored, and never trained."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path

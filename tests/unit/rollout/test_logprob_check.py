@@ -1,7 +1,5 @@
 """The check that rollout engine and learner agree on log-probabilities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Partial rollouts: a step ends when enough groups are complete; the others continue later."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Python that the model may run: variables stay, and nothing that code does harms the run."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

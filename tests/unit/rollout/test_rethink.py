@@ -1,7 +1,5 @@
 """Forced rethinking: which responses are continued, where the trigger goes, which continuations count."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

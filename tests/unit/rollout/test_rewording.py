@@ -1,7 +1,5 @@
 """Co-Reward: the majority answer to the other wording of a question becomes the target of the group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Demonstrations that call tools: results are where rollouts have them, and only the demonstration is trained."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from dataclasses import replace

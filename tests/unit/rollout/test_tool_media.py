@@ -1,7 +1,5 @@
 """Tools that show media: parts are cut from the file, labelled in the model's coordinates, and limited in number."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path

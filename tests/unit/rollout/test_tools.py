@@ -1,7 +1,5 @@
 """Tools: calls are executed turn by turn within limits; results are never trained, and no tool can end a run."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import closing

@@ -1,12 +1,9 @@
 """tools/dev/golden_runs.py and tools/dev/mutate.py notice what they are for."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,27 +36,27 @@ def differences(folder: Path, **changes: object) -> list[str]:
     return lines
 
 
-def test_two_folders_of_the_same_run_have_equal_digests(tmp_path: Path) -> None:
+def test_two_folders_of_the_same_run_have_equal_digests(tmp_path):
     assert differences(tmp_path) == []
 
 
-def test_renamed_metric_is_told_from_a_changed_value(tmp_path: Path) -> None:
+def test_renamed_metric_is_told_from_a_changed_value(tmp_path):
     renamed = ["renamed metrics learner/loss to metrics loss", "renamed keys in metrics"]
     assert differences(tmp_path / "a", loss_name="loss") == renamed
     assert differences(tmp_path / "b", loss=0.6) == ["changed metrics", "changed metrics learner/loss"]
 
 
-def test_changed_weight_is_found_in_checkpoint_and_export(tmp_path: Path) -> None:
+def test_changed_weight_is_found_in_checkpoint_and_export(tmp_path):
     changed = ["changed model weights", "changed checkpoint 00-000001 weights"]
     assert differences(tmp_path, weight=1.5) == changed
 
 
-def test_golden_runs_name_configs_that_exist() -> None:
+def test_golden_runs_name_configs_that_exist():
     for config, *_ in golden_runs.RUNS.values():
         assert (golden_runs.ROOT / config).is_file()
 
 
-def test_there_are_ten_mutations_of_each_area() -> None:
+def test_there_are_ten_mutations_of_each_area():
     mutations = mutate.load_mutations()
     assert len({mutation.id for mutation in mutations}) == 80
     areas = Counter(mutation.id.partition("/")[0] for mutation in mutations)
@@ -68,7 +65,7 @@ def test_there_are_ten_mutations_of_each_area() -> None:
 
 
 @pytest.mark.parametrize("mutation", mutate.load_mutations(), ids=lambda mutation: mutation.id)
-def test_mutation_applies_to_the_code_as_it_is(mutation: Any) -> None:
+def test_mutation_applies_to_the_code_as_it_is(mutation):
     assert mutate.find_file(mutate.ROOT, mutation), "its old text is gone, or stands in several places"
     assert (mutate.ROOT / mutation.test.partition("::")[0]).is_file()
 
@@ -86,9 +83,7 @@ TEST = "from mmrl.moved import double\n\n\ndef test_double():\n    assert double
         ("return 2 * x", "return 3 * x", "test_gone.py", "broken test"),
     ],
 )
-def test_outcome_of_a_mutation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, test: str, outcome: str
-) -> None:
+def test_outcome_of_a_mutation(tmp_path, monkeypatch, old, new, test, outcome):
     """The function that is mutated has moved to another file since the mutation was written."""
     checkout, copy = tmp_path / "checkout", tmp_path / "copy"
     (checkout / "mmrl").mkdir(parents=True)

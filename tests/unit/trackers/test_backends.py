@@ -1,7 +1,5 @@
 """Each tracker against its own files or database on this machine, over kills, without a network."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tracker gets each point exactly once, whatever is killed and wherever the run resumes."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -1,7 +1,5 @@
 """What goes wrong with a tracker is reported once, and neither stops the run nor keeps it from ending."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -34,7 +32,7 @@ from mmrl.config import load_config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers import process
-from mmrl.trackers.backends import TRACKERS, RunFacts, Tracker
+from mmrl.trackers.backends import TRACKERS
 from mmrl.trackers.process import Follower, count_unsent, follow, follow_run
 from mmrl.types import RunInterrupted
 from mmrl.utils.files import temporary_path
@@ -70,12 +68,12 @@ def looping(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def started(monkeypatch) -> list[int]:
     """The ids of the processes that are started."""
     pids: list[int] = []
     start_tracker = process.start_tracker
 
-    def remember(*arguments: Any) -> process.Started:
+    def remember(*arguments):
         started = start_tracker(*arguments)
         pids.append(started[1].pid)
         return started
@@ -133,7 +131,7 @@ def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkey
     run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
     log, failures = tracker.log, 5
 
-    def fail_at_first(points: object) -> None:
+    def fail_at_first(points):
         nonlocal failures
         failures -= 1
         if failures >= 0:
@@ -158,7 +156,7 @@ def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path
 
     open_tensorboard = TRACKERS["tensorboard"]
 
-    def open_tracker(run: RunFacts) -> Tracker:
+    def open_tracker(run):
         tracker: Any = open_tensorboard(run)
         if is_full and what == "event file":
             os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._file.fileno())
@@ -185,7 +183,7 @@ def test_steps_that_end_while_the_files_are_read_keep_their_times(tmp_path, monk
     run_dir, waiting = make_run(tmp_path), list(LINES)
     read_records = process.read_records
 
-    def read_while_the_run_continues(path: Path, start: int) -> Iterator[tuple[dict[str, Any], int]]:
+    def read_while_the_run_continues(path, start):
         for _ in range(2):
             append(run_dir, waiting[:1])
             del waiting[:1]
@@ -256,7 +254,7 @@ def test_a_server_of_mlflow_that_never_answers_costs_the_run_a_bounded_time(tmp_
     asked: list[str] = []
 
     class Hanging(_Refusing):
-        def do_GET(self) -> None:
+        def do_GET(self):
             asked.append(self.path)
             time.sleep(3600)
 

@@ -1,7 +1,5 @@
 """Asynchronous rollouts: by which weights, in which order, for which rank, and where errors are raised."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace

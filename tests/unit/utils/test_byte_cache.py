@@ -1,7 +1,5 @@
 """A cache that is bounded in bytes: what leaves it, and in what time."""
 
-from __future__ import annotations
-
 from mmrl.utils.byte_cache import ByteCache
 
 

@@ -1,7 +1,5 @@
 """The index of files outside runs: changed files, damage, no permission, and several processes at once."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess
