@@ -1,12 +1,11 @@
 """One uninterrupted run for all, and the `mmrl` command inside the test process, where torch is already loaded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from case_tables import remember_checked_tables
-from harness import Command, Done, experiment, mmrl, shared, succeed, write
+from harness import Command, Done, experiment, undisturbed
 from published_rows import export_tiny_model
 from zoom_runs import zoom_config
 
@@ -49,12 +48,3 @@ def whole(tmp_path_factory) -> Path:
 def zoomed(tmp_path_factory) -> Path:
     """The directory of such a run, whose policy calls a tool."""
     return undisturbed(tmp_path_factory, "zoomed", zoom_config)
-
-
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, name: str, make_config: Callable[[Path], dict[str, Any]]
-) -> Path:
-    def run(folder: Path) -> None:
-        succeed(mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml")))
-
-    return shared(tmp_path_factory, name, run) / "run"

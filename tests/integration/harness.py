@@ -206,6 +206,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[
     return folder
 
 
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make_config: Callable[[Path], dict[str, Any]]
+) -> Path:
+    """Return the directory of a run that nobody disturbed, made once for all processes of pytest-xdist."""
+
+    def run(folder: Path) -> None:
+        succeed(mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml")))
+
+    return shared(tmp_path_factory, name, run) / "run"
+
+
 def contents(run_dir: Path) -> dict[str, bytes]:
     """Return the files of a finished run that its seed decides: weights, logs, summary and rollouts."""
     logs = [run_dir / name for name in ("metrics.jsonl", "events.jsonl", "summary.json")]

@@ -18,6 +18,7 @@ from harness import (
     scheduled,
     sft_stage,
     succeed,
+    undisturbed,
     write,
 )
 from interrupts import signal_at_call
@@ -25,7 +26,6 @@ from rounding import LOGPROBS
 from zoom_runs import check_all_occurred, learned_steps
 
 from mmrl.checkpoint.snapshot import load_state
-from mmrl.cli import main
 from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 
@@ -67,9 +67,7 @@ def full_config(run_dir: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The directory of a run that was not interrupted."""
-    folder = tmp_path_factory.mktemp("async")
-    assert main(["train", str(write(full_config(folder / "run"), folder / "tiny.yaml"))]) == 0
-    return folder / "run"
+    return undisturbed(tmp_path_factory, "async", full_config)
 
 
 def test_rollouts_are_one_version_old_from_the_second_step_on(whole):

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
-
-from mmrl.cli import main
+from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, undisturbed, write
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +29,7 @@ def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole_one(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("one")
-    assert main(["train", str(write(one_example(folder / "run"), folder / "one.yaml"))]) == 0
-    return folder / "run"
+    return undisturbed(tmp_path_factory, "one", one_example)
 
 
 def drawn(run_dir: Path, stage: str, step: int) -> list[str]:

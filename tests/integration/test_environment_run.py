@@ -4,15 +4,15 @@ import json
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 from environment_runs import STEP, environment_config
-from harness import alike, contents, metrics, mmrl, scheduled, succeed, write
+from harness import alike, contents, metrics, mmrl, scheduled, succeed, undisturbed, write
 from interrupts import signal_at_call
 from zoom_runs import check_all_occurred, learned_steps
 
-from mmrl.cli import main
 from mmrl.rollout.environments.episodes import EpisodeWorkers
 
 pytestmark = pytest.mark.slow
@@ -23,10 +23,7 @@ EVERYTHING = {"replay": {"capacity": 32}, "async_rollouts": True, "validation": 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The directory of a run that was not interrupted."""
-    folder = tmp_path_factory.mktemp("environment")
-    config = write(environment_config(folder / "run", **EVERYTHING), folder / "tiny.yaml")
-    assert main(["train", str(config)]) == 0
-    return folder / "run"
+    return undisturbed(tmp_path_factory, "environment", partial(environment_config, **EVERYTHING))
 
 
 def test_turns_are_credited_recorded_and_counted(whole):

@@ -21,6 +21,7 @@ from harness import (
     sft_stage,
     strike,
     succeed,
+    undisturbed,
     write,
 )
 from peft import PeftModel
@@ -28,7 +29,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from mmrl.checkpoint import find_latest
-from mmrl.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +60,7 @@ def base(whole) -> Path:
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, base) -> Path:
     """The directory of a run that was not interrupted."""
-    folder = tmp_path_factory.mktemp("adapted")
-    assert main(["train", str(write(adapting(folder / "run", base), folder / "lora.yaml"))]) == 0
-    return folder / "run"
+    return undisturbed(tmp_path_factory, "adapted", lambda run_dir: adapting(run_dir, base))
 
 
 def test_stopped_run_ends_like_the_whole_one(adapted, base, tmp_path, here):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, rl_stage, succeed, write
+from harness import contents, experiment, metrics, mmrl, rl_stage, undisturbed, write
 from zoom_runs import check_all_occurred
 
 RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -25,9 +25,7 @@ def rethink_config(run_dir: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The directory of a run that was not interrupted."""
-    folder = tmp_path_factory.mktemp("rollout_steps")
-    succeed(mmrl("train", write(rethink_config(folder / "run"), folder / "tiny.yaml")))
-    return folder / "run"
+    return undisturbed(tmp_path_factory, "rollout_steps", rethink_config)
 
 
 def test_run_with_continuations_and_probes_reports_them(whole):

@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 from factories import make_context
-from harness import alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import (
+    alike,
+    contents,
+    counting,
+    experiment,
+    metrics,
+    mmrl,
+    rl_stage,
+    sft_stage,
+    succeed,
+    undisturbed,
+    write,
+)
 
-from mmrl.cli import main
 from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thinking", "response", "media_index")
@@ -51,9 +62,7 @@ def recipe(run_dir: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def sample_table(tmp_path_factory) -> Path:
     """The run directory of the recipe, undisturbed."""
-    folder = tmp_path_factory.mktemp("sample_table")
-    assert main(["train", str(write(recipe(folder / "run"), folder / "recipe.yaml"))]) == 0
-    return folder / "run"
+    return undisturbed(tmp_path_factory, "sample_table", recipe)
 
 
 def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
