@@ -128,11 +128,7 @@ MISTAKES = {
         ["has no option 'spilt'; did you mean 'split'?"],
     ),
     "rethinking term": Mistake(
-        {
-            "stages": [
-                rl_stage(rollout_steps=[GENERATE, {"kind": "rethink", "max_new_tokens": 4, "correct": ["cuont"]}])
-            ]
-        },
+        {"stages": [rl_stage(rollout_steps=[GENERATE, RETHINK])]},
         ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"],
     ),
     "callback signature": Mistake(
