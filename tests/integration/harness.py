@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from fork_server import ONE_THREAD, Forked, run_forked
+from json_lines import read_json_lines
 from PIL import Image
 from waiting import PATIENCE_S, wait_for
 
@@ -241,7 +242,7 @@ def moved_parts(run_dir: Path, earlier: str, later: str) -> set[str]:
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_json_lines(run_dir / "metrics.jsonl")
 
 
 def questions(folder: Path) -> Path:
@@ -281,7 +282,7 @@ def check_records(run_dir: Path) -> list[dict[str, Any]]:
     for file in sorted((run_dir / "rollouts").glob("*-[0-9]*.jsonl")):
         if file.stem.endswith("-validation"):
             continue
-        records = [json.loads(line) for line in file.open(encoding="utf-8")]
+        records = read_json_lines(file)
         with np.load(file.with_suffix(".npz"), allow_pickle=False) as arrays:
             tokens = dict(arrays)
         assert len(tokens["offset"]) == len(records) + 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness import experiment, metrics, mmrl, questions, rl_stage, sft_stage, succeed, write
+from json_lines import read_json_lines
 
 from mmrl.benchmarks.predictions import append_predictions
 
@@ -150,7 +151,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path, her
 def test_two_processes_share_the_questions(taken, again):
     succeed(mmrl("train", again, "--nproc", 2))
     here, there = (
-        [json.loads(line) for line in (folder / "run" / "benchmarks/ten/00-000000/predictions.jsonl").open()]
+        read_json_lines(folder / "run" / "benchmarks/ten/00-000000/predictions.jsonl")
         for folder in (taken, again.parent)
     )
     assert here == there  # untrained, so no rounding tells them apart

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, undisturbed, write
+from json_lines import read_json_lines
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +40,9 @@ def drawn(run_dir: Path, stage: str, step: int) -> list[str]:
 
 
 def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one):
-    history = [json.loads(line) for line in (whole_one / "outputs" / "pilot.jsonl").read_text().splitlines()]
+    history = read_json_lines(whole_one / "outputs" / "pilot.jsonl")
     assert sum(len(row["visits"]) for row in history) == 6 * 4
-    (best,) = [json.loads(line) for line in (whole_one / "outputs" / "best.jsonl").read_text().splitlines()]
+    (best,) = read_json_lines(whole_one / "outputs" / "best.jsonl")
     assert sorted(drawn(whole_one, "single", 1)) == sorted([best["id"], *(f"{best['id']}#{k}" for k in (2, 3, 4))])
     records = (whole_one / "rollouts" / "single-000001.jsonl").read_text().splitlines()
     assert len(records) == 16
@@ -94,7 +95,7 @@ def test_a_stage_trains_on_the_samples_of_its_when(tmp_path, here):
     succeed(here("train", write(config, tmp_path / "parts.yaml")))
     odd, even = ({f"add/train/line-{n + 1}" for n in range(first, 12, 2)} for first in (1, 0))
     assert set(drawn(tmp_path / "run", "rl", 2)) < even
-    rows = [json.loads(line) for line in (tmp_path / "run/outputs/draw.jsonl").read_text().splitlines()]
+    rows = read_json_lines(tmp_path / "run/outputs/draw.jsonl")
     assert {row["id"].partition("#")[0] for row in rows} == odd
     config["stages"][2]["when"] = {"part": ["2"]}
     done = here("train", write(config, tmp_path / "none.yaml"), "--run-dir", tmp_path / "none")

@@ -11,6 +11,7 @@ import pytest
 from environment_runs import STEP, environment_config
 from harness import alike, contents, metrics, mmrl, scheduled, succeed, undisturbed, write
 from interrupts import signal_at_call
+from json_lines import read_json_lines
 from zoom_runs import check_all_occurred, learned_steps
 
 from mmrl.rollout.environments.episodes import EpisodeWorkers
@@ -44,7 +45,7 @@ def test_turns_are_credited_recorded_and_counted(whole):
 
 def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path, whole, here):
     assert here("eval", whole, "--benchmark", "run:validation", "--out", tmp_path / "out").code == 0
-    predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").open()]
+    predictions = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     assert predictions
     assert all(row["turns"] and row["failure"] is None for row in predictions)
     told = [record["validation/count"] for record in metrics(whole) if "validation/count" in record]

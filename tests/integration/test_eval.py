@@ -10,6 +10,7 @@ from typing import Any
 import harness
 import pytest
 from harness import metrics, mmrl, succeed
+from json_lines import read_json_lines
 from serving import judging, served
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
@@ -58,7 +59,7 @@ def test_model_without_settings_is_evaluated_with_the_defaults(whole, questions,
 
 
 def test_judge_is_asked_where_no_rule_finds_an_answer(whole, questions, tmp_path, here):
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    rows = read_json_lines(questions)
     for row in rows:
         row |= {"answer_type": "choice", "options": ["apple", "pear"], "answer": "pear"}
     asked = questions.parent / "fruit.jsonl"
@@ -140,7 +141,7 @@ def test_other_settings_are_refused_and_rescoring_needs_no_model(whole, question
 
 
 def test_missing_images_are_named_and_may_count_as_incorrect(whole, questions, tmp_path, here):
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    rows = read_json_lines(questions)
     for row in rows[2:5]:
         row["images"] = "gone.png"
     (questions.parent / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

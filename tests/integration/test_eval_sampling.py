@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from benchmark_rows import write_rows
 from harness import succeed
+from json_lines import read_json_lines
 from PIL import Image
 
 RETHINK = "[{kind: generate}, {kind: rethink, correct: [correct], max_new_tokens: 6}]"
@@ -34,8 +35,8 @@ class Results:
         self.report: dict[str, Any] = json.loads((out / "report.json").read_text())
         self.generation: dict[str, Any] = self.report["generation"]
         self.page = (out / "report.md").read_text()
-        self.predictions = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
-        self.verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+        self.predictions = read_json_lines(out / "predictions.jsonl")
+        self.verdicts = read_json_lines(out / "verdicts.jsonl")
 
 
 @pytest.fixture

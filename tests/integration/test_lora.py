@@ -24,6 +24,7 @@ from harness import (
     undisturbed,
     write,
 )
+from json_lines import read_json_lines
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
@@ -170,7 +171,7 @@ def test_nonfinite_gradients_end_the_run_and_name_the_samples(base, tmp_path, he
     assert done.code == 2
     said = re.search(r"2 steps in a row had an update whose gradient is not finite.* are in (\S+):", done.errors)
     assert said, done.errors
-    records = [json.loads(line) for line in Path(said[1]).read_text().splitlines()]
+    records = read_json_lines(Path(said[1]))
     assert len(records) == 6
     assert {record["total"] for record in records} == {None}
     last = metrics(tmp_path / "run")[-1]

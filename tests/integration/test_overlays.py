@@ -7,6 +7,7 @@ from pathlib import Path
 import published_rows
 import pytest
 from harness import Command, succeed
+from json_lines import read_json_lines
 from published_rows import make_small
 from serving import reply, served
 
@@ -72,7 +73,7 @@ def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *
     places = ("--model", model, "--data", data, "--run-dir", folder / "run", "--overlay", overlay)
     succeed(here("train", recipe, *places, *settings, *words, "--steps", STEPS))
     assert (folder / "run/model/model.safetensors").exists()
-    told = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    told = read_json_lines(folder / "run/metrics.jsonl")
     stages = Counter(record["stage"] for record in told if "learner/lr" in record)
     assert stages == {stage.name: STEPS for stage in config.training_stages}
     return told

@@ -14,6 +14,7 @@ import published_rows
 import pytest
 import recipe_answers
 from harness import succeed
+from json_lines import read_json_lines
 from PIL import Image
 from published_rows import make_small
 from recipe_answers import NOTHING, make_wrong
@@ -121,7 +122,7 @@ def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_mod
     folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
     succeed(here("train", name, *folders, *words, "--steps", NUM_STEPS))
 
-    told = read_lines(tmp_path / "run" / "metrics.jsonl")
+    told = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     trained = [stage.name for stage in config.training_stages]
     stages = Counter(record["stage"] for record in told if "learner/lr" in record)
     assert stages == dict.fromkeys(trained, NUM_STEPS)
@@ -151,7 +152,7 @@ def services_here(config: Config, judge: str, scorer: str) -> dict[str, Any]:
 def check_that_right_answers_earn_more(records: Path) -> None:
     """Check that the first of two siblings, which is right, has the higher reward and the higher advantage."""
     groups: dict[int, list[dict[str, Any]]] = {}
-    for line in read_lines(records):
+    for line in read_json_lines(records):
         groups.setdefault(line["group"], []).append(line)
     siblings = list(groups.values())
     if all(len(group) == 1 for group in siblings):
@@ -183,7 +184,3 @@ def test_the_rewards_of_a_recipe_tell_the_target_of_each_row_from_another(name, 
         compared.add(sample.task)
     rewards.close()
     assert compared
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

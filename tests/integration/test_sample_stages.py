@@ -1,6 +1,5 @@
 """Stages that make data: rejection sampling in one YAML, a stage killed half-way, what another run reads of it."""
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from harness import (
     undisturbed,
     write,
 )
+from json_lines import read_json_lines
 
 from mmrl_datasets.readers import table
 
@@ -66,7 +66,7 @@ def sample_table(tmp_path_factory) -> Path:
 
 
 def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "outputs" / f"{name}.jsonl").read_text().splitlines()]
+    return read_json_lines(run_dir / "outputs" / f"{name}.jsonl")
 
 
 def test_all_sampled_rollouts_are_written(sample_table):
@@ -98,7 +98,7 @@ def test_select_stages_keep_the_right_rollouts(sample_table):
 def test_later_stages_train_on_the_selected_samples(sample_table):
     learned = [record for record in metrics(sample_table) if record["stage"] == "imitate" and "learner/loss" in record]
     assert len(learned) == 3 and all(record["learner/grad_norm"] > 0 for record in learned)
-    first = [json.loads(line) for line in (sample_table / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
+    first = read_json_lines(sample_table / "rollouts" / "rl-000001.jsonl")
     hard = sorted(rows(sample_table, "hard"), key=lambda row: -row["pass_rate"])
     assert list(dict.fromkeys(row["sample"] for row in first)) == [row["id"] for row in hard[:4]]
 

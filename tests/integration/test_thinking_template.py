@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from harness import TINY, experiment, jsonl, metrics, rl_stage, rows, sft_stage, succeed, write
+from json_lines import read_json_lines
 
 from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -80,7 +81,7 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     # `mmrl eval` marks the same text, and the benchmark's own rules see the thought.
     succeed(here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
-    predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    predictions = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     assert all(prediction["response"].startswith(OPENED) for prediction in predictions)
 
 

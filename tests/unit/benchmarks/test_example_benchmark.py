@@ -7,6 +7,7 @@ import pytest
 from benchmark_rows import as_text, read, write_rows
 from config_samples import SMALL, refused, write
 from factories import png_bytes
+from json_lines import read_json_lines
 
 from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.cli import main
@@ -39,7 +40,7 @@ def test_responses_are_scored_by_its_rule(tmp_path, monkeypatch):
     files = [f"--{name}={tmp_path / name}.jsonl" for name in ("items", "responses")]
     out = tmp_path / "out"
     assert main(["eval", "score", "--benchmark=./examples/benchmark.py:make_benchmark", *files, f"--out={out}"]) == 0
-    verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+    verdicts = read_json_lines(out / "verdicts.jsonl")
     assert [(row["score"], row["official"]) for row in verdicts] == [(1.0, True), (0.5, False), (0.0, False)]
     assert json.loads((out / "report.json").read_text())["benchmark"] == "clocks"
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from benchmark_rows import write_rows
+from json_lines import read_json_lines
 
 from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse, parse_canonical_item
@@ -46,7 +47,7 @@ class Scored:
 
     @property
     def verdicts(self):
-        return [json.loads(line) for line in (self.folder / "verdicts.jsonl").read_text().splitlines()]
+        return read_json_lines(self.folder / "verdicts.jsonl")
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """`mmrl data make`: samples read back equal, and a failed command leaves no partial folder."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from factories import make_context, make_sample, write_file
+from json_lines import read_json_lines
 from ruamel.yaml import YAML
 
 from mmrl.cli import main
@@ -131,7 +131,7 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
     pair = [make_row(name, parts=("Before ", ref, " and ", ref, "?")) for name in "12"]
     options = write(pair, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "media").iterdir()] == [f"{ref.sha256}.png"]
-    first, _ = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    first, _ = read_json_lines(tmp_path / "out" / "samples.jsonl")
     assert first == {
         "id": "1",
         "images": [f"media/{ref.sha256}.png"] * 2,

@@ -1,6 +1,5 @@
 """Logging: files that survive a kill, and a console for terminal and pipe."""
 
-import json
 import logging
 import math
 import os
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from consoles import piped_console, terminal_console, without_escapes
 from factories import make_config
+from json_lines import read_json_lines
 from waiting import wait_for
 
 from mmrl.log.library_messages import log_library_messages
@@ -25,10 +25,6 @@ from mmrl.types import TrainingState, UserError
 from mmrl.utils.files import json_line, write_atomically
 
 NO_TEXTS = SimpleNamespace(render_prompt=lambda prompt: "", find_token_ends=lambda rollout: None)
-
-
-def lines_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 # Files
@@ -88,7 +84,7 @@ def test_full_disk_is_reported_and_leaves_complete_lines(tmp_path):
     assert os.listdir(tmp_path) == ["m.jsonl"]
     assert (tmp_path / "m.jsonl").stat().st_size == 100
     MetricsFile(tmp_path / "m.jsonl").close()
-    assert [line["step"] for line in lines_of(tmp_path / "m.jsonl")] == [0, 1]
+    assert [line["step"] for line in read_json_lines(tmp_path / "m.jsonl")] == [0, 1]
 
 
 # Metrics
@@ -110,7 +106,7 @@ def test_metrics_cut_back_to_a_checkpoint_equal_those_of_an_uninterrupted_run(tm
     with killed.open("ab") as incomplete:
         incomplete.write(b'{"step": 7, "x"')
     file = MetricsFile(killed)
-    assert len(lines_of(killed)) == 7
+    assert len(read_json_lines(killed)) == 7
     file.truncate(saved)
     assert append(killed, records[4:]).position() == uninterrupted.stat().st_size
     assert killed.read_bytes() == uninterrupted.read_bytes()
@@ -121,8 +117,8 @@ def test_incomplete_last_line_is_cut_when_the_file_is_opened(tmp_path, content):
     path = tmp_path / "m.jsonl"
     path.write_bytes(content)
     MetricsFile(path).append({"c": 2})
-    assert lines_of(path)[-1] == {"c": 2}
-    assert len(lines_of(path)) == 1 + content.count(b"\n")
+    assert read_json_lines(path)[-1] == {"c": 2}
+    assert len(read_json_lines(path)) == 1 + content.count(b"\n")
 
 
 def test_position_at_which_no_line_ends_is_refused(tmp_path):
@@ -265,13 +261,13 @@ def test_logger_separates_reproducible_metrics_from_times(run_dir):
         logger.log_metrics(TrainingState(step=4), {"validation/reward": 0.75})
     logger.log_metrics(TrainingState(stage_index=1), {"test/count": 1.0})
     logger.close()
-    metrics = lines_of(run_dir.metrics)
+    metrics = read_json_lines(run_dir.metrics)
     assert metrics[0] == {"stage": "rl", "step": 1, "a": None, "b": 1.0, "reward/mean": 0.5}
     assert metrics[-2:] == [
         {"stage": "rl", "step": 4, "validation/reward": 0.75},
         {"stage": None, "step": 0, "test/count": 1.0},
     ]
-    assert lines_of(run_dir.timings)[0] == {"stage": "rl", "step": 1, "rollout/tokens_per_s": 12.0}
+    assert read_json_lines(run_dir.timings)[0] == {"stage": "rl", "step": 1, "rollout/tokens_per_s": 12.0}
     assert "tokens/s 12" in out.getvalue()
 
 
@@ -285,7 +281,7 @@ def test_resumed_logger_cuts_events_after_the_checkpoint_and_reads_the_steps_bef
             logger.log_metrics(state, {"validation/mean": 0.5})
             logger.log_event(state, "min_entropy", f"step {step}: too certain")
     logger.resume_from(TrainingState(step=1, version=41, metrics_bytes=run_dir.metrics.stat().st_size))
-    [event] = lines_of(run_dir.events)
+    [event] = read_json_lines(run_dir.events)
     place = {"stage": "rl", "step": 1, "version": 41}
     problem = {"event": "health", "name": "min_entropy", "state": "begin", "message": "step 1: too certain"}
     assert event == {**place, **problem}
@@ -305,4 +301,4 @@ def test_display_is_closed_when_a_stage_fails(run_dir):
     assert "rl   2/100" in out.getvalue()
     with logger.log_stage("next", 1):
         logger.log(TrainingState(step=1), {}, {})
-    assert lines_of(run_dir.metrics)[-1]["stage"] == "next"
+    assert read_json_lines(run_dir.metrics)[-1]["stage"] == "next"

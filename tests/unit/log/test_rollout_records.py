@@ -1,6 +1,5 @@
 """Records of rollouts: the keys of a line, its authors, what was selected and replayed, and the numbers of tokens."""
 
-import json
 import math
 from dataclasses import replace
 from itertools import chain
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score, write_file
+from json_lines import read_json_lines
 from selection import scored as as_scored
 
 from mmrl.log.rollout_records import list_scored_records, list_step_records, write_records
@@ -44,10 +44,6 @@ def one_char_a_token(rollout):
 TEXTS = SimpleNamespace(render_prompt=lambda prompt: f"prompt of {prompt.sample.id}", find_token_ends=one_char_a_token)
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def select(groups, advantages, **fields):
     """Select all rollouts of some groups for training."""
     scored = []
@@ -67,7 +63,7 @@ def make_pair(name="a", **prompt_fields):
 def record(tmp_path, selected, *, max_groups=9, texts=TEXTS):
     records = list_step_records(selected, max_groups=max_groups, version=40)
     write_records(tmp_path / "rollouts" / "rl-000012.jsonl", records, PLACE, texts)
-    return lines_of(tmp_path / "rollouts" / "rl-000012.jsonl")
+    return read_json_lines(tmp_path / "rollouts" / "rl-000012.jsonl")
 
 
 def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
@@ -188,7 +184,7 @@ def test_held_out_samples_are_groups_without_advantages(tmp_path):
     ]
     path = tmp_path / "rollouts" / "test-before.jsonl"
     write_records(path, list_scored_records(groups), {"stage": None, "step": 0, "version": 0}, TEXTS)
-    lines = lines_of(path)
+    lines = read_json_lines(path)
     assert [(line["group"], line["sample"], line["total"]) for line in lines] == [(0, "a", 1.0), (1, "b", 1.0)]
     assert lines[0]["stage"] is None and "advantage" not in lines[0]
 

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from follow_and_die import follow_in_fork
+from json_lines import read_json_lines
 from tracked_runs import (
     FakeTracker,
     append,
@@ -33,7 +34,7 @@ def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
         append(run_dir, [line])
         follower.send_new()
     assert ours(read_fake(tracker.path)) == POINTS
-    rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
+    rows = read_json_lines(tracker.path)
     steps = [row[0] for row in rows]
     assert steps == sorted(steps)
     assert [
@@ -107,7 +108,7 @@ def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_pat
     with run_dir.timings.open("a") as file:
         file.write(json.dumps({"stage": "rl", "step": 6, "time/step_s": 7.0}) + "\n")
     fake_follower(run_dir, tracker).send_new()
-    rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
+    rows = read_json_lines(tracker.path)
     assert [row[1]["time/step_s"] for row in rows if row[0] == 10 and "time/step_s" in row[1]] == [7.0]
     assert ours(read_fake(tracker.path)) == POINTS
 

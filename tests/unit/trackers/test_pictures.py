@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from json_lines import read_json_lines
 from PIL import Image
 from tracked_runs import append, expected_lines, make_run, write_rollouts
 
@@ -35,7 +36,7 @@ def colours(image):
 def change(run_dir, **values):
     """Change keys of the recorded rollouts, and of their medium."""
     path = run_dir.rollouts / "rl-000002.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records = read_json_lines(path)
     for record in records:
         for key, value in values.items():
             (record["media"][0] if key in record["media"][0] else record)[key] = value
