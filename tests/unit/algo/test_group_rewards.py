@@ -149,9 +149,16 @@ def test_values_by_hand(reward, options, given, expected):
     assert values(reward(given, correct=CORRECT, **options)) == pytest.approx(expected)
 
 
-def test_blind_contrast_without_its_probe_is_refused():
-    with pytest.raises(UserError, match="no probe 'blank'; there is none"):
-        blind_contrast(group([1], [1]), correct=CORRECT, probe="blank")
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (partial(blind_contrast, probe="blank"), "no probe 'blank'; there is none"),
+        (sufficient_parts, "add the step {kind: probe, corruption: looked}"),
+    ],
+)
+def test_a_reward_without_its_probe_is_refused(reward, message):
+    with pytest.raises(UserError, match=message):
+        reward(group([1], [1]), correct=CORRECT)
 
 
 def looking(calls, suffices, right=None):
@@ -171,11 +178,6 @@ def test_parts_are_matched_by_index_also_beside_rollouts_that_were_dropped():
     first, second, third = given.rollouts
     dropped = replace(given, rollouts=(third, second), scores=given.scores[1:], dropped=(Dropped(first, {}),))
     assert values(sufficient_parts(dropped, correct=CORRECT)) == [1, 0]
-
-
-def test_sufficient_parts_without_its_probe_are_refused():
-    with pytest.raises(UserError, match="add the step {kind: probe, corruption: looked}"):
-        sufficient_parts(group([1], [1]), correct=CORRECT)
 
 
 def with_greedy(totals, greedy):
@@ -465,21 +467,21 @@ def mine(group, *, outcome: str):
 """
 
 
-def make_custom_reward(folder, outcome, **rewards):
-    """A group reward of the user's own, in a worker unless `rewards` say otherwise."""
+def apply_custom_reward(folder, outcome, *others, **rewards):
+    """Apply a group reward of the user's own to a group of two; it runs in a worker unless `rewards` say otherwise."""
     (folder / "mine.py").write_text(OUTCOMES)
     settings = {"timeout_s": 2.0, "worker_limits": {"memory_mib": 512}, **rewards}
     overrides = [f"rewards.{key}={json.dumps(value)}" for key, value in settings.items()]
     reward = f"{{fn: './mine.py:mine', args: {{outcome: {outcome}}}}}"
     config = load_config(QUICKSTART, [f"rewards.group_rewards=[{reward}]", *overrides]).config
     (made,) = build_group_rewards(config, folder)
-    return closing(made)
+    with closing(made) as term:
+        return apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, *others])
 
 
 @pytest.mark.parametrize(("outcome", "kind"), [("hang", "timeouts"), ("allocate", "limits"), ("exit", "crashes")])
 def test_a_group_is_dropped_if_its_reward_hangs_exits_or_takes_too_much(tmp_path, outcome, kind):
-    with make_custom_reward(tmp_path, outcome) as term:
-        after = apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
+    after = apply_custom_reward(tmp_path, outcome, bound())
     assert (after.rollouts, after.scores) == ((), ())
     assert [skip.failures["mine"].error_kind for skip in after.dropped] == [kind, kind]
 
@@ -518,23 +520,16 @@ def test_a_group_reward_may_look(tmp_path, place, capsys):
 
 
 def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):
-    with make_custom_reward(tmp_path, "exit", on_missing_score="fallback") as term:
-        after = apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+    after = apply_custom_reward(tmp_path, "exit", on_missing_score="fallback")
     assert after.totals == (1.0, 0.0)
     assert [score.failures["mine"].error_kind for score in after.scores] == ["crashes", "crashes"]
-    with (
-        make_custom_reward(tmp_path, "exit", on_missing_score="stop") as term,
-        pytest.raises(UserError, match="group reward 'mine' on sample 's': its process died"),
-    ):
-        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+    with pytest.raises(UserError, match="group reward 'mine' on sample 's': its process died"):
+        apply_custom_reward(tmp_path, "exit", on_missing_score="stop")
 
 
 def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
-    with (
-        make_custom_reward(tmp_path, "raise") as term,
-        pytest.raises(UserError, match=r"'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"),
-    ):
-        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+    with pytest.raises(UserError, match=r"'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"):
+        apply_custom_reward(tmp_path, "raise")
 
 
 @pytest.mark.parametrize("place", ["worker", "main_process"])
@@ -543,17 +538,13 @@ def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
 )
 def test_what_is_no_finite_value_ends_the_run_with_the_sample(tmp_path, place, outcome, shown):
     message = f"group reward 'mine', sample s: {shown} is not a RewardValue with a finite number"
-    with (
-        make_custom_reward(tmp_path, outcome, custom_rewards=place, on_missing_score="fallback") as term,
-        pytest.raises(UserError, match=message),
-    ):
-        apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+    with pytest.raises(UserError, match=message):
+        apply_custom_reward(tmp_path, outcome, custom_rewards=place, on_missing_score="fallback")
 
 
 def test_custom_rewards_can_run_in_this_process(tmp_path):
     for place, elsewhere in (("worker", True), ("main_process", False)):
-        with make_custom_reward(tmp_path, "return", custom_rewards=place) as term:
-            after = apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        after = apply_custom_reward(tmp_path, "return", custom_rewards=place)
         assert (after.scores[0].terms["mine"].reason != str(os.getpid())) is elsewhere
 
 
