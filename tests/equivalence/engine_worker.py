@@ -11,9 +11,13 @@ import sys
 from pathlib import Path
 
 import torch
-from vllm_scenes import Questions
 
 from mmrl.rollout.engines.vllm_colocated import vllm_env_vars
+
+# The fork server puts only the folder of this file on the path.
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+from vllm_scenes import Questions
 
 
 def main() -> None:

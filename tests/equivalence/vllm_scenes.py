@@ -5,10 +5,7 @@ own, which load torch and vLLM for ten seconds: `start` has one process play sev
 """
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fork_server import Forked
 from processors import make_prompt_processor
 from recorded import recorded
 
@@ -118,28 +116,16 @@ def media_store() -> MediaCache:
     return MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
 
 
-def start(scenes: Mapping[str, Questions], folder: Path) -> subprocess.Popen[str]:
-    """A process that plays scenes, by name, in their order; `facts` tells when it has ended."""
+def start(scenes: Mapping[str, Questions], folder: Path) -> Forked:
+    """Start a process that plays scenes, by name, in their order; `facts` waits for its end."""
     (folder / "questions.pkl").write_bytes(pickle.dumps(scenes))
-    tests = str(Path(__file__).parents[1])
-    return subprocess.Popen(
-        [sys.executable, WORKER, folder],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return Forked([WORKER, folder], env={"HF_HUB_OFFLINE": "1"})
 
 
-def facts(process: subprocess.Popen[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """What each scene found out."""
-    output, _ = process.communicate(timeout=1200)
-    assert process.returncode == 0, output[-5000:]
+def facts(process: Forked, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what each scene found out."""
+    output, errors = process.communicate(timeout=1200)
+    assert process.returncode == 0, (output + errors)[-5000:]
     found: dict[str, dict[str, Any]] = json.loads((folder / "facts.json").read_text())
     return found
 
