@@ -188,13 +188,6 @@ def test_contributing_shows_the_layers_that_import_linter_holds():
     assert packages | {"protocols", "mmrl_rewards", "mmrl_datasets"} == set().union(*shown)
 
 
-def test_imports_keep_to_the_contracts():
-    pytest.importorskip("importlinter")
-    code = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(cache_dir=None))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 def test_every_package_is_shipped():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     shipped = [path for path in FILES if path.endswith("__init__.py")]

@@ -1,11 +1,10 @@
 """Published verdicts, replayed. Licences keep MathVista's out of this repository: skipped without them."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from tool_modules import load_tool
 
 DATA = Path(__file__).parents[2].resolve().parent / "shared" / "eval" / "mathvista"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"MathVista's published verdicts are not in {DATA}")
@@ -13,12 +12,7 @@ needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"MathVista's publishe
 
 @pytest.fixture(scope="module")
 def tool():
-    path = Path(__file__).parents[2] / "tools" / "agreement.py"
-    spec = importlib.util.spec_from_file_location("agreement", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("agreement")
 
 
 @pytest.fixture(scope="module")

@@ -470,7 +470,7 @@ def mine(group, *, outcome: str):
 def apply_custom_reward(folder, outcome, *others, **rewards):
     """Apply a group reward of the user's own to a group of two; it runs in a worker unless `rewards` say otherwise."""
     (folder / "mine.py").write_text(OUTCOMES)
-    settings = {"timeout_s": 2.0, "worker_limits": {"memory_mib": 512}, **rewards}
+    settings = {"timeout_s": 2.0 if outcome == "hang" else 60.0, "worker_limits": {"memory_mib": 512}, **rewards}
     overrides = [f"rewards.{key}={json.dumps(value)}" for key, value in settings.items()]
     reward = f"{{fn: './mine.py:mine', args: {{outcome: {outcome}}}}}"
     config = load_config(QUICKSTART, [f"rewards.group_rewards=[{reward}]", *overrides]).config

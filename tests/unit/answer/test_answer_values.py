@@ -141,54 +141,47 @@ def test_text_of_each_type_is_parsed_or_refused(answer_type):
         assert type(answer.value) is type(value), text[:60]
 
 
-@pytest.mark.parametrize(
-    ("inner", "message"),
-    [
-        ("<script>alert(1)</script>", "a <script>"),
-        ('<g onload="x()"/>', "event handler"),
-        ('<image href="http://a/b.png"/>', "leads out"),
-        ('<image href="file:///etc/passwd"/>', "leads out"),
-        ('<rect style="fill: url(http://a/b)"/>', "leads out"),
-        ("<style>@import 'a.css';</style>", "loads another file"),
-        ("<foreignObject/>", "a <foreignObject>"),
-        ("<?xml-stylesheet href='a'?>", "processing instruction"),
-        ("<g>" * 300 + "</g>" * 300, "more than 200 levels"),
-        ("<g>", "not well-formed"),
-        ("&nbsp;", "not well-formed"),
-    ],
-)
-def test_svg_with_scripts_links_or_errors_is_refused(inner, message):
+SVG_ENTITIES = ('<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">', '<!ENTITY b SYSTEM "file:///etc/passwd">')
+BROKEN = [
+    *(
+        (AnswerType.SVG, SVG.replace("<circle", inner + "<circle"), message)
+        for inner, message in (
+            ("<script>alert(1)</script>", "a <script>"),
+            ('<g onload="x()"/>', "event handler"),
+            ('<image href="http://a/b.png"/>', "leads out"),
+            ('<image href="file:///etc/passwd"/>', "leads out"),
+            ('<rect style="fill: url(http://a/b)"/>', "leads out"),
+            ("<style>@import 'a.css';</style>", "loads another file"),
+            ("<foreignObject/>", "a <foreignObject>"),
+            ("<?xml-stylesheet href='a'?>", "processing instruction"),
+            ("<g>" * 300 + "</g>" * 300, "more than 200 levels"),
+            ("<g>", "not well-formed"),
+            ("&nbsp;", "not well-formed"),
+        )
+    ),
+    *((AnswerType.SVG, f"<!DOCTYPE svg [{part}]><svg>&b;</svg>", "a doctype") for part in SVG_ENTITIES),
+    *(
+        (AnswerType.TOOL_CALL, XML_CALL.replace(old, new), message)
+        for old, new, message in (
+            ("</parameter>\n<parameter=why>", "</parameter>\nand\n<parameter=why>", "outside"),
+            ("</parameter>\n</function>", "</parameter>\nand\n</function>", "after"),
+            ("=why", "=box", "twice"),
+            ("</function>", "", "not JSON"),
+            ("=box>\n[1, 2, 30, 40]", "=bbox_2d>\n[1, 2, 30]", "4 numbers in 'bbox_2d'"),
+        )
+    ),
+    # A million unfinished parameters take linear time.
+    *(
+        (AnswerType.TOOL_CALL, f"<function=look>{opening * 1_000_000}</function>", "parameters of the call")
+        for opening in ("<parameter=", "<parameter=a>", "<parameter=a></parameter>b")
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer_type", "text", "message"), BROKEN, ids=[message for *_, message in BROKEN])
+def test_broken_or_dangerous_markup_is_refused(answer_type, text, message):
     with pytest.raises(ValueError, match=message):
-        parse_answer_value(AnswerType.SVG, SVG.replace("<circle", inner + "<circle"))
-
-
-@pytest.mark.parametrize(
-    "entities", ['<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">', '<!ENTITY b SYSTEM "file:///etc/passwd">']
-)
-def test_svg_entities_never_expand(entities):
-    with pytest.raises(ValueError, match="a doctype"):
-        parse_answer_value(AnswerType.SVG, f"<!DOCTYPE svg [{entities}]><svg>&b;</svg>")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("</parameter>\n<parameter=why>", "</parameter>\nand\n<parameter=why>", "outside"),
-        ("</parameter>\n</function>", "</parameter>\nand\n</function>", "after"),
-        ("=why", "=box", "twice"),
-        ("</function>", "", "not JSON"),
-        ("=box>\n[1, 2, 30, 40]", "=bbox_2d>\n[1, 2, 30]", "4 numbers in 'bbox_2d'"),
-    ],
-)
-def test_broken_xml_tool_call_is_refused(old, new, message):
-    with pytest.raises(ValueError, match=message):
-        parse_answer_value(AnswerType.TOOL_CALL, XML_CALL.replace(old, new))
-
-
-@pytest.mark.parametrize("opening", ["<parameter=", "<parameter=a>", "<parameter=a></parameter>b"])
-def test_a_million_unfinished_parameters_take_linear_time(opening):
-    with pytest.raises(ValueError, match="parameters of the call"):
-        parse_answer_value(AnswerType.TOOL_CALL, f"<function=look>{opening * 1_000_000}</function>")
+        parse_answer_value(answer_type, text)
 
 
 @pytest.mark.parametrize("answer_type", AnswerType)

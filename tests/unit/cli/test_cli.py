@@ -169,6 +169,13 @@ rewards:
 """
 
 
+def write_judged(folder, old, new):
+    """Write a config with the rewards of JUDGE, in which `new` replaces `old`."""
+    rest = "\n".join(text for text in CONFIG.splitlines() if not text.startswith("rewards"))
+    (folder / "c.yaml").write_text(JUDGE.replace(old, new) + rest)
+    return folder / "c.yaml"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
@@ -187,17 +194,13 @@ rewards:
     ],
 )
 def test_explain_names_the_line_of_a_wrong_option_of_a_reward(tmp_path, capsys, old, new, line, words):
-    path = tmp_path / "c.yaml"
-    rest = "\n".join(text for text in CONFIG.splitlines() if not text.startswith("rewards"))
-    path.write_text(JUDGE.replace(old, new) + rest)
+    path = write_judged(tmp_path, old, new)
     assert main(["explain", str(path)]) == 2
     assert re.search(rf"{path}:{line}: .*{words}", capsys.readouterr().err)
 
 
 def test_explain_says_who_decides(tmp_path, capsys):
-    path = tmp_path / "c.yaml"
-    rest = "\n".join(text for text in CONFIG.splitlines() if not text.startswith("rewards"))
-    path.write_text(JUDGE.replace("name: rule", "name: rule, fallback: judge") + rest)
+    path = write_judged(tmp_path, "name: rule", "name: rule, fallback: judge")
     assert main(["explain", str(path)]) == 0
     assert "R_i = 1 · (rule, else judge)" in capsys.readouterr().out
 

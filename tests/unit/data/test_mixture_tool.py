@@ -1,21 +1,16 @@
 """tools/mixture.py: the quadratic that made the scores is found again, and so is its maximum."""
 
-import importlib.util
 import json
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tool_modules import load_tool
 
 
 @pytest.fixture(scope="module")
 def tool():
-    path = Path(__file__).parents[3] / "tools" / "mixture.py"
-    spec = importlib.util.spec_from_file_location("mixture_tool", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("mixture")
 
 
 def grid(k, n=60):

@@ -20,19 +20,14 @@ from mmrl_rewards import number
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_reward_passes_its_case_table(capsys):
-    assert main(["reward", "test", str(ROOT / "examples/reward.json")]) == 0
-    assert "6 of 6 rows pass" in capsys.readouterr().out
-
-
-def test_the_reward_is_fit_to_train_with(capsys):
-    assert main(["reward", "lint", f"{ROOT}/examples/reward.py:traffic_lights"]) == 0, capsys.readouterr().out
-
-
-def test_the_service_reward_passes_its_case_table_and_is_fit(capsys):
-    assert main(["reward", "test", str(ROOT / "examples/service_reward.json")]) == 0
-    assert "5 of 5 rows pass" in capsys.readouterr().out
-    assert main(["reward", "lint", f"{ROOT}/examples/service_reward.py:served"]) == 0, capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "rows"), [("reward.py:traffic_lights", 6), ("service_reward.py:served", 5), ("look.py:colour", 16)]
+)
+def test_an_example_passes_its_case_table_and_is_fit_to_train_with(capsys, name, rows):
+    path = f"{ROOT}/examples/{name}"
+    assert main(["reward", "test", path.partition(".py")[0] + ".json"]) == 0
+    assert f"{rows} of {rows} rows pass" in capsys.readouterr().out
+    assert main(["reward", "lint", path]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -50,12 +45,6 @@ def test_the_service_reward_asks_a_real_server(reply_body, value):
         assert is_unscorable(outcome) and "no usable reply" in outcome.reason
     else:
         assert outcome == (value, f"the service says {value:.3g}")
-
-
-def test_the_reward_that_looks_passes_its_case_table_and_is_fit_to_train_with(capsys):
-    assert main(["reward", "test", str(ROOT / "examples/look.json")]) == 0
-    assert "16 of 16 rows pass" in capsys.readouterr().out
-    assert main(["reward", "lint", f"{ROOT}/examples/look.py:colour"]) == 0, capsys.readouterr().out
 
 
 def test_the_group_reward_favours_answers_that_few_others_gave():

@@ -340,9 +340,13 @@ def test_an_ensemble_of_reward_models_combines_values_not_scores():
         ({"url": "http://x/", "model": "m"}, {"ensemble": 1.5}, "'ensemble' = 1.5"),
         ({"url": "http://x/", "model": "m"}, {"images": 3}, "'images' = 3"),
         ({"url": "http://x/", "model": "m"}, {"images": "yes"}, "'images' = 'yes'"),
+        ({"url": "localhost:80"}, {}, "option 'judge'.*pattern"),
+        ({"url": "http://x/", "modle": "m"}, {}, "option 'judge'.*there is no such key"),
+        ({"url": "http://x/", "model": "m", "votes": 2}, {}, "option 'judge'.*odd number"),
+        ({"url": "http://x/", "model": "m", "votes": 3}, {}, "option 'judge'.*temperature above 0"),
     ],
 )
-def test_a_wrong_ensemble_or_picture_size_is_refused(judges, options, words):
+def test_a_judge_with_wrong_options_is_refused(judges, options, words):
     with pytest.raises(UserError, match=words):
         bind(judge.pointwise, {"judge": judges, **options})
 
@@ -477,20 +481,6 @@ def test_a_judge_reads_words_where_the_target_is_a_number():
         assert bind(judge.pointwise, args)(*Case.model_validate(case).build()).value == 1.0
     material = shown_to_judge(requests[0][0])[1]
     assert (material["reference"], material["response"]) == ("3", "three, I think")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"url": "localhost:80"}, "pattern"),
-        ({"url": "http://x/", "modle": "m"}, "there is no such key"),
-        ({"url": "http://x/", "model": "m", "votes": 2}, "odd number"),
-        ({"url": "http://x/", "model": "m", "votes": 3}, "temperature above 0"),
-    ],
-)
-def test_a_judge_with_wrong_options_is_refused(options, words):
-    with pytest.raises(UserError, match=f"option 'judge'.*({words})"):
-        bind(judge.pointwise, {"judge": options})
 
 
 def page_server(handler, body):

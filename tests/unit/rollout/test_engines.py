@@ -146,19 +146,21 @@ def test_sequence_beyond_the_engines_limit_is_refused_with_its_sample(make_tiny)
         sampler.extend([rollout], replace(params, max_new_tokens=8), step=0)
 
 
-def test_engine_that_returns_too_few_continuations_is_refused(make_tiny):
-    tiny, engine = make_tiny(), FakeEngine()
-    engine.generate = lambda requests, params, *, record_routes: []
-    with pytest.raises(UserError, match="must return `num_samples` continuations"):
-        fake_sampler(tiny, engine).generate([tiny.processor.build(tiny.samples[0])], 1, tiny.params, step=0)
+# Log-probs of two responses may add up to the right number, and every ratio would be wrong.
+SHIFTED = [GeneratedTokens((5, 5), (-1.0,) * count, FinishReason.LENGTH) for count in (3, 1)]
 
 
-def test_engine_that_returns_log_probs_of_other_tokens_is_refused(make_tiny):
-    """Those of two responses may add up to the right number, and every ratio would be wrong."""
+@pytest.mark.parametrize(
+    ("generated", "message"),
+    [
+        ([], "must return `num_samples` continuations"),
+        ([SHIFTED], "returned 2 tokens with 3 log-probabilities; return one for each"),
+    ],
+)
+def test_engine_that_returns_too_few_tokens_or_log_probs_is_refused(make_tiny, generated, message):
     tiny, engine = make_tiny(), FakeEngine()
-    shifted = [GeneratedTokens((5, 5), (-1.0,) * count, FinishReason.LENGTH) for count in (3, 1)]
-    engine.generate = lambda requests, params, *, record_routes: [shifted]
-    with pytest.raises(UserError, match="returned 2 tokens with 3 log-probabilities; return one for each"):
+    engine.generate = lambda requests, params, *, record_routes: generated
+    with pytest.raises(UserError, match=message):
         fake_sampler(tiny, engine).generate([tiny.processor.build(tiny.samples[0])], 2, tiny.params, step=0)
 
 
