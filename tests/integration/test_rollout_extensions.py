@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness import Command, counting, experiment, metrics, rl_stage, sft_stage, succeed, write
-from zoom_runs import check_all_occurred
+from zoom_runs import check_all_occurred, logprob_checks
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +32,6 @@ def check_refused(folder: Path, here: Command, message: str, *overrides: str, **
     assert message in " ".join(done.errors.split())
     assert "Traceback" not in done.errors
     return done.output + done.errors
-
-
-def logprob_checks(run_dir: Path) -> list[float]:
-    return [record["logprob_check/diff_mean"] for record in metrics(run_dir) if "logprob_check/diff_mean" in record]
 
 
 def test_run_samples_with_the_engine_of_the_example(tmp_path, here):

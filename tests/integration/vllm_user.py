@@ -1,12 +1,14 @@
 """What a user does after one another, in one process, which loads torch and vLLM once: usage `vllm_user.py FOLDER`.
 
-FOLDER has it in steps.json: commands of `mmrl`, and models with questions to them; answers go to answers.json.
+FOLDER has it in steps.json: commands of `mmrl`, models with questions to them, and at last a command that is refused.
+Answers go to answers.json, and what the refused command prints to refusal.txt.
 """
 
 import gc
 import json
 import os
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,10 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     answers: dict[str, list[list[int]]] = {}
     for step in json.loads((folder / "steps.json").read_text()):
-        if isinstance(step, dict):
+        if isinstance(step, dict) and "refused" in step:
+            with (folder / "refusal.txt").open("w") as refusal, redirect_stderr(refusal):
+                print("exit code", main(step["refused"]), file=refusal)
+        elif isinstance(step, dict):
             answers |= {model: ask(model, questions) for model, questions in step.items()}
         elif code := main(step):
             sys.exit(code)

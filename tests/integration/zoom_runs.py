@@ -73,6 +73,11 @@ def learned_steps(run_dir: Path, stage: str = "rl") -> list[dict[str, Any]]:
     return [record for record in metrics(run_dir) if record["stage"] == stage and "learner/loss" in record]
 
 
+def logprob_checks(run_dir: Path) -> list[float]:
+    """The mean difference between engine and learner, in nats, of each check."""
+    return [record["logprob_check/diff_mean"] for record in metrics(run_dir) if "logprob_check/diff_mean" in record]
+
+
 def check_all_occurred(records: list[dict[str, Any]], *names: str) -> None:
     """Check that each of these metrics was above zero in some step."""
     for name in names:
