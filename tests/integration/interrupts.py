@@ -3,13 +3,15 @@
 import os
 import signal
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import Command
 
 
-def signal_at_call(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
-    """Send this process signals at the `nth` call of a method."""
+def train_until_signal(here: Command, config: Path, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
+    """Train in this process, which gets signals at the `nth` call of a method, and check that they end the run."""
     method, calls = getattr(owner, name), count(1)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -18,4 +20,6 @@ def signal_at_call(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth:
                 os.kill(os.getpid(), which)
         return method(*args, **kwargs)
 
-    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, interrupted)
+        assert here("train", config).code == 128 + signals[0]

@@ -21,9 +21,9 @@ from harness import (
     undisturbed,
     write,
 )
-from interrupts import signal_at_call
+from interrupts import train_until_signal
 from rounding import LOGPROBS
-from zoom_runs import check_all_occurred, learned_steps
+from zoom_runs import check_all_occurred, learned_steps, logprob_checks
 
 from mmrl.checkpoint.snapshot import load_state
 from mmrl.rollout.engine_sampler import EngineSampler
@@ -80,7 +80,7 @@ def test_rollouts_are_one_version_old_from_the_second_step_on(whole):
     assert len((whole / "rollouts" / "rl-000003-validation.jsonl").read_text().splitlines()) > 0
     is_stale = ["rollout/stale_logprob_diff_mean" in record for record in steps if record["learner/loss"]]
     assert not is_stale[0] and all(is_stale[1:])
-    checks = [record["logprob_check/diff_mean"] for record in metrics(whole) if "logprob_check/diff_mean" in record]
+    checks = logprob_checks(whole)
     assert len(checks) >= STEPS // 2 and max(checks) < LOGPROBS
     assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
     check_all_occurred(steps, "rethink/attempted")
@@ -97,29 +97,22 @@ def test_checkpoints_have_the_next_batch_except_the_last(whole):
     [(AsyncRollouts, "start", 4, (signal.SIGTERM,)), (PendingRound, "wait", 5, (signal.SIGINT,) * 2)],
     ids=["before the fifth step is generated", "twice after the sixth is generated"],
 )
-def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(
-    tmp_path, whole, here, monkeypatch, owner, method, nth, signals
-):
+def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(tmp_path, whole, here, owner, method, nth, signals):
     config = write(full_config(tmp_path / "run"), tmp_path / "tiny.yaml")
-    signal_at_call(monkeypatch, owner, method, nth, *signals)
-    assert here("train", config).code == 128 + signals[0]
+    train_until_signal(here, config, owner, method, nth, *signals)
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "01-000004"
     done = succeed(here("train", config))
     assert "01-000004: stage rl, step 4" in done.output
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def resume_with_two_ranks(
-    here: Command, monkeypatch: pytest.MonkeyPatch, config: Path, owner: type, method: str, nth: int
-) -> None:
+def resume_with_two_ranks(here: Command, config: Path, owner: type, method: str, nth: int) -> None:
     """Stop a run of one process at a call, and end it with two ranks."""
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, owner, method, nth, signal.SIGINT)
-        assert here("train", config).code == 128 + signal.SIGINT
+    train_until_signal(here, config, owner, method, nth, signal.SIGINT)
     succeed(mmrl("train", config, "--nproc", 2))
 
 
-def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, here, monkeypatch):
+def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, here):
     options = {
         "num_mini_batches": 2,
         "loss": RECOMPUTED,
@@ -134,11 +127,11 @@ def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, here, monkey
     assert ["rollout/logprob_diff_mean" in record for record in steps] == [True] + [False] * (STEPS - 1)
     assert ["rollout/stale_logprob_diff_mean" in record for record in steps] == [False] + [True] * (STEPS - 1)
     check_all_occurred(steps, "replay/frac")
-    resume_with_two_ranks(here, monkeypatch, twice, AsyncRollouts, "start", 3)
+    resume_with_two_ranks(here, twice, AsyncRollouts, "start", 3)
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, here, monkeypatch):
+def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, here):
     """Then they continue as one process does, whichever rank opens the images."""
     rl = rl_stage(
         steps=STEPS,
@@ -158,7 +151,7 @@ def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, here, monkey
     assert steps[0]["rollout/unfinished_groups"] > 0
     staleness = [record["rollout/staleness_max"] for record in steps]
     assert staleness[0] == 0.0 and max(staleness) >= 1.0
-    resume_with_two_ranks(here, monkeypatch, write(twice, tmp_path / "twice.yaml"), EngineSampler, "sync", 1)
+    resume_with_two_ranks(here, write(twice, tmp_path / "twice.yaml"), EngineSampler, "sync", 1)
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from harness import TINY, contents, experiment, rl_stage, succeed, write
-from interrupts import signal_at_call
+from interrupts import train_until_signal
 from zoom_runs import check_all_occurred, learned_steps
 
 from mmrl.checkpoint.snapshot import load_state
@@ -45,7 +45,7 @@ def replay_config(run_dir: Path, kind: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, here, monkeypatch, kind):
+def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, here, kind):
     succeed(here("train", replay_config(tmp_path / "whole", kind)))
     check_all_occurred(learned_steps(tmp_path / "whole"), "rollout/route_diff_tokens_frac")
     state = load_state(tmp_path / "whole" / "checkpoints" / "00-000002")
@@ -55,9 +55,7 @@ def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, 
     assert saved and all(rollout.prompt_routes is not None for rollout in saved)
 
     config = replay_config(tmp_path / "run", kind)
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, PolicyLearner, "step", 2, signal.SIGTERM)
-        assert here("train", config).code == 128 + signal.SIGTERM
+    train_until_signal(here, config, PolicyLearner, "step", 2, signal.SIGTERM)
     succeed(here("train", config))
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 

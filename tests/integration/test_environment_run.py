@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from environment_runs import STEP, environment_config
 from harness import alike, contents, metrics, mmrl, scheduled, succeed, undisturbed, write
-from interrupts import signal_at_call
+from interrupts import train_until_signal
 from json_lines import read_json_lines
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -53,7 +53,7 @@ def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path, whole
 
 
 @pytest.mark.parametrize("nth", [3, 14])  # tools/faults.py kills at random moments, on two ranks, too
-def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(tmp_path, whole, here, monkeypatch, nth):
+def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(tmp_path, whole, here, nth):
     config = write(environment_config(tmp_path / "run", **EVERYTHING), tmp_path / "tiny.yaml")
     killed = mmrl("train", config, strike=("mmrl.rollout.environments.episodes:EpisodeWorkers.play", nth, "SIGKILL"))
     assert killed.code == -signal.SIGKILL, killed.errors
@@ -75,25 +75,21 @@ def test_two_ranks_credit_turns_as_one_does(tmp_path, here, advantage):
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_two_ranks_and_partial_rollouts_learn_the_same(tmp_path, here, monkeypatch):
+def test_two_ranks_and_partial_rollouts_learn_the_same(tmp_path, here):
     partial = {"kind": "generate", "partial_rollout_tokens": 3, "oversampling": 1.5, "max_tokens_per_step": 60}
     options = {"rollout_steps": [partial, {**STEP, "workers": 2}], "replay": {"capacity": 32}}
     once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
     assert here("train", once).code == 0
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, EpisodeWorkers, "play", 11, signal.SIGINT)
-        assert here("train", twice).code == 128 + signal.SIGINT
+    train_until_signal(here, twice, EpisodeWorkers, "play", 11, signal.SIGINT)
     succeed(mmrl("train", twice, "--nproc", 2))
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(tmp_path, here, monkeypatch):
+def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(tmp_path, here):
     config = write(
         environment_config(tmp_path / "run", rollout_steps=[{"kind": "generate"}, STEP]), tmp_path / "t.yaml"
     )
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, EpisodeWorkers, "play", 11, signal.SIGINT)
-        assert here("train", config).code == 128 + signal.SIGINT
+    train_until_signal(here, config, EpisodeWorkers, "play", 11, signal.SIGINT)
     frames = tmp_path / "run/data/frames"
     (frames / f"{'0' * 64}.png").write_bytes(b"of a step that was lost")
     for frame in frames.iterdir():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from family_runs import family_runs
 from harness import alike, check_records, contents, metrics, mmrl, rl_stage, succeed, write
-from interrupts import signal_at_call
+from interrupts import train_until_signal
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
@@ -65,13 +65,11 @@ def test_a_frozen_router_is_no_weight_that_is_trained(runs):
     assert not any(name.endswith("mlp.gate.weight") for name in names)
 
 
-def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, here, monkeypatch):
+def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, here):
     config = json.loads((runs / "whole.yaml").read_text())
     config["run"]["dir"] = str(tmp_path / "run")
     file = write(config, tmp_path / "run.yaml")
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, EngineSampler, "sync", 3, signal.SIGINT)
-        assert here("train", file).code == 128 + signal.SIGINT
+    train_until_signal(here, file, EngineSampler, "sync", 3, signal.SIGINT)
     succeed(here("train", file))
     assert contents(tmp_path / "run") == contents(runs / "whole")
 

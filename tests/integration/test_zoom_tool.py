@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import alike, contents, metrics, mmrl, succeed, write
-from interrupts import signal_at_call
+from interrupts import train_until_signal
 from zoom_runs import check_all_occurred, later_config, learned_steps, partial_config, zoom_config
 
 from mmrl.checkpoint.snapshot import load_state
@@ -58,14 +58,12 @@ def test_run_stopped_while_tool_processes_run_resumes_exactly(here, tmp_path, zo
     assert contents(tmp_path / "run") == contents(zoomed)
 
 
-def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
+def test_two_processes_zoom_as_one_does(here, tmp_path, zoomed):
     """Supervised and asynchronous steps resume with what they had generated and shown before the stop."""
     once, twice = (
         write(later_config(tmp_path / name, zoomed / "model"), tmp_path / f"{name}.yaml") for name in ("once", "twice")
     )
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, AsyncRollouts, "start", 2, signal.SIGINT)
-        assert here("train", once).code == 128 + signal.SIGINT
+    train_until_signal(here, once, AsyncRollouts, "start", 2, signal.SIGINT)
     next_batch = load_state(tmp_path / "once" / "checkpoints" / "01-000002").next_batch
     assert any(rollout.observations for group in next_batch.groups for rollout in group)
     assert here("train", once).code == 0
@@ -77,15 +75,13 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, monkeypatch, zoomed):
+def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, zoomed):
     """And a stopped run ends with the same bytes."""
     whole, cut = (
         write(partial_config(tmp_path / name, zoomed / "model"), tmp_path / f"{name}.yaml") for name in ("whole", "cut")
     )
     assert here("train", whole).code == 0
-    with monkeypatch.context() as patched:
-        signal_at_call(patched, EngineSampler, "sync", 3, signal.SIGINT)
-        assert here("train", cut).code == 128 + signal.SIGINT
+    train_until_signal(here, cut, EngineSampler, "sync", 3, signal.SIGINT)
     assert here("train", cut).code == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     steps = learned_steps(tmp_path / "whole")
