@@ -116,11 +116,12 @@ def test_site_is_built_without_a_warning_and_fetches_nothing_from_outside(tmp_pa
 @pytest.mark.slow
 def test_broken_links_fail_the_build(tmp_path):
     pytest.importorskip("mkdocs")
-    make_site.stage_site(tmp_path / "pages")
-    with (tmp_path / "pages" / "first_run.md").open("a") as page:
-        page.write("\n[gone](gone.md)\n[gone](glossary.md#no-such-heading)\n")
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "first_run.md").write_text("[gone](gone.md)\n[gone](glossary.md#no-such-heading)\n")
+    (tmp_path / "pages" / "glossary.md").write_text("# Glossary\n")
+    settings = MKDOCS.read_text().replace("docs_dir: build/site", "docs_dir: pages").partition("\nnav:\n")[0]
     config = tmp_path / "mkdocs.yml"
-    config.write_text(MKDOCS.read_text().replace("docs_dir: build/site", "docs_dir: pages"))
+    config.write_text(f"{settings}\nnav: [first_run.md, glossary.md]\n")
     done = build(config, tmp_path / "site")
     assert done.returncode == 1
     warnings = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]  # each fails a strict build
