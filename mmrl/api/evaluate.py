@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from mmrl.api.functions import name_function
 from mmrl.api.train import check_is_list
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction, parse_prediction
-from mmrl.benchmarks.verdict import Verdict, read_verdicts
+from mmrl.benchmarks.verdict import Verdict, read_rows, read_verdicts
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
 from mmrl.log.console import Console
@@ -34,8 +33,7 @@ class Evaluation:
     @property
     def predictions(self) -> list[Prediction]:
         """The responses of the model, in the order of the questions."""
-        lines = EvalDir(self.out_dir).predictions_file.read_text(encoding="utf-8").splitlines()
-        return [parse_prediction(json.loads(line)) for line in lines]
+        return [parse_prediction(row) for _, row in read_rows(EvalDir(self.out_dir).predictions_file)]
 
 
 class EvalOptions(TypedDict, total=False):

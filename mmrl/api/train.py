@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from mmrl.api.functions import name_function, name_rows, replace_functions
 from mmrl.config import Config, LoadedConfig, check_data_files, load_config, locate_errors
 from mmrl.distributed.launch import is_launched
+from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir, run_dir_of
 from mmrl.types import Sample, UserError
 
@@ -36,8 +37,7 @@ class TrainResult:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl: one for each step and each evaluation. A value that is not finite is None."""
-        lines = RunDir(self.run_dir).metrics.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return [row for row, _ in read_records(RunDir(self.run_dir).metrics)]
 
     @property
     def held_out(self) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import shlex
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import indent
 
+from mmrl.log.logger import read_records
 from mmrl.types import UserError
 from mmrl.utils.processes import kill_processes, list_tree
 
@@ -96,7 +96,7 @@ def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None
 
 def _stage_middles(metrics: Path) -> Iterator[tuple[str, int]]:
     """Yield each training stage with the number of a line just after its middle."""
-    records = list(map(json.loads, metrics.read_text().splitlines()))
+    records = [record for record, _ in read_records(metrics)]
     training_stages = dict.fromkeys(record["stage"] for record in records if "learner/lr" in record)
     for stage in training_stages:
         lines = [number for number, record in enumerate(records, 1) if record["stage"] == stage]
