@@ -107,8 +107,8 @@ class AdvantageConfig(StrictModel):
         for name, values in needed.items():
             if getattr(self, name) not in values:
                 raise ValueError(
-                    f"`credit: {self.credit}` compares turns within a group, which `{name}: {getattr(self, name)}` is "
-                    "not defined for; leave it out, or use `credit: broadcast`"
+                    f"`credit: {self.credit}` gives each turn an advantage of its own, which `{name}` is not defined "
+                    f"for; leave `{name}` at its default, or use `credit: broadcast`"
                 )
         return self
 
