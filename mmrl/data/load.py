@@ -54,7 +54,7 @@ OpenedT = TypeVar("OpenedT")
 _CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
 _TURN_S = 60.0  # a rank that decodes for hours without an exchange would be reported as lost
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
-_DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
+_DUPLICATE_ID_REMEDY = "if they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
     "shorten them, shrink their media (model.max_pixels, model.video), raise model.max_prompt_tokens, or leave them "
     "out with data.on_too_long=skip"
@@ -143,14 +143,14 @@ class DatasetLoader:
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             # A small validation share may hold out no row, which is only warned of.
             if getattr(self._config.data, split) and not usable:
-                raise UserError(f"data.{split}: there is not one usable sample")
+                raise UserError(f"data.{split}: there are no usable samples")
             loaded[split] = replace(rows, samples=usable, rejected=rejected)
         splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
         check_held_out(splits["train"], [*splits["validation"], *splits["test"]])
         check_stages_have_samples(self._config, splits["train"])
         if not splits["validation"] and any(stage.validation for stage in self._config.training_stages):
             self._console.warn(
-                "there is no sample for the stages' `validation`; name `data.validation`, or set a larger "
+                "there are no samples for the stages' `validation`; set `data.validation`, or a larger "
                 "`validation_share` of a source"
             )
         if self._record:
@@ -240,7 +240,7 @@ class DatasetLoader:
             self._report_rejected(split, measured.kept, measured.bad, data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             self._report_rejected(split, measured.kept, measured.too_long, data.on_too_long, _TOO_LONG_REMEDY)
             if given and not measured.kept:
-                raise UserError(f"data.{split}: there is not one usable sample")
+                raise UserError(f"data.{split}: there are no usable samples")
             splits[split] = tuple(measured.kept)
         # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"])
@@ -416,8 +416,8 @@ def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
         if stage.prompts_per_round > stage.prompts_per_step:
             remedy += " or oversampling"
         raise UserError(
-            f"stage {stage.name!r} needs {needed} prompts a step and {owner} samples: one would get the same rollouts "
-            f"twice; {remedy}"
+            f"stage {stage.name!r} needs {needed} prompts per step and {owner} samples, so a sample would get the "
+            f"same rollouts twice; {remedy}"
         )
 
 

@@ -132,7 +132,7 @@ class DataCheck:
         self._check_benchmarks()
         for split in self._sources:
             if getattr(self._config.data, split) and not self._samples[split]:
-                self._add_finding(FindingCode.EMPTY, split, "", "there is not one usable sample")
+                self._add_finding(FindingCode.EMPTY, split, "", "there are no usable samples")
         try:
             check_stages_have_samples(self._config, self._samples["train"])
         except UserError as error:

@@ -63,7 +63,7 @@ class LogprobCheck:
         all_diffs: list[torch.Tensor] = []
         for modality, diffs in diffs_of.items():
             diff = self._worst_mean(diffs)
-            finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
+            finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats per token"
             if not diff <= self.options.stop_above:  # "not below", so that NaN ends the run too
                 raise UserError(
                     f"{finding} (rollout.logprob_check.stop_above is {self.options.stop_above:g}): what is learned is "

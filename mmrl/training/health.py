@@ -38,7 +38,7 @@ HEALTH_RULES: Final = (  # of windowed means
         "rollout/truncated_frac",
         "max_truncated_frac",
         0.5,
-        "{value:.0%} of the rollouts are cut before their end: raise sampling.max_new_tokens, or reward brevity",
+        "{value:.0%} of the rollouts are truncated: raise sampling.max_new_tokens, or reward brevity",
     ),
     HealthRule(
         "rollout/duplicate_frac",
@@ -58,7 +58,7 @@ HEALTH_RULES: Final = (  # of windowed means
         "policy/reference_kl_nats",
         "max_reference_kl",
         1.0,
-        "the policy is {value:.2f} nats a token from its reference: lower the learning rate, or raise loss.kl.coef",
+        "the policy is {value:.2f} nats per token from its reference: lower the learning rate, or raise loss.kl.coef",
     ),
     HealthRule(
         "policy/importance_ratio_max",
@@ -72,18 +72,18 @@ HEALTH_RULES: Final = (  # of windowed means
         "rollout/logprob_diff_mean",
         "max_logprob_diff",
         None,
-        "rollout engine and learner differ by {value:.2g} nats a token before the update: suspect the engine, not the "
-        "learning rate. rollout.logprob_check.every=1 shows the modality that differs, and whether the gap begins at a "
-        "weight sync. If it is rounding, try model.float32_output_layer=true, then model.dtype=float32, or "
-        "weigh the gap with loss.rollout_correction",
+        "rollout engine and learner differ by {value:.2g} nats per token before the update: suspect the engine, not "
+        "the learning rate. rollout.logprob_check.every=1 shows the modality that differs, and whether the gap begins "
+        "at a weight sync. If the cause is rounding, try model.float32_output_layer=true, then model.dtype=float32, or "
+        "weight the gap with loss.rollout_correction",
     ),
     HealthRule(
         "rollout/stale_logprob_diff_mean",
         "max_stale_logprob_diff",
         None,
-        "tokens of the policy version before are {value:.2g} nats from the learner. If logprob_check/diff_mean is as "
-        "large, suspect the engine. Otherwise the policy moves far in one step: lower the learning rate or ppo_epochs, "
-        "or weigh the gap with loss.rollout_correction",
+        "tokens of the previous policy version are {value:.2g} nats from the learner. If logprob_check/diff_mean is as "
+        "large, suspect the engine. Otherwise, the policy moves far in one step: lower the learning rate or "
+        "ppo_epochs, or weight the gap with loss.rollout_correction",
     ),
     HealthRule(
         "replay/staleness_max",
@@ -106,7 +106,7 @@ STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
         "max_token_logprob_diff",
         5.0,  # rounding in bfloat16 reaches 0.35
         "rollout engine and learner differ by {value:.3g} nats on a token of {owner} before the update: suspect the "
-        "engine, or the media that it was given. rollout.logprob_check.every=1 shows if it begins at a weight sync",
+        "engine or its media. rollout.logprob_check.every=1 shows whether the gap begins at a weight sync",
     ),
 )
 MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the mean without

@@ -47,14 +47,14 @@ class DataSourceConfig(FunctionConfig):
     """One source of samples: a function that yields them."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
-    """Prefix of its samples' ids (`name/id`), for sources whose ids collide: no two samples may have the same id."""
+    """Prefix of the source's sample ids (`name/id`), for sources whose ids collide: every id must be unique."""
     weight: PositiveFloat | None = None
-    """Relative share of the training samples that is drawn from this source: its weight over the sum of all weights.
-    Without weights, every sample is drawn once per epoch. Give it to all sources or to none."""
+    """The share of training samples drawn from this source is its weight over the sum of all weights. Without
+    weights, every sample is drawn once per epoch. Set a weight for all sources or for none."""
     row_filter: RowFilterConfig | None = None
     """Keep only rows whose number in a `meta` column lies in a range; without it all rows are kept."""
     validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """About this share of a training source is held out for validation. A hash of a row's id decides, so that every run
+    """About this share of a training source is held out for validation. A hash of the row's id decides, so every run
     holds out the same rows."""
 
 
@@ -82,8 +82,8 @@ class MediaConfig(StrictModel):
     """The library that reads videos."""
 
     video_reader: Literal["pyav", "decord"] = "pyav"
-    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`, and refuses a
-    video if it would return other frames than the requested ones."""
+    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`, and refuses videos for
+    which it would return the wrong frames."""
 
 
 class StreamingConfig(StrictModel):
@@ -103,28 +103,29 @@ class DataConfig(StrictModel):
     validation: tuple[DataSourceConfig, ...] = ()
     """Sources that a stage's `validation` is measured on; they are never trained on."""
     test: tuple[DataSourceConfig, ...] = ()
-    """Sources whose rewards are compared before and after the run; they are used for nothing else."""
+    """Sources whose rewards are compared before and after the run; they have no other use."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
-    """For an unreadable medium or unusable row: `stop` ends the run, `skip` leaves it out, counted and listed."""
+    """For an unreadable medium or unusable row: `stop` ends the run, `skip` leaves the sample out, counted and
+    listed."""
     on_too_long: Literal["stop", "skip"] = "stop"
     """For a prompt beyond `model.max_prompt_tokens`: `stop` ends the run before it begins; `skip` leaves the sample
     out, counted and listed. Prompts are never cut."""
     on_changed_data: Literal["stop", "warn"] = "stop"
-    """For a resumed run that finds other rows or media than it began with: `stop` ends it before anything is written;
-    `warn` lists the differences, records them in the manifest and continues."""
+    """For a resumed run whose rows or media have changed: `stop` ends the run before anything is written; `warn`
+    lists the differences, records them in the manifest and continues."""
     media_roots: tuple[str, ...] = (".",)
     """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused. If
     `dir` is set and this key is not, media must lie in `dir`."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
     """Kinds of URLs that may name a medium; `http` includes https. A URL is fetched once, when samples are read."""
     media_workers: Workers = 0
-    """Processes that open media: all media when the run starts, then those of the next step while a step trains. 0
+    """Processes that open media: all media when the run starts, then the next step's media while a step trains. 0
     opens media in the main process, between steps."""
     media_timeout_s: Seconds = 1800.0
     """Seconds that a media process may take for one sample before it is killed; then `on_bad_sample` applies."""
     streaming: StreamingConfig | None = None
-    """Set this for sources that do not fit in memory, or have no end; several sources then need weights. A resumed run
-    reads again the rows that it had consumed."""
+    """Set this for sources that do not fit in memory, or have no end; several sources then need weights. A resumed
+    run reads the rows again that it had consumed."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
     """Limits beyond which a medium is refused before it is decoded."""
 
@@ -164,12 +165,12 @@ class ShuffledOrderConfig(StrictModel):
 
 
 class SortedOrderConfig(StrictModel):
-    """One order for every epoch: that of the sources, or by a column (easy to hard, for example)."""
+    """The same order every epoch: the order of the sources, or by a column (easy to hard, for example)."""
 
     kind: Literal["sorted"]
     """`sorted` draws samples in one order, the same every epoch."""
     column: str | None = None
-    """Column of `meta` whose numbers samples are sorted by; without it they keep the order of their sources."""
+    """Column of `meta` whose numbers samples are sorted by; without it, samples keep the order of their sources."""
     descending: bool = False
     """Draw the largest numbers first."""
 
@@ -183,7 +184,7 @@ class MixtureOrderConfig(StrictModel):
     """Pairs of a step (from 0) and a list of weights, one for each training source; weight 0 leaves a source out. The
     weights are constant before the first of these steps and after the last. A step is one round of prompts."""
     interpolation: Literal["linear", "steps"] = "linear"
-    """`linear` changes weights evenly between two points; `steps` keeps those of the earlier point."""
+    """`linear` changes weights evenly between two points; `steps` keeps the weights of the earlier point."""
 
     @model_validator(mode="after")
     def _check_points(self) -> MixtureOrderConfig:
@@ -197,7 +198,7 @@ class MixtureOrderConfig(StrictModel):
 class PlateauConfig(StrictModel):
     """A plateau of the mean of the `track_rewards` terms.
 
-    It is reached when the mean over `window` steps is less than `min_improvement` above that of the window before.
+    It is reached when the mean over `window` steps is less than `min_improvement` above the mean of the window before.
     """
 
     window: PositiveInt = 20
@@ -263,8 +264,8 @@ class PriorityOrderConfig(StrictModel):
     kind: Literal["priority"]
     """`priority` draws samples by their last rewards."""
     weight_by: Literal["uncertainty", "failure"] = "uncertainty"
-    """Weight of a sample whose last mean reward was p; it is drawn in proportion. `uncertainty`: 4 p (1 - p).
-    `failure`: 1 - p (Kimi k1.5). A sample that was not drawn yet has weight 1."""
+    """Weight of a sample whose last mean reward was p; samples are drawn in proportion to their weights.
+    `uncertainty`: 4 p (1 - p). `failure`: 1 - p (Kimi k1.5). A sample that was not drawn yet has weight 1."""
     min_weight: PositiveFraction = 0.05
     """Lower bound of all weights, so that samples that were too hard or too easy are still drawn sometimes."""
 

@@ -35,7 +35,7 @@ class SampleStage(StrictModel):
     kind: Literal["sample"]
     """Selects this kind of stage."""
     samples_of: Identifier | None = None
-    """An earlier `select` stage whose samples are used; when left out, the samples of `data.train` are."""
+    """An earlier `select` stage whose samples are used; when left out, the samples of `data.train`."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
     group_size: BatchSize = 8
@@ -83,10 +83,10 @@ class SelectStage(StrictModel):
     results_of: Identifier
     """The earlier stage whose results are used: a `sample` stage, or an `rl` stage with `track_rewards`."""
     metric: Literal["pass_rate", "first_correct", "reward_mean", "reward_std", "limr"] = "pass_rate"
-    """Number that a sample is chosen by. After a `sample` stage, `pass_rate`: share of its rollouts that is correct;
-    `first_correct`: index of the first correct one, from 1 (number of rollouts + 1 if none is). After an `rl` stage,
-    over the times the sample was drawn, `reward_mean` and `reward_std`: mean and standard deviation of its reward;
-    `limr`: how closely its reward followed the mean of all samples (LIMR)."""
+    """Number that a sample is chosen by. After a `sample` stage, `pass_rate`: share of its rollouts that are
+    correct; `first_correct`: index of the first correct rollout, from 1 (number of rollouts + 1 if none is correct).
+    After an `rl` stage, over the times the sample was drawn, `reward_mean` and `reward_std`: mean and standard
+    deviation of its reward; `limr`: how closely its reward followed the mean of all samples (LIMR)."""
     range: tuple[NonNegativeFloat, NonNegativeFloat | None] = (0.0, None)
     """Keep samples whose `metric` lies between these two, ends included; null sets no upper bound."""
     top_k: PositiveInt | None = None

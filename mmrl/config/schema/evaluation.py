@@ -60,7 +60,7 @@ class EvalGenerationConfig(StrictModel):
 class BenchmarkConfig(StrictModel):
     """A benchmark that is run during training, with the code of `mmrl eval`.
 
-    It is taken before the first step of training, every so many steps, and at the end of each stage that trains.
+    It runs before the first step of training, every so many steps, and at the end of each stage that trains.
     """
 
     name: FileName
@@ -74,16 +74,17 @@ class BenchmarkConfig(StrictModel):
     data: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files or folders that hold its questions, relative to the config's folder."""
     responses_per_question: BatchSize = 1
-    """Responses generated for each question; of several, `benchmark/<name>/pass@k` and `maj@k` are logged for k = 1, 2,
-    4, ..."""
+    """Responses generated for each question; with several, `benchmark/<name>/pass@k` and `maj@k` are logged for k =
+    1, 2, 4, ..."""
     temperature: Temperature | None = None
     """Temperature that responses are sampled at; `evaluation.temperature` when left out."""
     every: PositiveInt | None = None
-    """The benchmark is taken every so many steps of a stage; without it, only before training and after each stage."""
+    """The benchmark runs every so many steps of a stage; without this key, only before training and after each
+    stage."""
     split: str | None = None
-    """Split of a folder of questions; the benchmark's usual one when left out."""
+    """Split of a folder of questions; the benchmark's usual split when left out."""
     media_root: str | None = None
-    """Folder that relative paths of images and videos start from; that of the questions when left out."""
+    """Folder that relative paths of images and videos start from; the folder of the questions when left out."""
     coordinates: Literal[CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1, CoordinateSystem.NORM_1000] | None = (
         None
     )

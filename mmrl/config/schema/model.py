@@ -102,9 +102,10 @@ class VideoConfig(StrictModel):
     fps: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
     """Frames sampled per second of video; where `min_frames` or `max_frames` binds, that many, evenly spaced."""
     min_frames: Annotated[int, Field(ge=2, le=1_000_000)] = 4  # frames go in pairs
-    """Sample at least this many frames of a video; one that has fewer is refused."""
+    """Sample at least this many frames of a video; a video with fewer frames is refused."""
     max_frames: Annotated[int, Field(ge=2, le=1_000_000)] = 768
-    """Sample at most this many frames of a video; a longer one at a lower rate, which is passed to the model."""
+    """Sample at most this many frames of a video; a longer video is sampled at a lower rate, which the model is
+    told."""
     min_pixels: PositiveInt = 100352  # 128 x 28 x 28: a token of Qwen2-VL covers 28 x 28 pixels
     """Frames of a smaller area, in pixels, are enlarged to it."""
     max_pixels: PositiveInt = 602112  # 768 x 28 x 28
@@ -129,7 +130,7 @@ class LoraConfig(StrictModel):
     alpha: Dimension = 32
     """The update is scaled by alpha / rank."""
     dropout: DecayRate = 0.0
-    """Share of an adapter's inputs dropped while training; above 0 the learner's probabilities differ from the
+    """Share of an adapter's inputs dropped in training; above 0, the learner's probabilities differ from the
     sampler's."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] | None = None
     """Layers that are adapted. Null adapts the language model's attention and those feed-forward layers that every
@@ -174,8 +175,8 @@ class ModelConfig(StrictModel):
     """Type of weights and activations; log-probabilities are always float32."""
     float32_output_layer: bool = False
     """Convert hidden states and output weights to float32 before their product, in the learner and the engine. Under
-    `dtype: bfloat16` their log-probabilities then agree better. The larger the vocabulary, the more time it costs. As
-    in MiniMax-M1 (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786)."""
+    `dtype: bfloat16` their log-probabilities then agree better. The larger the vocabulary, the more time this costs.
+    As in MiniMax-M1 (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
@@ -185,7 +186,8 @@ class ModelConfig(StrictModel):
     freeze_router: bool = False
     """Do not train the router, which assigns tokens to experts; the experts themselves are trained."""
     lora: LoraConfig | None = None
-    """Train a low-rank adapter, not the weights. The exported model has it merged in; RUN/adapter holds it alone."""
+    """Train a low-rank adapter, not the weights. The exported model contains the merged adapter; RUN/adapter holds
+    only the adapter."""
     gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
     """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
     logits_chunk_tokens: NumTokens = 1024

@@ -29,8 +29,8 @@ class DifficultyWeightConfig(StrictModel):
     """A factor on a group's advantages that depends on p, the fraction of its rollouts that succeed."""
 
     term: str
-    """The reward term, from 0 to 1, whose mean over the group is p. A group to which it does not apply keeps its
-    advantages."""
+    """The reward term, from 0 to 1, whose mean over the group is p. A group to which the term does not apply keeps
+    its advantages."""
     max_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """The factor at p = 1/2."""
     curve: Literal["uncertain", "easy", "medium", "hard"] = "uncertain"
@@ -124,7 +124,7 @@ class LossCoefficientConfig(StrictModel):
     coef: Coefficient = 0.0
     """Weight that the term has at the first step; 0 leaves the term out."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """`constant` keeps the weight; the others lower it to `final_frac` of it at the last step."""
+    """`constant` keeps the weight; other schedules lower it to `final_frac` of its value at the last step."""
     final_frac: Fraction = 0.0
     """Share of the weight that is left at the last step."""
     decay_steps: PositiveInt | None = None
@@ -163,7 +163,7 @@ class SftLossConfig(LossCoefficientConfig):
 
     on: Literal["after_rethink", "response"] = "after_rethink"
     """`after_rethink`: the policy's tokens after a forced trigger, where the rethinking step found the continuation
-    correct (VL-Rethinker). `response`: all of its tokens where the advantage is positive."""
+    correct (VL-Rethinker). `response`: all tokens of the policy in responses with a positive advantage."""
 
 
 class RolloutCorrectionConfig(StrictModel):
@@ -174,9 +174,9 @@ class RolloutCorrectionConfig(StrictModel):
     level: Literal["token", "sequence"] = "token"
     """w is computed for each token, or as the product over the whole response."""
     low: NonNegativeFloat = 0.5
-    """w below this is set to 0; `mask` alone uses it."""
+    """w below this is set to 0; only `mask` uses it."""
     high: PositiveFloat = 2.0
-    """w above this is set to it by `tis`, and to 0 by `mask`."""
+    """`tis` sets w above this bound to the bound, `mask` sets it to 0."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RolloutCorrectionConfig:
@@ -203,10 +203,10 @@ class LossConfig(StrictModel):
 
     importance_ratio_level: Literal["token", "sequence"] = "token"
     """Ratio of new to old probability: of each token, or of the response, as the geometric mean over its tokens
-    (GSPO); with `advantage.credit` for turns, over those of the turn."""
+    (GSPO); with `advantage.credit` for turns, over the turn's tokens."""
     policy_loss: PolicyLossChoice = "clip"
-    """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, without a gradient through r, so that clipped
-    tokens keep theirs (CISPO). `{fn, args}`: a function that returns the loss of each token."""
+    """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, without a gradient through r, so that
+    clipped tokens keep their gradient (CISPO). `{fn, args}`: a function that returns the loss of each token."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     """The ratio is clipped at 1 - clip_low; 1 sets no lower bound."""
     clip_high: PositiveFloat = 0.2
@@ -223,12 +223,12 @@ class LossConfig(StrictModel):
     mask_truncated: bool = False
     """Leave truncated responses out of the loss and its denominators; they stay in the baseline (DAPO)."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
-    """Denominator of the ratio: the log-probabilities recorded while sampling, or those of the learner at the start of
-    the step."""
+    """Denominator of the ratio: the log-probabilities recorded while sampling, or the learner's at the start of the
+    step."""
     routing_replay: Literal["none", "learner", "engine"] = "none"
-    """For models with experts. `learner`: in all updates of a step, tokens go to the experts that the policy chose at
-    the step's start (R2, arXiv:2512.01374). `engine`: to those that the rollout engine chose (R3, arXiv:2510.11370);
-    tokens that the engine did not process go to those of the step's start."""
+    """For models with experts. `learner`: in all updates of a step, tokens go to the experts that the policy chose
+    at the step's start (R2, arXiv:2512.01374). `engine`: to the experts that the rollout engine chose (R3,
+    arXiv:2510.11370); tokens that the engine did not process go to the experts chosen at the step's start."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Importance weights for a sampler whose probabilities differ from the learner's; needs
     `old_logprobs: recomputed`."""

@@ -89,9 +89,10 @@ class WeightScheduleConfig(StrictModel):
     """A factor on the weight that changes over a stage. Evaluation ignores it, so that its results stay comparable."""
 
     points: Annotated[tuple[tuple[NonNegativeInt, NonNegativeFloat], ...], Field(min_length=1)]
-    """Pairs of a step (from 0) and a factor. Before the first of these steps and after the last it is constant."""
+    """Pairs of a step (from 0) and a factor. Before the first of these steps and after the last, the factor is
+    constant."""
     interpolation: Literal["linear", "steps"] = "linear"
-    """`linear` changes the factor evenly between two points; `steps` keeps that of the earlier point."""
+    """`linear` changes the factor evenly between two points; `steps` keeps the factor of the earlier point."""
 
     @model_validator(mode="after")
     def _check_points(self) -> WeightScheduleConfig:
@@ -128,7 +129,7 @@ class BaseRewardConfig(FunctionConfig):
     """A function that scores responses, the samples it applies to, and its weight."""
 
     name: str | None = None
-    """Name in metrics; when left out, the name that the reward declares, or that of the group reward's function."""
+    """Name in metrics; when left out, the name that the reward declares, or the name of the group reward's function."""
     weight: Weight = 1.0
     """Factor on the value in the total; with `combine: product`, exponent of the value."""
     schedule: WeightScheduleConfig | None = None
@@ -147,8 +148,9 @@ class RewardTermConfig(BaseRewardConfig):
 
     when: RewardConditions = Field(default_factory=dict)
     """Samples that it applies to: allowed values of `task` or of a column of `meta`. Keys that begin with `rollout.`
-    select among their rollouts: `rollout.rethought` and `rollout.used_tool` (true or false), `rollout.turns` (numbers),
-    `rollout.finish_reason` (eos, stop or length). On the other rollouts the term is not called and counts 0."""
+    select among their rollouts: `rollout.rethought` and `rollout.used_tool` (true or false), `rollout.turns`
+    (numbers), `rollout.finish_reason` (eos, stop or length). On all other rollouts the term is not called and counts
+    0."""
     training_only: bool = False
     """Leave the term out of evaluation totals (a shaping bonus, for example)."""
     requires: str | None = None
@@ -159,9 +161,9 @@ class RewardTermConfig(BaseRewardConfig):
     transform: RewardTransformConfig = RewardTransformConfig()
     """Changes that the value goes through before it enters the total."""
     fallback: Fallback = None
-    """Name of a term that scores a response if this one abstains or fails; that term then counts only as a fallback. Or
-    the value that replaces a failed call in evaluation, and in training under the failure policy `fallback`; the lower
-    end of the reward's range when left out."""
+    """Name of a term that scores a response if this term abstains or fails; the named term then counts only as a
+    fallback. Or the value that replaces a failed call in evaluation, and in training under the failure policy
+    `fallback`. When left out, the lower end of the reward's range."""
     fallback_on: Literal["abstention", "bad_answer", "low"] = "abstention"
     """Cases in which the term that `fallback` names scores the response. `abstention`: this term abstains or fails.
     `bad_answer`: also if it cannot read the answer. `low`: also if it gives the low end of its range."""
@@ -186,16 +188,16 @@ class ScoringConfig(StrictModel):
     """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; rewards that declare a
     deadline, and users' rewards, run in a worker process even then."""
     custom_rewards: Literal["worker", "main_process"] = "worker"
-    """Process that runs users' rewards and group rewards. `worker`: one with a deadline and limits. `main_process`: the
-    main process if `workers` is 0; nothing stops a reward that hangs there."""
+    """Process that runs users' rewards and group rewards. `worker`: a process with a deadline and limits.
+    `main_process`: the main process if `workers` is 0; nothing stops a reward that hangs there."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that call rewards."""
     on_missing_score: RewardFailurePolicy = "skip"
     """For a reward that abstains, exceeds its deadline or a limit, or kills its process: `stop` ends the run, `skip`
-    leaves the rollout out of the step, `skip_group` its whole group, `fallback` uses the term's `fallback`. Counted in
-    `reward/<term>/...`. Before the first step and in evaluation nothing is left out."""
+    leaves the rollout out of the step, `skip_group` leaves its whole group out, `fallback` uses the term's
+    `fallback`. Counted in `reward/<term>/...`. Before the first step and in evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
     """As `on_missing_score`, for a bug: a reward that raises another exception, or returns no number in its range."""
 

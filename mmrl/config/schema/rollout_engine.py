@@ -79,10 +79,10 @@ class LogprobCheckConfig(StrictModel):
     """Comparison of the engine's log-probabilities with the learner's, at the start of a stage and between syncs."""
 
     every: NonNegativeInt | None = None
-    """Weight syncs from one check to the next. 0 checks only at the start of a stage, and the engine `hf` never. Null
-    is 0 for the engine `hf`, and 50 for the others."""
+    """Weight syncs from one check to the next. 0 checks only at the start of a stage, and the engine `hf` never.
+    Null is 0 for the engine `hf`, and 50 for other engines."""
     prompts_per_modality: PositiveInt = 4
-    """Prompts of each modality (text alone, with images, with video) that a check generates from."""
+    """Prompts of each modality (only text, with images, with video) that a check generates from."""
     max_new_tokens: NumTokens = 32
     """At most this many tokens are generated for each prompt."""
     warn_above: PositiveFloat = 0.05
@@ -96,7 +96,7 @@ class RolloutConfig(StrictModel):
 
     engine: EngineChoice = "hf"
     """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
-    the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: your
+    the learner; `vllm_server`: engines in their own processes, on this machine or others; `{fn: .., args: ..}`: your
     own, see docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
     """Options of the engine `vllm`, and of the servers that the run starts."""

@@ -65,8 +65,8 @@ class RethinkTriggerConfig(StrictModel):
     weight: PositiveFloat = 1.0
     """Triggers are drawn in proportion to this."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses that this trigger may follow. A trigger for correct ones alone, or for incorrect ones alone,
-    reveals the verdict to the model."""
+    """First responses that this trigger may follow. A trigger only for correct responses, or only for incorrect
+    ones, reveals the verdict to the model."""
 
 
 class RethinkConfig(StrictModel):
@@ -100,16 +100,16 @@ class RethinkConfig(StrictModel):
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    """Temperature that continuations are sampled at; that of first responses when left out."""
+    """Temperature that continuations are sampled at; the temperature of first responses when left out."""
     max_new_tokens: NumTokens = 512
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
     """A continuation of fewer tokens is dropped, and its first response stays."""
     keep: Literal["all", "correct"] = "all"
-    """Continuations that count: all, or those that end correct. Dropping the others makes a group look better than the
-    policy is."""
+    """Continuations that count: all, or only correct ones. Dropping incorrect ones makes a group look better than
+    the policy is."""
     max_kept_per_group: PositiveInt | None = None
-    """At most this many continuations of a group count; the others are dropped."""
+    """At most this many continuations of a group count; the rest are dropped."""
 
     @model_validator(mode="after")
     def _check_options(self) -> RethinkConfig:
@@ -233,7 +233,8 @@ class EnvironmentConfig(StrictModel):
     turns: PositiveInt = 8
     """Largest number of actions in an episode."""
     max_media: NonNegativeInt = 16
-    """Pictures and videos that an episode may show beside those of the question; more of them end it."""
+    """Pictures and videos that an episode may show in addition to the question's; the episode ends when it shows
+    more."""
     max_tokens: NumTokens = 4096
     """Tokens of a response, observations included. An episode ends where the next observation, and a turn of
     `sampling.max_new_tokens` after it, do not fit."""
@@ -283,7 +284,7 @@ class BlindProbeConfig(StrictModel):
     swapped with another training sample's; video frames shuffled; images cropped to a random quarter; or, once for
     each rollout, replaced by what tools showed in it (`looked`)."""
     name: Identifier | None = None
-    """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
+    """Name that metrics and the group reward `blind_contrast` use; the name of `corruption` when left out."""
     rollouts_per_prompt: BatchSize = 1
     """Extra rollouts for each prompt; must be 1 for `looked`, which makes one prompt from each rollout."""
     every: PositiveInt = 1

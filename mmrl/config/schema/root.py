@@ -33,14 +33,14 @@ class BestCheckpointConfig(StrictModel):
     """Name in metrics.jsonl, such as `validation/mean` or `benchmark/mathvista/accuracy`. Checkpoints are compared by
     the last value recorded before each, so `checkpoints.every` should be a multiple of that metric's `every`."""
     mode: Literal["max", "min"] = "max"
-    """`max`: the largest value is best. `min`: the smallest one is."""
+    """`max`: the largest value is best. `min`: the smallest value is best."""
 
 
 class CheckpointsConfig(StrictModel):
     """When runs are saved, and which checkpoints are kept."""
 
     every: PositiveInt = 100
-    """Steps from one checkpoint to the next; another one is saved at the end of each stage."""
+    """Steps from one checkpoint to the next; one more is saved at the end of each stage."""
     keep_last: PositiveInt = 2
     """Number of latest checkpoints to keep."""
     keep_every: PositiveInt | None = None
@@ -48,7 +48,8 @@ class CheckpointsConfig(StrictModel):
     best: BestCheckpointConfig | None = None
     """Keep the best checkpoint too."""
     async_save: bool = False
-    """Continue training while a checkpoint is written. Takes host memory for one more copy of everything it saves."""
+    """Continue training while a checkpoint is written. This takes host memory for one more copy of everything that
+    is saved."""
 
 
 class RunConfig(StrictModel):
@@ -70,7 +71,7 @@ class RolloutRecordsConfig(StrictModel):
     every: PositiveInt = 10
     """Write the rollouts of each step that is a multiple of this, and of the first step."""
     max_groups: PositiveInt = 64
-    """At most this many groups (prompts) of a step are written, the first ones, or held-out samples, evenly spaced."""
+    """At most this many groups (prompts) of a step are written, the first ones; or held-out samples, evenly spaced."""
     tokens: bool = True
     """Also write a second file with each token's log-probs, ratio, entropy and advantage."""
 
@@ -101,7 +102,7 @@ class DistributedConfig(StrictModel):
 
 
 class DeepspeedConfig(StrictModel):
-    """DeepSpeed's ZeRO in place of plain torch; the gradient is the same."""
+    """DeepSpeed's ZeRO in place of plain torch, with the same gradient."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     """ZeRO shards among processes: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
@@ -148,7 +149,7 @@ class Config(StrictModel):
     rollout: RolloutConfig = RolloutConfig()
     """The engine that generates rollouts."""
     stages: Annotated[tuple[Annotated[AnyStage, Field(discriminator="kind")], ...], Field(min_length=1)]
-    """Stages in order, each starting from the weights of the one before."""
+    """Stages in order, each starting from the weights of the previous stage."""
     evaluation: TrainingEvalConfig = TrainingEvalConfig()
     """Generation of responses in validation and test, and benchmarks that are run during training."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
@@ -160,7 +161,7 @@ class Config(StrictModel):
     logging: LoggingConfig = LoggingConfig()
     """Files that are written for people to read."""
     callbacks: tuple[CallbackConfig, ...] = ()
-    """Functions of yours that run after each training step, in this order, before checkpoints are saved."""
+    """Your functions that run after each training step, in this order, before checkpoints are saved."""
 
     @property
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:

@@ -76,7 +76,7 @@ class ReplayConfig(StrictModel):
     priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
     target_fraction: PositiveFraction = 1.0
-    """Replay fills a step up to this share of a full one, which is prompts_per_step x group_size rollouts."""
+    """Replay fills a step up to this share of a full step, which has prompts_per_step x group_size rollouts."""
     max_staleness: PositiveInt | None = 4
     """A rollout leaves the buffer when its oldest token is more than this many policy versions old; null: no limit."""
     without_replacement: bool = True
@@ -85,7 +85,7 @@ class ReplayConfig(StrictModel):
     """Draw fresh rollouts by priority too, instead of training on each once; needs `without_replacement: false`."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of a replayed rollout's importance ratio: the log-probabilities recorded when it was sampled, or
-    those of the learner at the start of the step."""
+    the learner's at the start of the step."""
 
     @model_validator(mode="after")
     def _check_options(self) -> ReplayConfig:

@@ -84,7 +84,7 @@ class OptimizerConfig(StrictModel):
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After warm-up, `constant` keeps the peak rate; the others lower it to `final_lr_frac` of it."""
+    """After warm-up, `constant` keeps the peak rate; other schedules lower the rate to `final_lr_frac` of the peak."""
     final_lr_frac: Fraction = 0.0
     """Share of the peak rate that is left at the last step."""
     decay_steps: PositiveInt | None = None
@@ -124,11 +124,11 @@ class TrainingStage(StrictModel):
     steps: PositiveInt
     """The stage ends after this many training steps at most."""
     samples_of: Identifier | None = None
-    """An earlier `select` stage whose samples are trained on; when left out, the samples of `data.train` are."""
+    """An earlier `select` stage whose samples are trained on; when left out, the samples of `data.train`."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are trained on: allowed values of `task` or of a column of `meta`. All samples when empty."""
     repeat_samples_to: PositiveInt | None = None
-    """Repeat samples until there are this many (one-example RLVR), each with an id and random numbers of its own."""
+    """Repeat samples until there are this many (one-example RLVR), each with its own id and random numbers."""
     data_order: DataOrderConfig = ShuffledOrderConfig(kind="shuffled")
     """The order in which samples are drawn."""
     freeze: tuple[Component, ...] | None = None
@@ -136,14 +136,14 @@ class TrainingStage(StrictModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW; each stage starts with a fresh optimizer."""
     micro_batch_tokens: PositiveInt = 16384
-    """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A single longer
-    sequence has a pass of its own. The gradient does not depend on this key."""
+    """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
+    single sequence gets its own pass. The gradient does not depend on this key."""
     validation: ValidationConfig | None = None
     """Evaluation during the stage, on `data.validation` and each `validation_share`, which may end the stage early."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
-    """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group. The
-    gradient is the same with and without; the first ones are computed both ways and compared. `auto` is `on` unless
-    `model.attn_implementation` is `eager`."""
+    """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group.
+    Sharing does not change the gradient; the first gradients are computed both ways and compared. `auto` is `on`
+    unless `model.attn_implementation` is `eager`."""
     max_nonfinite_steps: PositiveInt = 5
     """The run ends after this many steps in a row with an update whose gradient is not finite. Such an update changes
     no weight; the samples of the step are kept."""
@@ -173,7 +173,7 @@ class SftStage(TrainingStage):
     """Probability of leaving out a demonstration's thinking, drawn anew each time it is used (TON); needs
     `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
-    """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""
+    """Tokens that are trained on: the whole demonstration, or only its answer, given the text before it."""
     rollout_steps: Annotated[tuple[DemonstrationStepConfig, ...], Field(max_length=1)] = ()
     """A step of kind `tools`, as in an rl stage: the tools answer the calls in the sample's response, and only the
     response is trained on. Or a step of kind `environment`, whose expert acts (`target_field: expert`)."""
@@ -247,13 +247,13 @@ class RlStage(TrainingStage):
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Conditions that a group must meet to be trained on; without this section all groups are."""
     replay: ReplayConfig | None = None
-    """Training again on rollouts of earlier steps; without this section there is none."""
+    """Training again on rollouts of earlier steps; without this section, nothing is replayed."""
     ppo_epochs: BatchSize = 1
     """Passes that a step makes over its rollouts."""
     num_mini_batches: BatchSize = 1
-    """Updates of a pass: the step's groups are divided into this many batches, each with a gradient and
-    denominators of its own (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes,
-    and a KL penalty in the reward, then cost one more forward pass over all batches but the first."""
+    """Updates of a pass: the step's groups are divided into this many batches, each with its own gradient and
+    denominators (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes, and a
+    KL penalty in the reward, then cost one more forward pass over all batches but the first."""
     track_rewards: tuple[str, ...] = ()
     """Reward terms whose group mean is recorded each time a sample is drawn. `data_order` uses the records, and so do
     later `select` stages, through RUN/outputs/NAME.jsonl."""

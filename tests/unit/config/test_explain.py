@@ -35,7 +35,7 @@ def test_each_setting_is_listed_with_value_and_origin(tmp_path):
         "stages.1.replay.capacity 64: Rollouts that the buffer holds",
         "stages.1.rollout_steps.1: Forced rethinking: finished responses are continued",
         "stages.1.rollout_steps.1.temperature 0.9: Temperature that continuations are sampled at",
-        "evaluation.benchmarks.0.every 5: The benchmark is taken every so many steps",
+        "evaluation.benchmarks.0.every 5: The benchmark runs every so many steps",
     ],
 )
 def test_a_setting_that_is_set_is_shown_with_its_description(tmp_path, meaning):

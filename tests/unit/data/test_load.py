@@ -169,7 +169,7 @@ def test_a_share_of_too_few_samples_validates_nothing_and_says_so(folder, capsys
     loader, _ = make_loader(make_config(data={"train": [source]}, stages=[stage]), folder)
     splits = loader.load()
     assert (len(splits.train), splits.validation) == (3, ())
-    assert "there is no sample for the stages' `validation`" in capsys.readouterr().out
+    assert "there are no samples for the stages' `validation`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("data", [{"test": "shared"}, {"streaming": {}}])

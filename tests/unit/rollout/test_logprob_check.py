@@ -60,7 +60,7 @@ def test_worst_rank_counts(make_tiny, elsewhere):
     """Each rank may have an engine of its own, and all ranks must end together."""
     check = make_check(make_tiny(), stop_above=2.0)
     two_ranks = replace(check, ranks=SimpleNamespace(all_gather=lambda own: [own, elsewhere]))
-    with pytest.raises(UserError, match=f"rollout engine and learner differ by {elsewhere:.2g} nats a token"):
+    with pytest.raises(UserError, match=f"rollout engine and learner differ by {elsewhere:.2g} nats per token"):
         two_ranks.measure(0)
     two_ranks = replace(check, ranks=SimpleNamespace(all_gather=lambda own: [own, 0.01]))
     assert list(two_ranks.measure(0).values()) == pytest.approx([0.01] * 4)

@@ -75,11 +75,11 @@ PARTIAL = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5
     [
         ({"train": {"ids": ["a", "b"]}, "test": {"ids": ["b"]}}, {}, "'b' is in the training and the held-out data"),
         ({"train": {"ids": ["a", "a"]}}, {}, "two samples have the id 'a'.* `name`"),
-        ({"train": {"ids": ["a"]}}, {"prompts_per_step": 2}, "'rl' needs 2 prompts a step and there are 1"),
+        ({"train": {"ids": ["a"]}}, {"prompts_per_step": 2}, "'rl' needs 2 prompts per step and there are 1"),
         (
             {"train": {"ids": ["a", "b"]}},
             {"prompts_per_step": 2, "rollout_steps": PARTIAL},
-            "'rl' needs 3 prompts a step and there are 2.*oversampling",
+            "'rl' needs 3 prompts per step and there are 2.*oversampling",
         ),
         ({"train": {}}, {"fn": "constant"}, r"'\./mine\.py:constant' is not a function"),
         ({"train": {"id": ["a"]}}, {}, "has no option 'id'; did you mean 'ids'"),
@@ -93,7 +93,7 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, options, mess
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("args", [{"ids": []}, {"ids": [], "broken": ["x"]}])
 def test_source_without_a_usable_sample_is_refused(tmp_path, split, args):
-    with pytest.raises(UserError, match=f"data.{split}: there is not one usable sample"):
+    with pytest.raises(UserError, match=f"data.{split}: there are no usable samples"):
         build(tmp_path, {"train": {"ids": ["a"]}, split: args}, on_bad_sample="skip")
 
 

@@ -58,9 +58,9 @@ def warnings_of(steps, **options):
         ({"rollout/truncated_frac": 0.6}, "60% of the rollouts.*sampling.max_new_tokens"),
         ({"rollout/duplicate_frac": 0.97}, "97% of the rollouts.*sampling.temperature"),
         ({"policy/entropy_nats": 0.001}, r"\(entropy 0.0010 nats\).*loss.clip_high"),
-        ({"policy/reference_kl_nats": 1.5}, "1.50 nats a token from its reference"),
+        ({"policy/reference_kl_nats": 1.5}, "1.50 nats per token from its reference"),
         ({"policy/importance_ratio_max": 30.0}, "ratio of 30.*replay.max_staleness.*rollout/logprob_diff_mean"),
-        ({"rollout/logprob_diff_mean": 0.2}, "0.2 nats a token.*logprob_check.every=1.*loss.rollout_correction"),
+        ({"rollout/logprob_diff_mean": 0.2}, "0.2 nats per token.*logprob_check.every=1.*loss.rollout_correction"),
         ({"rollout/stale_logprob_diff_mean": 0.3}, "0.3 nats from the learner.*logprob_check/diff_mean"),
         ({"replay/staleness_max": 57.0}, "57 policy versions old.*replay.max_staleness"),
         (
@@ -96,7 +96,7 @@ def test_problem_is_recorded_where_it_begins_and_where_it_has_been_absent_for_a_
     monitor = HealthMonitor(HealthConfig(window=3), lambda text: None, lambda *event: events.append(event))
     monitor_steps(monitor, [ill] * 4 + [HEALTHY] * 9)
     [(began, name, message), (ended, same, nothing)] = events
-    assert name == same == "max_reference_kl" and "nats a token from its reference" in message and nothing is None
+    assert name == same == "max_reference_kl" and "nats per token from its reference" in message and nothing is None
     # The window holds an ill step up to step 6; three steps later the problem counts as gone.
     assert (began.step, ended.step) == (3, 10)
 
