@@ -38,8 +38,8 @@ class GenerateConfig(StrictModel):
     kind: Literal["generate"]
     """Selects this kind of step."""
     partial_rollout_tokens: NumTokens | None = None
-    """Tokens that are generated for every unfinished response between two counts of complete groups. Without it, every
-    response is completed in its round."""
+    """Tokens that are generated for every unfinished response between two counts of complete groups. Without this
+    key, every response is completed in its round."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
     """Prompts that are in flight, relative to `prompts_per_step`. The step ends once `prompts_per_step` groups are
     complete; unfinished ones wait for the next step. Complete groups beyond this number wait too, unless
@@ -63,7 +63,7 @@ class RethinkTriggerConfig(StrictModel):
     text: Annotated[str, Field(min_length=1)]
     """The text, including the white space that separates it from the first response."""
     weight: PositiveFloat = 1.0
-    """Triggers are drawn in proportion to this."""
+    """Triggers are drawn in proportion to their weights."""
     only: Literal["any", "correct", "incorrect"] = "any"
     """First responses that this trigger may follow. A trigger only for correct responses, or only for incorrect
     ones, reveals the verdict to the model."""
@@ -81,14 +81,14 @@ class RethinkConfig(StrictModel):
     name: Identifier = "rethink"
     """Name that metrics use."""
     preset: RethinkPreset = "unbiased"
-    """`paper` is what VL-Rethinker's code does: other defaults for all keys below. Its group means are biased: only
-    correct continuations enter a group, and half of the triggers reveal whether the first response was correct."""
+    """`paper` sets the keys below to the defaults of VL-Rethinker's code. Its group means are biased: only correct
+    continuations enter a group, and half of the triggers reveal whether the first response was correct."""
     correct: RewardTermNames
     """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
     threshold: Number = 1.0
     """Each of these terms must reach this value for a response to be correct."""
     min_free_tokens: NonNegativeInt = 0
-    """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
+    """A first response is continued only if this many tokens of `sampling.max_new_tokens` are left."""
     fraction: PositiveFraction = 1.0
     """Share of the responses with `min_free_tokens` left that is drawn for continuation."""
     max_attempts_per_group: PositiveInt | None = None
@@ -151,7 +151,7 @@ class ToolConfig(FunctionConfig):
     """
 
     name: Identifier | None = None
-    """Name by which the model calls it; the function's own when left out."""
+    """Name by which the model calls the tool; the function's name when left out."""
 
     @property
     def call_name(self) -> str:
@@ -181,7 +181,7 @@ class ToolsConfig(StrictModel):
     tools: Annotated[tuple[ToolConfig, ...], Field(min_length=1)]
     """Functions that a response may call."""
     max_turns: PositiveInt = 4
-    """Calls per response that get a result; one more ends the response."""
+    """Calls per response that get a result; the next call ends the response."""
     max_total_tokens: NumTokens = 4096
     """Tokens of a response, results included, beyond which a call gets no result."""
     max_result_chars: NumTokens = 2000
@@ -236,8 +236,8 @@ class EnvironmentConfig(StrictModel):
     """Pictures and videos that an episode may show in addition to the question's; the episode ends when it shows
     more."""
     max_tokens: NumTokens = 4096
-    """Tokens of a response, observations included. An episode ends where the next observation, and a turn of
-    `sampling.max_new_tokens` after it, do not fit."""
+    """Tokens of a response, observations included. An episode ends if the next observation and a turn of
+    `sampling.max_new_tokens` after it do not fit."""
     max_observation_chars: NumTokens = 2000
     """Characters of an observation's text that the model sees; the rest is cut."""
     action: Literal["turn", "call", "tag"] = "turn"
@@ -249,8 +249,9 @@ class EnvironmentConfig(StrictModel):
     """For an environment that fails, or exceeds its deadline or a limit: `skip` leaves the rollout out of its group,
     `stop` ends the run; both are counted."""
     replayable: bool = True
-    """True if the same sample, seed and actions always give the same observations, byte for byte; this is checked. Set
-    false for a live one: its episodes cannot continue after a process was lost, and a resumed run may see others."""
+    """True if the same sample, seed and actions always give the same observations, byte for byte; this is checked.
+    Set false for a live environment: its episodes cannot continue after a process was lost, and a resumed run may
+    see other episodes."""
     timeout_s: Seconds = 10.0
     """Seconds an action may take before the process is killed."""
     workers: NumParallel = 1
@@ -273,8 +274,8 @@ LOOKED_PROBE: Final = "looked"
 class BlindProbeConfig(StrictModel):
     """Extra rollouts of prompts whose media are hidden, to measure whether the model uses them; never trained on.
 
-    Later steps of kind rethink and tools treat them like all others. Metric `probe/blind_gap/<name>/<term>`: mean of
-    a reward term with the media, minus without.
+    Later steps of kind rethink and tools treat them like all other rollouts. Metric `probe/blind_gap/<name>/<term>`:
+    mean of a reward term with the media, minus its mean without them.
     """
 
     kind: Literal["probe"]
@@ -320,7 +321,7 @@ class CustomStepConfig(FunctionConfig):
     kind: Literal["custom"] = "custom"
     """Selects this kind of step; may be left out beside `fn`."""
     name: Identifier | None = None
-    """Name that messages use; the function's own when left out."""
+    """Name that messages use; the function's name when left out."""
     max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Tokens that the step may add to a response; vLLM reserves room for them after the longest prompt."""
 

@@ -23,9 +23,9 @@ class GroupRewardRangeConfig(StrictModel):
     term: str
     """Name of the reward term. The total cannot be named, since shaping terms would shift it."""
     low: Number = 0.0
-    """The mean of the term over the group must reach this."""
+    """The mean of the term over the group must reach this value."""
     high: Number = 1.0
-    """The mean of the term over the group must not exceed this."""
+    """The mean of the term over the group must not exceed this value."""
     require_mixed: bool = True
     """The term must also differ within the group (DAPO)."""
 
@@ -48,7 +48,8 @@ class DynamicSamplingConfig(StrictModel):
     max_truncated_frac: Fraction = 1.0
     """A group is left out if more than this share of its rollouts is cut at max_new_tokens."""
     max_rounds: PositiveInt = 1
-    """Rounds of prompts that a step samples at most until `prompts_per_step` groups pass; it may train on fewer."""
+    """A step samples at most this many rounds of prompts until `prompts_per_step` groups pass; it may train on
+    fewer."""
     extra: Literal["drop", "carry"] = "drop"
     """Use of groups that pass beyond `prompts_per_step`: `drop` them, or `carry` them to be first in the next steps."""
 
@@ -71,8 +72,8 @@ class ReplayConfig(StrictModel):
     drop_zero_advantage: bool = True
     """Leave out rollouts with advantage 0, from the loss and from its denominators."""
     capacity: PositiveInt | None = 1024
-    """Rollouts that the buffer holds; those of the oldest policy version leave first. Null is `target_fraction` of the
-    rollouts of a step."""
+    """Rollouts that the buffer holds; rollouts of the oldest policy version leave first. Null is `target_fraction`
+    of the rollouts of a step."""
     priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
     target_fraction: PositiveFraction = 1.0
@@ -80,7 +81,8 @@ class ReplayConfig(StrictModel):
     max_staleness: PositiveInt | None = 4
     """A rollout leaves the buffer when its oldest token is more than this many policy versions old; null: no limit."""
     without_replacement: bool = True
-    """Train on no rollout twice in a step. If false, draw from the buffer, fresh ones included, with replacement."""
+    """Train on no rollout twice in a step. If false, draw from the buffer, fresh rollouts included, with
+    replacement."""
     resample_fresh: bool = False
     """Draw fresh rollouts by priority too, instead of training on each once; needs `without_replacement: false`."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
@@ -113,7 +115,7 @@ class HealthConfig(StrictModel):
     """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
     nats."""
     max_stale_logprob_diff: PositiveFloat | None = 0.2
-    """Warn above this mean difference of a token that the previous policy version sampled, in nats. It includes the
-    change by one training step."""
+    """Warn above this mean difference of a token that the previous policy version sampled, in nats. The difference
+    includes the change of one training step."""
     max_replay_staleness: PositiveFloat | None = 20.0
     """Warn above this age of the oldest rollout that a step replays, in policy versions."""

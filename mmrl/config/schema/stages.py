@@ -58,7 +58,7 @@ class SamplingConfig(StrictModel):
 
 
 class ComponentLrConfig(StrictModel):
-    """Peak learning rates of model components; the stage's `lr` where none is set."""
+    """Peak learning rates of model components; components without a rate use the stage's `lr`."""
 
     vision: LearningRate | None = None
     """Peak rate that the vision tower learns at."""
@@ -113,7 +113,7 @@ class ValidationConfig(StrictModel):
     every: PositiveInt = 50
     """Steps from one evaluation to the next."""
     stop_at_mean_reward: Number | None = None
-    """The stage ends once the mean reward, averaged over tasks, reaches this."""
+    """The stage ends once the mean reward, averaged over tasks, reaches this value."""
 
 
 class TrainingStage(StrictModel):
@@ -234,8 +234,8 @@ class RlStage(TrainingStage):
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its rollouts: generate, then rethinking, tools or probes."""
     async_rollouts: bool = False
-    """Generate the next step's rollouts while this step trains: one step off-policy. Saves time where the engine has
-    devices of its own (`vllm_server`); with `hf` it takes a second copy of the model, and `vllm` cannot."""
+    """Generate the next step's rollouts while this step trains: one step off-policy. This saves time if the engine
+    has its own devices (`vllm_server`). With `hf` it takes a second copy of the model; `vllm` does not support it."""
     algorithm: AlgorithmName = "grpo"
     """A published objective: it changes defaults of `advantage`, `loss` and `replay`, whose keys may still be set."""
     advantage: AdvantageConfig = AdvantageConfig()
@@ -245,7 +245,7 @@ class RlStage(TrainingStage):
     reference: ReferenceConfig = ReferenceConfig()
     """The model that the KL penalty measures from."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Conditions that a group must meet to be trained on; without this section all groups are."""
+    """Conditions that a group must meet to be trained on; without this section, all groups are trained on."""
     replay: ReplayConfig | None = None
     """Training again on rollouts of earlier steps; without this section, nothing is replayed."""
     ppo_epochs: BatchSize = 1
