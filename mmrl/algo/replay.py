@@ -60,17 +60,17 @@ def replay_experiences(
 ) -> tuple[tuple[Experience, ...], tuple[Experience, ...], dict[str, float]]:
     """Return the fresh experiences that a step trains on, those that it replays, and metrics of the replay.
 
-    Fresh experiences are those of the step itself. Those with a nonzero advantage enter `state.replay_buffer`.
-    Sampled ones whose media have changed leave it.
+    Fresh experiences are those of the step itself. Those with a nonzero advantage enter `state.replay_buffer`, which
+    replayed ones are drawn from. Drawn ones whose media have changed leave it, and the draw is made again.
     """
     options = settings.options
     informative = [experience for experience in fresh_experiences if experience.mean_abs_advantage]
-    fresh: Sequence[Experience] = informative if options.drop_zero_advantage else fresh_experiences
+    trained = informative if options.drop_zero_advantage else list(fresh_experiences)
     if options.resample_fresh:
         # Fresh rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
         seed = derive_seed(*settings.seed, "replay", "own", state.step)
         count = min(settings.target_size, len(informative))
-        fresh = draw_experiences(informative, count, seed, options, without_replacement=False)
+        trained = draw_experiences(informative, count, seed, options, without_replacement=False)
 
     buffer = update_buffer(
         state.replay_buffer,
@@ -79,23 +79,23 @@ def replay_experiences(
         version=state.version,
         max_staleness=options.max_staleness,
     )
-    seed = derive_seed(*settings.seed, "replay", "memory", state.step)
-    count = settings.target_size - len(fresh)
     fresh_ids = set(map(id, informative))
-    dropped: set[MediaDigests] = set()
-    while True:
-        usable = tuple(each for each in buffer if each.rollout.media_digests not in dropped)
+    seed = derive_seed(*settings.seed, "replay", "memory", state.step)
+    count = settings.target_size - len(trained)
+
+    def draw(stored: ReplayBuffer) -> list[Experience]:
         # Without replacement fresh rollouts are not drawn again: they are trained on already.
-        candidates = [each for each in usable if not (options.without_replacement and id(each) in fresh_ids)]
-        sampled = draw_experiences(candidates, count, seed, options, without_replacement=options.without_replacement)
-        # Media are checked only for what was sampled. A pass that finds a change drops rollouts, so this ends.
-        changed = find_changed_media(experience.rollout for experience in sampled)
-        if not changed:
-            break
-        dropped |= changed
+        candidates = [each for each in stored if not (options.without_replacement and id(each) in fresh_ids)]
+        return draw_experiences(candidates, count, seed, options, without_replacement=options.without_replacement)
+
+    usable, drawn = buffer, draw(buffer)
+    # Media are checked only for what was drawn. A pass that finds a change drops rollouts, so this ends.
+    while changed := find_changed_media(experience.rollout for experience in drawn):
+        usable = tuple(each for each in usable if each.rollout.media_digests not in changed)
+        drawn = draw(usable)
 
     replayed = []
-    for experience in sampled:
+    for experience in drawn:
         if id(experience) in fresh_ids:
             # Drawn again, it keeps its old log-probs: one rollout has one importance ratio.
             replayed.append(experience)
@@ -103,9 +103,9 @@ def replay_experiences(
             staleness = state.version - experience.rollout.oldest_version
             replayed.append(replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs))
     state.replay_buffer = usable
-    metrics = _replay_metrics((*fresh, *replayed), replayed, usable, options)
+    metrics = _replay_metrics((*trained, *replayed), replayed, usable, options)
     metrics["replay/dropped_changed_media"] = float(len(buffer) - len(usable))
-    return tuple(fresh), tuple(replayed), metrics
+    return tuple(trained), tuple(replayed), metrics
 
 
 def update_buffer(
