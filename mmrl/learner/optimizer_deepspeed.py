@@ -196,21 +196,23 @@ class DeepspeedModel(ModelRunner):
 
         Each rank keeps its piece.
         """
-        if self.options.zero_stage == 3:
-            own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
-            length, rank = own.numel(), self.ranks.rank
-            # ZeRO-3 pads the flattened weight so that all ranks have pieces of one length.
-            value = pad(value.flatten(), (0, length * self.ranks.size - value.numel()))
-            value = value[length * rank : length * (rank + 1)]
-            set_moment, set_master = safe_set_local_optimizer_state, safe_set_local_fp32_param
-        else:
-            set_moment, set_master = safe_set_full_optimizer_state, safe_set_full_fp32_param
         if not self.options.zero_stage:
+            # Without ZeRO, DeepSpeed keeps no masters.
             self.optimizer.state[parameter][moment].copy_(value)
-        elif moment:
-            set_moment(parameter, value, moment)
+        elif self.options.zero_stage < 3:
+            if moment:
+                safe_set_full_optimizer_state(parameter, value, moment)
+            else:
+                safe_set_full_fp32_param(parameter, value)
         else:
-            set_master(parameter, value)
+            own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
+            # ZeRO-3 pads the flattened weight so that all ranks have pieces of one length.
+            padded = pad(value.flatten(), (0, own.numel() * self.ranks.size - value.numel()))
+            piece = padded.view(self.ranks.size, own.numel())[self.ranks.rank]
+            if moment:
+                safe_set_local_optimizer_state(parameter, piece, moment)
+            else:
+                safe_set_local_fp32_param(parameter, piece)
 
     def _init_moments(self) -> None:
         """Make moments of 0, as AdamW does in its first update, because a checkpoint is restored before that."""
