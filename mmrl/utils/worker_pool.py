@@ -190,8 +190,7 @@ class _TaskQueue:
         self.longest_call_s = 0.0  # of those that returned
         self._num_workers, self._max_batch_size = num_workers, max_batch_size
         self._waiting: deque[_Task[Any]] = deque()
-        self._changed = Condition()
-        self._closed = False
+        self._changed, self._closed = Condition(), False
 
     def add(self, tasks: Sequence[_Task[Any]]) -> None:
         with self._changed:
@@ -435,26 +434,13 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
         for task in tasks:
             task.fail(unsent)
         return worker
-    timeouts_s = [task.timeout_s for task in tasks]
-    num_done = 0
+    timeouts_s, num_done = [task.timeout_s for task in tasks], 0
     while num_done < len(tasks):
         start = monotonic()
         try:
             results = worker.progress.receive_results(worker.line, timeouts_s)
-        except (Exception, SystemExit) as caught:  # noqa: BLE001  # unpickling calls code of the results
-            exit_code = workers.end(worker)
-            # The call that ended the worker, which is dead by now.
-            failed = max(num_done, worker.progress.read()[0])
-            limit = workers.server.take_reason(worker.pid)
-            error: Exception | SystemExit = caught
-            if limit is not None:
-                error = WorkerLimitError(limit)
-            elif isinstance(error, CallTimeoutError):
-                failed = error.args[0]
-                error = WorkerTimeoutError(f"took more than {tasks[failed].timeout_s:g} s")
-            elif isinstance(error, EOFError | OSError):
-                error = WorkerDiedError(exit_code)
-            tasks[failed].fail(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # unpickling calls code of the results
+            failed = _end_and_fail_call(error, tasks, num_done, worker, workers)
             # Calls of the last milliseconds, whose results were not sent, are made again.
             queue.put_back([*tasks[num_done:failed], *tasks[failed + 1 :]])
             return None
@@ -467,6 +453,24 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
                 task.future.set_result(result)
         num_done += len(results)
     return worker
+
+
+def _end_and_fail_call(
+    error: Exception | SystemExit, tasks: list[_Task[Any]], num_done: int, worker: _Worker, workers: _WorkerStarter
+) -> int:
+    """End a worker that sent `num_done` results and no more; fail the call to blame, and return that call's number."""
+    exit_code, limit = workers.end(worker), workers.server.take_reason(worker.pid)
+    # Read after the worker has ended: it begins no further call. One that died between two calls fails the next.
+    failed = max(num_done, worker.progress.read()[0])
+    if limit is not None:
+        error = WorkerLimitError(limit)
+    elif isinstance(error, CallTimeoutError):
+        failed = error.args[0]
+        error = WorkerTimeoutError(f"took more than {tasks[failed].timeout_s:g} s")
+    elif isinstance(error, EOFError | OSError):
+        error = WorkerDiedError(exit_code)
+    tasks[failed].fail(error)
+    return failed
 
 
 def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]) -> None:
