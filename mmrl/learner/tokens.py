@@ -110,31 +110,32 @@ def make_token_table(
     """
     device = current_logprobs_N.device
     bools = partial(torch.tensor, dtype=torch.bool)  # torch would make float32 of an empty list
+    # Each token, its response and its sequence.
     tokens: list[TrainedToken] = []
-    num_tokens, old_is_recorded, fixed_lengths = [], [], []
+    responses: list[int] = []
     sequences: list[int] = []
-    last_sequence = 0
-    for experience in experiences:
+    num_sequences = 0
+    for response, experience in enumerate(experiences):
         own = list(iter_trained_tokens(experience, options))
         tokens += own
-        num_tokens.append(len(own))
-        old_is_recorded.append((experience.old_logprobs_source or options.old_logprobs) == "recorded")
-        sequences += [last_sequence + token.turn for token in own]
-        last_sequence += len(experience.turn_advantages or (0,))
-        fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
-    authors = [token.author for token in tokens]
-    response_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(num_tokens))
+        responses += [response] * len(own)
+        sequences += [num_sequences + token.turn for token in own]
+        num_sequences += len(experience.turn_advantages or (0,))
+    response_N = torch.tensor(responses, dtype=torch.int64)
+    # All tokens of a response share these two.
+    sources = [experience.old_logprobs_source or options.old_logprobs for experience in experiences]
+    lengths = [options.fixed_length or experience.rollout.sampling_params.max_new_tokens for experience in experiences]
     return TokenTable(
         experiences=experiences,
         response_N=send(response_N, device),
-        is_policy_N=bools([author is Author.POLICY for author in authors]),
-        is_demonstration_N=bools([author is Author.DEMONSTRATION for author in authors]),
+        is_policy_N=bools([token.author is Author.POLICY for token in tokens]),
+        is_demonstration_N=bools([token.author is Author.DEMONSTRATION for token in tokens]),
         in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
         sequence_N=send_numbers(sequences, device),
         advantages_N=send(torch.tensor([token.advantage for token in tokens]), device),
-        fixed_lengths_N=send(torch.tensor(fixed_lengths)[response_N], device),
+        fixed_lengths_N=send(torch.tensor(lengths, dtype=torch.float32)[response_N], device),
         age_N=send_numbers([token.age for token in tokens], device),
-        old_is_recorded_N=send(torch.tensor(old_is_recorded)[response_N], device),
+        old_is_recorded_N=send(bools([source == "recorded" for source in sources])[response_N], device),
         recorded_logprobs_N=send(torch.tensor([token.recorded_logprob for token in tokens]), device),
         recomputed_logprobs_N=recomputed_logprobs_N,
         current_logprobs_N=current_logprobs_N,
