@@ -111,38 +111,29 @@ class RewardCaller:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        all_outcomes: list[dict[str, RewardOutcome]] = [{} for _ in pairs]
-        pending: list[tuple[int, BoundTerm]] = []
-        for index, (response, sample) in enumerate(pairs):
+        all_outcomes: list[dict[str, RewardOutcome]] = []
+        pending: list[list[BoundTerm]] = []  # for each response, the terms that the next round calls
+        for response, sample in pairs:
             terms = self.applicable_terms(sample, evaluation=evaluation)
             if not terms:
                 where = ", in evaluation" if evaluation else ""
                 raise UserError(
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
-            for term in terms:
-                # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
-                if term.options.when and not trial and not matches_rollout(term.options.when, response):
-                    all_outcomes[index][term.name] = NOT_FOR_ROLLOUT
-                elif not (trial and asks_remote_service(term)):
-                    pending.append((index, term))
+            # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
+            fitting = terms if trial else [term for term in terms if matches_rollout(term.options.when, response)]
+            all_outcomes.append({term.name: NOT_FOR_ROLLOUT for term in terms if term not in fitting})
+            pending.append(fitting)
         # Each round calls the fallbacks of the terms that abstained or failed in the round before.
-        while pending:
-            failed = []
-            outcomes = self.call_terms([(term, pairs[index]) for index, term in pending], trial=trial)
-            for (index, term), outcome in zip(pending, outcomes, strict=True):
+        while any(pending):
+            calls = [(index, term) for index, terms in enumerate(pending) for term in terms]
+            if trial:
+                calls = [(index, term) for index, term in calls if not asks_remote_service(term)]
+            outcomes = self.call_terms([(term, pairs[index]) for index, term in calls], trial=trial)
+            for (index, term), outcome in zip(calls, outcomes, strict=True):
                 all_outcomes[index][term.name] = outcome
-                if isinstance(outcome, RewardFailure):
-                    failed.append((index, term, outcome))
-            fallbacks: dict[tuple[int, str], BoundTerm] = {}
-            for index, term, failure in failed:
-                fallback = self.find_fallback(term, failure, *pairs[index], trial=trial)
-                if fallback is None:
-                    if trial or self.failure_action(failure) == "stop":
-                        raise make_error(term.name, failure, *pairs[index])
-                elif fallback.name not in all_outcomes[index] and not (trial and asks_remote_service(fallback)):
-                    fallbacks[index, fallback.name] = fallback
-            pending = [(index, fallback) for (index, _), fallback in fallbacks.items()]
+            for index, terms in enumerate(pending):
+                pending[index] = self._list_fallbacks(terms, all_outcomes[index], pairs[index], trial=trial)
         return list(all_outcomes)
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool = False) -> list[RewardOutcome]:
@@ -188,6 +179,26 @@ class RewardCaller:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def _list_fallbacks(
+        self, called: Sequence[BoundTerm], outcomes: OutcomesByTerm, pair: ScoringPair, *, trial: bool
+    ) -> list[BoundTerm]:
+        """Return the terms to call for one response in place of those of `called` that failed, each once.
+
+        Raises:
+            RewardError: no term replaces one that failed, and the config says to stop, or this is a trial.
+        """
+        fallbacks: dict[str, BoundTerm] = {}
+        for term in called:
+            # None for a service that a trial does not ask.
+            failure = outcomes.get(term.name)
+            if isinstance(failure, RewardFailure):
+                fallback = self.find_fallback(term, failure, *pair, trial=trial)
+                if fallback is None and (trial or self.failure_action(failure) == "stop"):
+                    raise make_error(term.name, failure, *pair)
+                if fallback is not None and fallback.name not in outcomes:
+                    fallbacks[fallback.name] = fallback
+        return list(fallbacks.values())
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
