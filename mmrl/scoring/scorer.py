@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, islice
@@ -243,18 +243,14 @@ class RewardFunctionScorer:
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
-            for term in self.caller.counted_terms:
-                if not isinstance(outcomes.get(term.name), RewardFailure):
-                    continue
-                chain = self.caller.list_deciding_terms(term, outcomes)
-                last = outcomes[chain[-1].name]
-                if not isinstance(last, RewardFailure) or self.caller.failure_action(last) == "fallback":
-                    continue
-                skip_group |= self.caller.failure_action(last) == "skip_group"
-                for asked in chain:
-                    outcome = outcomes[asked.name]
-                    if isinstance(outcome, RewardFailure):
-                        failures[asked.name] = outcome
+            for chain in self._find_failed_chains(outcomes):
+                # All of them failed, and what the config says about the last one counts.
+                *_, last = chain.values()
+                action = self.caller.failure_action(last)
+                if action != "fallback":
+                    failures |= chain
+                if action == "skip_group":
+                    skip_group = True
             judged.append(Dropped(rollout, failures))
             if not failures:
                 kept.append(rollout)
@@ -263,6 +259,15 @@ class RewardFunctionScorer:
             return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(judged))
         dropped = tuple(entry for entry in judged if entry.failures)
         return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
+
+    def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[dict[str, RewardFailure]]:
+        """Yield the failures by term of each counted term that has no value, and of its fallbacks, which have none."""
+        for term in self.caller.counted_terms:
+            if term.name in outcomes:
+                chain = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
+                failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
+                if len(failures) == len(chain):
+                    yield failures
 
     def _combine_outcomes(
         self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, num_turns: int = 0
