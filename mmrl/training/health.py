@@ -112,6 +112,8 @@ STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
 MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the mean without
 MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
 MAX_FAILED_EPISODE_FRAC: Final = 0.5
+# What `<step>/calls` and `<step>/episodes` count may fail; `<step>/<kind>` counts the failures of each kind.
+KINDS_OF_FAILURE: Final = {"calls": FAILURE_KINDS, "episodes": tuple(RewardErrorKind)}
 MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 TERM_PREFIX: Final = "reward/term/"
@@ -245,9 +247,10 @@ class HealthMonitor:
         """Find rollout steps in which too many tool calls or episodes fail."""
         for name, count in means.items():
             step_name, _, counted = name.rpartition("/")
-            kinds = {"calls": FAILURE_KINDS, "episodes": tuple(RewardErrorKind)}.get(counted, ())
-            failures = {kind: means.get(f"{step_name}/{kind}", 0.0) for kind in kinds}
-            failed = sum(failures.values()) / count if failures and count else 0.0
+            if counted not in KINDS_OF_FAILURE or not count:
+                continue
+            failures = {kind: means.get(f"{step_name}/{kind}", 0.0) for kind in KINDS_OF_FAILURE[counted]}
+            failed = sum(failures.values()) / count
             if counted == "calls" and failed > MAX_FAILED_TOOL_CALL_FRAC:
                 yield (
                     name,
@@ -281,30 +284,33 @@ class HealthMonitor:
 
 def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
     """Find failed episodes of a step, and reward terms without a value that no fallback gave, with the error."""
-    failed: Counter[str] = Counter()
+    # Rollouts without a value of each term: `reward/<term>/<kind>` minus `reward/<term>/fallback`.
+    missing: Counter[str] = Counter()
     for metric, count in metrics.items():
-        prefix, _, name_and_kind = metric.partition("/")
-        name, _, kind = name_and_kind.rpartition("/")
-        if prefix != "reward" or name in ("", "term", "task"):
+        owner, _, kind = metric.rpartition("/")
+        name = owner.removeprefix("reward/")
+        # `reward/task/...` and `reward/term/...` are means of a task or term that may be named like a kind of failure.
+        if not owner.startswith("reward/") or name in ("task", "term"):
             continue
         if kind == "fallback":
-            failed[name] -= int(count)
+            missing[name] -= int(count)
         elif kind in tuple(RewardErrorKind):
-            failed[name] += int(count)
+            missing[name] += int(count)
     failures: list[Mapping[str, RewardFailure]] = []  # of each rollout
     for group in groups:
         failures += [dropped.failures for dropped in group.dropped]
         failures += [score.failures for score in group.scores]
-    for name, count in failed.items():
+    for name, count in missing.items():
         if count <= 0:
             continue
         reason = next((by_term[name].reason for by_term in failures if name in by_term), "see rollouts/")
-        problem = (
-            f"reward term {name} has no value for {count} of {len(failures)} rollouts, which `on_missing_score` or "
-            "`on_error` of `rewards` leaves out or counts as a fallback"
-        )
         if name == ENVIRONMENT:
             problem = f"{count} of {len(failures)} episodes failed and leave their groups"
+        else:
+            problem = (
+                f"reward term {name} has no value for {count} of {len(failures)} rollouts, which `on_missing_score` or "
+                "`on_error` of `rewards` leaves out or counts as a fallback"
+            )
         yield f"without_value:{name}", f"{problem}: {reason[:200]}"
 
 
