@@ -24,6 +24,7 @@ from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
+from mmrl.config.yaml_tree import KeyPath
 
 
 class BestCheckpointConfig(StrictModel):
@@ -168,9 +169,9 @@ class Config(StrictModel):
         """The stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, SftStage | RlStage))
 
-    def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
+    def list_warnings(self) -> list[tuple[KeyPath, str]]:
         """Return valid settings that are probably a mistake: the path of a key, and what to do."""
-        warnings: list[tuple[tuple[str | int, ...], str]] = []
+        warnings: list[tuple[KeyPath, str]] = []
         trained_kinds: set[str] = set()
         for index, stage in enumerate(self.stages):
             if isinstance(stage, RlStage):

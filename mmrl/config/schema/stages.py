@@ -38,6 +38,7 @@ from mmrl.config.schema.rollout_steps import (
     check_rollout_steps,
 )
 from mmrl.config.schema.selection import DynamicSamplingConfig, HealthConfig, ReplayConfig
+from mmrl.config.yaml_tree import KeyPath
 
 # Rounding of a bfloat16 engine moved the log of a response's ratio by 1.0e-3 (standard deviation, 6 tokens), 5e-4 (32
 # tokens) and 4e-4 (128) in a tiny model. Narrower bounds clip responses before the policy has changed.
@@ -341,37 +342,35 @@ class RlStage(TrainingStage):
                 check_preset_applied(f"algorithm {self.algorithm!r}", settings, given, f"{part}.")
         return self
 
-    def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
+    def list_warnings(self) -> list[tuple[KeyPath, str]]:
         """Return valid settings that are probably a mistake: the path of a key in the stage, and what to do."""
         loss = self.loss
         distance = min(loss.clip_low, loss.clip_high)
         if loss.importance_ratio_level == "token" or distance >= _MIN_RECORDED_CLIP:
             return []
         # Which rollouts keep recorded log-probs: `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py.
-        remedies: dict[tuple[str | int, ...], str] = {}
+        remedies: list[tuple[KeyPath, str]] = []
         if loss.old_logprobs == "recorded":
-            remedies["loss", "old_logprobs"] = "set `old_logprobs: recomputed`"
+            remedies.append((("loss", "old_logprobs"), "set `old_logprobs: recomputed`"))
         if self.replay is not None and self.replay.old_logprobs == "recorded":
-            remedies["replay", "old_logprobs"] = "set `replay.old_logprobs: recomputed`"
-        generate_index = self.rollout_steps.index(self._generate_step)
-        if self.carries_groups:
-            path: tuple[str | int, ...] = ("rollout_steps", generate_index, "oversampling")
-            remedy = "leave `oversampling` out"
-            if self.dynamic_sampling is not None:
-                path, remedy = ("dynamic_sampling", "extra"), "set `extra: drop`"
-            remedies[path] = f"groups carried over keep theirs: {remedy}"
-        if loss.rollout_correction.method == "none":
-            correct = "rollouts of an older policy keep theirs: set `loss.rollout_correction`"
-            if self.async_rollouts:
-                remedies["async_rollouts",] = correct
-            if self.has_partial_rollouts:
-                remedies["rollout_steps", generate_index, "partial_rollout_tokens"] = correct
+            remedies.append((("replay", "old_logprobs"), "set `replay.old_logprobs: recomputed`"))
+        generate_path = ("rollout_steps", self.rollout_steps.index(self._generate_step))
+        carried = "groups carried over keep theirs"
+        if self.carries_groups and self.dynamic_sampling is not None:
+            remedies.append((("dynamic_sampling", "extra"), f"{carried}: set `extra: drop`"))
+        elif self.carries_groups:
+            remedies.append(((*generate_path, "oversampling"), f"{carried}: leave `oversampling` out"))
+        correct = "rollouts of an older policy keep theirs: set `loss.rollout_correction`"
+        is_corrected = loss.rollout_correction.method != "none"
+        if self.async_rollouts and not is_corrected:
+            remedies.append((("async_rollouts",), correct))
+        if self.has_partial_rollouts and not is_corrected:
+            remedies.append(((*generate_path, "partial_rollout_tokens"), correct))
         clipping = (
             f"the ratio of a whole response is clipped {distance:g} away from 1, and the rounding of a bfloat16 engine "
             "alone moves it by more: with log-probabilities recorded while sampling, responses are clipped before the "
             "policy has changed"
         )
         return [
-            (path, f"{clipping}; {remedy}, or widen `loss.clip_low` and `loss.clip_high`")
-            for path, remedy in remedies.items()
+            (path, f"{clipping}; {remedy}, or widen `loss.clip_low` and `loss.clip_high`") for path, remedy in remedies
         ]
