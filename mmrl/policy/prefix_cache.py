@@ -83,7 +83,12 @@ class RowCache:
         return _to_bias(self._keep_RK[:, None, None].bool(), self._dtype) if self._shares_prompts else self._keep_RK
 
     def keep_rows(self, kept: Sequence[int]) -> list[int]:
-        """Drop all rows but `kept`; rows from the end fill the gaps. Return the old number of the row in each place."""
+        """Drop all rows but `kept`; rows from the end fill the gaps. Return the old number of the row in each place.
+
+        A prompt whose last row is dropped goes in the same way. With the prompts 0 1 1 2 2 of five rows and `kept`
+        1 3 4, the result is 3 1 4: these rows had the prompts 2 1 2, which move to the places 0 and 1, so they have the
+        prompts 0 1 0 now.
+        """
         rows = _plan_moves(kept, self._device)
         order = rows.order
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
@@ -169,6 +174,8 @@ class RowCache:
 
 class _Moves(NamedTuple):
     """Moves of rows of a tensor [R, ...] into the places of dropped rows; sent once for the caches of all layers.
+
+    Where rows 1 3 4 of five are kept, the places 0 and 2 are free: `to` is 0 2, `start` is 3 4, and `order` is 3 1 4.
 
     An index in CPU memory would make the CPU wait for a GPU at each use.
     """

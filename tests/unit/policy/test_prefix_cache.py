@@ -83,6 +83,17 @@ def test_rows_attend_to_their_prompt_and_themselves_while_others_leave(monkeypat
     assert len(rows.cache.cache.layers[0].prompt_keys) < 3
 
 
+def test_rows_and_prompts_move_as_in_the_docstrings():
+    moves = prefix_cache._plan_moves([1, 3, 4], torch.device("cpu"))
+    assert (moves.order, moves.to.tolist(), moves.start.tolist()) == ([3, 1, 4], [0, 2], [3, 4])
+    assert moves.take(torch.arange(5)).tolist() == moves.order
+    cache = Rows((2, 2, 2), [0, 1, 1, 2, 2], torch.float32).cache
+    prompts = cache.cache.layers[0].prompt_keys.clone()
+    assert cache.keep_rows([1, 3, 4]) == [3, 1, 4]
+    assert cache._prompt_of_row == [0, 1, 0]
+    assert torch.equal(cache.cache.layers[0].prompt_keys, prompts[[2, 1]])
+
+
 @pytest.mark.parametrize("lengths", [(3, 3, 3), (1, 4, 0)])
 def test_new_tokens_see_no_later_token_and_no_padding(lengths):
     rows, columns = Rows((5, 1, 7), [2, 0, 1], torch.float32), max(lengths)
