@@ -60,6 +60,15 @@ class SharedPrefixPlan(NamedTuple):
     prompt_of_response: torch.Tensor  # number of the prompt of each response. int64.
 
 
+class AppendPlan(NamedTuple):
+    """Indices that put new tokens, padded on the left, after cached ones; see `plan_append`. int64."""
+
+    leftward_RS: torch.Tensor  # column that each column takes, so that a row's tokens begin in the first one
+    tokens_RS: torch.Tensor  # numbers of the tokens, moved to the left, among all columns of all rows; R S for padding
+    window_RS: torch.Tensor  # columns of the next window in the old window and the tokens after it, [R, window length]
+    rightward_RS: torch.Tensor  # column that each column takes, so that a row's outputs end in the last one
+
+
 class RuleInputs(NamedTuple):
     """Arguments of the delta rule for each token, and zeros at the end, which neither decay nor write the state."""
 
@@ -137,34 +146,48 @@ def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: 
     """Return the layer's output [R, S, W] for new tokens after cached rows, and put them into the cache.
 
     The new tokens are padded on the left, where `mask_RS` is 0. Padding changes neither the state nor the window of the
-    convolution, and its output means nothing.
+    convolution, and its output means nothing. Within this function the new tokens are moved to the left, where they
+    follow the cached ones without a gap.
     """
-    num_columns = hidden_RSW.shape[1]
-    columns_S = torch.arange(num_columns, device=hidden_RSW.device)
-    count_R1 = mask_RS.sum(dim=1, keepdim=True).long()
-    # Moved to the left, the new tokens follow the cached ones without a gap.
-    leftward_RS = (columns_S + num_columns - count_R1).clamp(max=num_columns - 1)
-    is_token_RS = columns_S < count_R1
     state = cache.layers[layer.layer_idx]
     window_RCS = state.conv_states[0]
-    mixed_RSC = torch.take_along_dim(layer.in_proj_qkv(hidden_RSW), leftward_RS[..., None], dim=1)
+    plan = plan_append(mask_RS, window_RCS.shape[-1])
+    mixed_RSC = torch.take_along_dim(layer.in_proj_qkv(hidden_RSW), plan.leftward_RS[..., None], dim=1)
     continued = torch.cat([window_RCS.transpose(1, 2), mixed_RSC], dim=1)
-    last_columns = count_R1 + torch.arange(window_RCS.shape[-1], device=hidden_RSW.device)
-    window_RCS.copy_(torch.take_along_dim(continued, last_columns[..., None], dim=1).transpose(1, 2))
+    window_RCS.copy_(torch.take_along_dim(continued, plan.window_RS[..., None], dim=1).transpose(1, 2))
 
-    convolved_RSC = _convolve(layer, continued)[:, -num_columns:]
-    write_RSH = torch.take_along_dim(layer.in_proj_b(hidden_RSW), leftward_RS[..., None], dim=1)
-    decay_RSH = torch.take_along_dim(layer.in_proj_a(hidden_RSW), leftward_RS[..., None], dim=1)
+    convolved_RSC = _convolve(layer, continued)[:, -hidden_RSW.shape[1] :]
+    write_RSH = torch.take_along_dim(layer.in_proj_b(hidden_RSW), plan.leftward_RS[..., None], dim=1)
+    decay_RSH = torch.take_along_dim(layer.in_proj_a(hidden_RSW), plan.leftward_RS[..., None], dim=1)
     flat = (tensor.flatten(0, 1) for tensor in (convolved_RSC, write_RSH, decay_RSH))
     inputs = RuleInputs(*(F.pad(tensor, _ZERO_ROW) for tensor in _rule_inputs(layer, *flat)))
-    tokens_RS = torch.arange(is_token_RS.numel(), device=hidden_RSW.device).view_as(is_token_RS)
-    tokens_RS = torch.where(is_token_RS, tokens_RS, is_token_RS.numel())
-    output_RSHV, last_state = _apply_rule(layer, inputs, tokens_RS, state.recurrent_states[0])
+    output_RSHV, last_state = _apply_rule(layer, inputs, plan.tokens_RS, state.recurrent_states[0])
     cache.update_recurrent_state(last_state, layer.layer_idx)
 
-    rightward_RS = (columns_S - num_columns + count_R1).clamp(min=0)
-    output_RSV = torch.take_along_dim(output_RSHV.flatten(2), rightward_RS[..., None], dim=1)
+    output_RSV = torch.take_along_dim(output_RSHV.flatten(2), plan.rightward_RS[..., None], dim=1)
     return _project(layer, output_RSV.view_as(output_RSHV), layer.in_proj_z(hidden_RSW))
+
+
+def plan_append(mask_RS: torch.Tensor, window_length: int) -> AppendPlan:
+    """Return the indices that `append_forward` needs, where the convolution's window has `window_length` columns.
+
+    With three rows of 1, 2 and 3 new tokens, and a window of 2 columns (padding has the number 9):
+
+        mask_RS   leftward_RS   tokens_RS   window_RS   rightward_RS
+        0 0 1     2 2 2         0 9 9       1 2         0 0 0
+        0 1 1     1 2 2         3 4 9       2 3         0 0 1
+        1 1 1     0 1 2         6 7 8       3 4         0 1 2
+    """
+    num_columns = mask_RS.shape[1]
+    columns_S = torch.arange(num_columns, device=mask_RS.device)
+    count_R1 = mask_RS.sum(dim=1, keepdim=True).long()
+    numbers_RS = torch.arange(mask_RS.numel(), device=mask_RS.device).view_as(mask_RS)
+    return AppendPlan(
+        leftward_RS=(columns_S + num_columns - count_R1).clamp(max=num_columns - 1),
+        tokens_RS=torch.where(columns_S < count_R1, numbers_RS, mask_RS.numel()),
+        window_RS=count_R1 + torch.arange(window_length, device=mask_RS.device),
+        rightward_RS=(columns_S - num_columns + count_R1).clamp(min=0),
+    )
 
 
 def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Tensor:  # noqa: ANN401
