@@ -58,6 +58,7 @@ class SharedPrefixPlan(NamedTuple):
     prompts: tuple[SequenceBatch, ...]
     responses: tuple[SequenceBatch, ...]
     prompt_of_response: torch.Tensor  # number of the prompt of each response. int64.
+    output_places_T: torch.Tensor  # places of the row's tokens in all batches, one after the other. int64.
 
 
 class AppendPlan(NamedTuple):
@@ -134,11 +135,7 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, packed_groups: PackedGrou
         output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial, batch.bounds)
         outputs.append(output.flatten(0, 1))
 
-    # Each token of the row is in one batch; padding, all of which has position T, is cut off.
-    places = torch.cat([batch.tokens_NS.flatten() for batch in (*plan.prompts, *plan.responses)])
-    place_of_token = torch.empty(len(mixed_TC) + 1, dtype=torch.int64, device=places.device)
-    place_of_token[places] = torch.arange(len(places), device=places.device)
-    output_THV = torch.cat(outputs).index_select(0, place_of_token[:-1])
+    output_THV = torch.cat(outputs).index_select(0, plan.output_places_T)
     return _project(layer, output_THV[None], layer.in_proj_z(hidden_1TW))
 
 
@@ -217,6 +214,13 @@ def plan_fork(
     """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens.
 
     With `in_one_row` the plan is for flash-linear-attention's kernel.
+
+    The row `0 1 | 2 | 3 4 | 5 | 6` of T = 7 tokens has a prompt of two tokens with two responses, and one of a single
+    token with one response. For a kernel of 3 tokens the plan is as follows; position 7 stands for zeros:
+
+    - `conv_tokens`: 7 7 0 1, then 0 1 2, 0 1 3 4, 7 7 5 and 7 5 6; `conv_kept_T`: 2 3 6 9 10 13 16
+    - `tokens_NS` of the prompts: 0 1, 5 7; of the responses: 2 7, 3 4, 6 7; `prompt_of_response`: 0 0 1
+    - `output_places_T`: 0 1 4 6 7 2 8, since the batches have 0 1 5 7 2 7 3 4 6 7 one after the other
     """
     padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in packed_groups)
     context_length = kernel_size - 1
@@ -244,12 +248,19 @@ def plan_fork(
             conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
             conv_tokens += piece
     make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
+    prompt_batches = tuple(make_batches(prompts, device=device))
+    response_batches = tuple(make_batches(responses, device=device))
+    # Each token of the row is in one batch; the place of padding, all of which has position T, is cut off.
+    batched = torch.cat([batch.tokens_NS.flatten() for batch in (*prompt_batches, *response_batches)])
+    output_places = torch.empty(padding + 1, dtype=torch.int64, device=device)
+    output_places[batched] = torch.arange(len(batched), device=device)
     return SharedPrefixPlan(
         conv_tokens=send_numbers(conv_tokens, device),
         conv_kept_T=send_numbers(conv_kept, device),
-        prompts=tuple(make_batches(prompts, device=device)),
-        responses=tuple(make_batches(responses, device=device)),
+        prompts=prompt_batches,
+        responses=response_batches,
         prompt_of_response=send_numbers(prompt_of_response, device),
+        output_places_T=output_places[:-1],
     )
 
 
