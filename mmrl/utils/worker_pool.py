@@ -190,7 +190,8 @@ class _TaskQueue:
         self.longest_call_s = 0.0  # of those that returned
         self._num_workers, self._max_batch_size = num_workers, max_batch_size
         self._waiting: deque[_Task[Any]] = deque()
-        self._changed, self._closed = Condition(), False
+        self._changed = Condition()
+        self._closed = False
 
     def add(self, tasks: Sequence[_Task[Any]]) -> None:
         with self._changed:
@@ -434,11 +435,11 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
         for task in tasks:
             task.fail(unsent)
         return worker
-    timeouts_s, num_done = [task.timeout_s for task in tasks], 0
+    num_done = 0
     while num_done < len(tasks):
         start = monotonic()
         try:
-            results = worker.progress.receive_results(worker.line, timeouts_s)
+            results = worker.progress.receive_results(worker.line, [task.timeout_s for task in tasks])
         except (Exception, SystemExit) as error:  # noqa: BLE001  # unpickling calls code of the results
             failed = _end_and_fail_call(error, tasks, num_done, worker, workers)
             # Calls of the last milliseconds, whose results were not sent, are made again.
@@ -459,7 +460,8 @@ def _end_and_fail_call(
     error: Exception | SystemExit, tasks: list[_Task[Any]], num_done: int, worker: _Worker, workers: _WorkerStarter
 ) -> int:
     """End a worker that sent `num_done` results and no more; fail the call to blame, and return that call's number."""
-    exit_code, limit = workers.end(worker), workers.server.take_reason(worker.pid)
+    exit_code = workers.end(worker)
+    limit = workers.server.take_reason(worker.pid)
     # Read after the worker has ended: it begins no further call. One that died between two calls fails the next.
     failed = max(num_done, worker.progress.read()[0])
     if limit is not None:
@@ -486,13 +488,11 @@ def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]
 
 def _end_server(process: subprocess.Popen[bytes], control: MessageSocket, watch: WorkerWatch | None) -> None:
     """End a server, which takes its workers with it."""
-    # An OSError means that it is gone already.
-    with suppress(OSError):
+    with suppress(OSError):  # it is gone already
         control.connection.shutdown(socket.SHUT_RDWR)
     try:
         process.wait(_SHUTDOWN_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        # It hangs in code of a user, which may have started processes.
+    except subprocess.TimeoutExpired:  # it hangs in code of a user, which may have started processes
         kill_processes(list_tree(process.pid))
         process.wait()
     control.close()
