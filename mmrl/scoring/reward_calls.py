@@ -120,10 +120,16 @@ class RewardCaller:
                 raise UserError(
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
-            # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
-            fitting = terms if trial else [term for term in terms if matches_rollout(term.options.when, response)]
-            all_outcomes.append({term.name: NOT_FOR_ROLLOUT for term in terms if term not in fitting})
-            pending.append(fitting)
+            outcomes_by_term: dict[str, RewardOutcome] = {}
+            first_terms = []
+            for term in terms:
+                # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
+                if term.options.when and not trial and not matches_rollout(term.options.when, response):
+                    outcomes_by_term[term.name] = NOT_FOR_ROLLOUT
+                else:
+                    first_terms.append(term)
+            all_outcomes.append(outcomes_by_term)
+            pending.append(first_terms)
         # Each round calls the fallbacks of the terms that abstained or failed in the round before.
         while any(pending):
             calls = [(index, term) for index, terms in enumerate(pending) for term in terms]

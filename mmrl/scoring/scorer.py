@@ -263,7 +263,7 @@ class RewardFunctionScorer:
     def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[dict[str, RewardFailure]]:
         """Yield the failures by term of each counted term that has no value, and of its fallbacks, which have none."""
         for term in self.caller.counted_terms:
-            if term.name in outcomes:
+            if isinstance(outcomes.get(term.name), RewardFailure):
                 chain = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
                 failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
                 if len(failures) == len(chain):

@@ -165,7 +165,7 @@ class ShuffledOrderConfig(StrictModel):
 
 
 class SortedOrderConfig(StrictModel):
-    """The same order every epoch: the order of the sources, or by a column (easy to hard, for example)."""
+    """Every epoch has the same order: the order of the sources, or by a column (easy to hard, for example)."""
 
     kind: Literal["sorted"]
     """`sorted` draws samples in one order, the same every epoch."""

@@ -1,4 +1,4 @@
-"""What `mmrl.evaluate` and `mmrl.train` return, read from their folders."""
+"""Results of `mmrl.evaluate` and `mmrl.train` are read from their folders."""
 
 from mmrl.api.evaluate import Evaluation
 from mmrl.api.train import TrainResult
