@@ -7,7 +7,7 @@ from factories import make_sample
 from scoring import recipe_totals
 from serving import judging, served
 
-from mmrl.types import AnswerType, Turn
+from mmrl.types import AnswerType, FinishReason, Turn
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,14 @@ def test_vl_rethinker_pays_by_the_ladder_of_its_code(total, waits, box, rethough
     parent = {"parent_index": 0} if rethought else {}
     sample = make_sample("3", AnswerType.LATEX, task="maths")
     assert total("vl_rethinker", text, sample, **parent) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("words", ["So ", "Wait, look again. So "])
+@pytest.mark.parametrize("answer", [r"\boxed{3}", r"\boxed{4}", "three."])
+def test_vl_rethinker_fines_a_response_that_was_cut_once_whatever_it_answers(total, words, answer):
+    """experience_maker.py:769 at commit dd2c17d: without an end token, a response is invalid and earns -0.1."""
+    sample = make_sample("3", AnswerType.LATEX, task="maths")
+    assert total("vl_rethinker", words + answer, sample, finish_reason=FinishReason.LENGTH) == pytest.approx(-0.1)
 
 
 SEARCH = Turn(action="<search>a</search>", state="", info={"relevant": 0.0})
