@@ -32,19 +32,14 @@ def add_parser(commands: Subparsers) -> None:
 def _list(arguments: argparse.Namespace) -> int:
     from mmrl.config.recipes import group_by_task
 
-    found_any = False
-    for task, recipes in group_by_task().items():
-        lines = [f"{task}:"]
+    groups = group_by_task(arguments.words)
+    for task, recipes in groups.items():
+        echo(f"{task}:")
         for file, header in recipes:
-            text = f"{file.stem}\n{file.read_text(encoding='utf-8')}".lower()
-            if all(word.lower() in text for word in arguments.words):
-                lines.append(f"  {file.stem:25}  {header.summary or header.title}")
-        if len(lines) > 1:
-            found_any = True
-            echo("\n".join(lines))
-    if not found_any:
+            echo(f"  {file.stem:25}  {header.summary or header.title}")
+    if not groups:
         echo(f"no recipe has all of the words {' '.join(arguments.words)}")
-    return int(not found_any)
+    return int(not groups)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -66,7 +61,6 @@ def _show(arguments: argparse.Namespace) -> int:
     missing = find_missing_data(loaded)
     for name in loaded.data_files:
         state = "needs" if not arguments.data else "missing" if name in missing else "has"
-        advice = f"; run there: {missing[name]}" if missing.get(name) else ""
-        echo(f"{arguments.data or 'The data folder'}: {state}  {name}{advice}")
+        echo(f"{arguments.data or 'The data folder'}: {state}  {name}{missing.get(name, '')}")
     echo(f"\nTo train: mmrl train {arguments.name} --model DIR" + (" --data DIR" if loaded.data_files else ""))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -214,11 +215,9 @@ class _ConfigFiles:
     def read_settings(self, settings: Mapping[str, Any]) -> ConfigNode:
         """Return the tree of settings that come from Python, merged over the files that they extend."""
         try:
-            text = json.dumps(settings, default=_path_to_text)
+            text = json.dumps(settings, default=os.fspath)
         except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{SETTINGS_ORIGIN}: settings are text, numbers, lists and mappings, not {error}"
-            ) from error
+            raise UserError(f"{SETTINGS_ORIGIN}: settings are text, numbers, lists and mappings: {error}") from error
         # A placeholder, never read: relative paths start from its folder, the working directory.
         path = Path(SETTINGS_ORIGIN)
         self.files.append(path)
@@ -294,19 +293,10 @@ class _ConfigFiles:
 def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:
     """Return the file names below a key, one or a list of them, with their origins."""
     entries = node.value if isinstance(node.value, list) else [node]
-    files = []
-    for entry in entries:
-        if isinstance(entry.value, str) and entry.value:
-            files.append((entry.value, entry.origin))
+    files = [(entry.value, entry.origin) for entry in entries if isinstance(entry.value, str) and entry.value]
     if len(files) < len(entries):
         raise UserError(f"{node.origin}: {key}: must be a file name or a list of them")
     return files
-
-
-def _path_to_text(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r:.80}")
 
 
 def _read_text(path: Path, error_prefix: str) -> str:

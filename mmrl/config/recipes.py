@@ -45,12 +45,14 @@ def iter_recipes(kind: str = "recipes") -> Iterable[Path]:
     return sorted((configs_folder() / kind).glob("*.yaml"))
 
 
-def group_by_task() -> dict[str, list[tuple[Path, Header]]]:
-    """Return all recipes, with their headers, by task: in the order of tasks and names, those for hardware last."""
+def group_by_task(words: Iterable[str] = ()) -> dict[str, list[tuple[Path, Header]]]:
+    """Return the recipes that have all of the words, with their headers, by task; those for hardware come last."""
     groups: dict[str, list[tuple[Path, Header]]] = {}
     for file in iter_recipes():
-        header = read_header(file)
-        groups.setdefault(header.sections.get("Task", BY_HARDWARE), []).append((file, header))
+        text = f"{file.stem}\n{file.read_text(encoding='utf-8')}".lower()
+        if all(word.lower() in text for word in words):
+            header = read_header(file)
+            groups.setdefault(header.sections.get("Task", BY_HARDWARE), []).append((file, header))
     return {task: groups[task] for task in sorted(groups, key=lambda task: (task == BY_HARDWARE, task))}
 
 
@@ -113,29 +115,32 @@ def check_data_files(loaded: LoadedConfig) -> None:
     if not missing:
         return
     if folder is None:
-        text = f"reads {DATA}/{loaded.data_files[0]}; name its folder with --data DIR (data.dir)"
-        raise UserError(f"{loaded.files[0]}: {text}")
-    headers = [read_header(file) for file in loaded.files if file.is_file()]
-    # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
-    texts = [f"Data: {header.sections['Data']}" for header in headers if "Data" in header.sections]
-    names_by_command: dict[str, list[str]] = {}
-    for name, command in missing.items():
-        names_by_command.setdefault(command, []).append(name)
+        first = f"{DATA}/{loaded.data_files[0]}"
+        raise UserError(f"{loaded.files[0]}: reads {first}; name its folder with --data DIR (data.dir)")
     lines = [] if Path(folder).is_dir() else [f"{folder}: there is no such folder"]
-    for command, names in names_by_command.items():
-        advice = f"; run there: {command}" if command else "; no command of the header fetches it" if texts else ""
+    for advice in dict.fromkeys(missing.values()):
+        names = [name for name, own_advice in missing.items() if own_advice == advice]
         lines.append(f"{folder}: has no {', '.join(names)}{advice}")
-    raise UserError("\n".join([*lines, *texts[:1]]))
+    # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
+    texts = [header.sections["Data"] for header in _headers(loaded) if "Data" in header.sections]
+    raise UserError("\n".join([*lines, *(f"Data: {text}" for text in texts[:1])]))
 
 
 def find_missing_data(loaded: LoadedConfig) -> dict[str, str]:
-    """Return the paths below the data folder that are not there, each with the command that fetches it, if one does."""
+    """Return the paths below the data folder that are not there, each with the end of a message: how to fetch it."""
     folder = loaded.config.data.dir
-    downloads = [command for file in loaded.files if file.is_file() for command in read_header(file).downloads]
+    headers = _headers(loaded)
+    downloads = [command for header in headers for command in header.downloads]
+    unknown = "; no command of the header fetches it" if any(header.text for header in headers) else ""
     missing = {}
     for name in loaded.data_files:
         if folder is None or not Path(folder, name).exists():
             # A command fetches the files below the folder, or the file, that it names: eurosat-4shot is not eurosat.
             mentions = re.compile(rf"(?<![\w-]){re.escape(name.split('/')[0])}(?![\w-])")
-            missing[name] = next(filter(mentions.search, downloads), "")
+            command = next(filter(mentions.search, downloads), None)
+            missing[name] = f"; run there: {command}" if command else unknown
     return missing
+
+
+def _headers(loaded: LoadedConfig) -> list[Header]:
+    return [read_header(file) for file in loaded.files if file.is_file()]

@@ -213,10 +213,7 @@ def parse_yaml(
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        hints = []
-        for phrase, hint in _YAML_HINTS.items():
-            if phrase in str(error):
-                hints.append(hint)
+        hints = [hint for phrase, hint in _YAML_HINTS.items() if phrase in str(error)]
         text = "; ".join([f"not valid YAML: {error.problem or error.context or 'unreadable'}", *hints])
         cause: Exception = error
     except ReaderError as error:
@@ -250,9 +247,7 @@ class _NodeReader:
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return ConfigNode(self._read_mapping(node, path), origin)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
-            items = []
-            for index, item in enumerate(node.value):
-                items.append(self.read(item, (*path, index), self._origin_of(item)))
+            items = [self.read(item, (*path, index), self._origin_of(item)) for index, item in enumerate(node.value)]
             return ConfigNode(items, origin)
         if isinstance(node, ScalarNode):
             return ConfigNode(self._read_scalar(node, path, origin), origin)

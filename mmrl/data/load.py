@@ -53,7 +53,7 @@ OpenedT = TypeVar("OpenedT")
 
 _CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
 _TURN_S = 60.0  # a rank that decodes for hours without an exchange would be reported as lost
-_BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
+_BAD_SAMPLE_REMEDY = "repair or fetch them (see `mmrl recipe show`), or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "if they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
     "shorten them, shrink their media (model.max_pixels, model.video), raise model.max_prompt_tokens, or leave them "

@@ -105,7 +105,7 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     assert text == "Data: two files of which one has pictures."
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").touch()
-    assert find_missing_data(loaded) == {"pictures": "wget pictures.zip && unzip pictures.zip"}
+    assert find_missing_data(loaded) == {"pictures": "; run there: wget pictures.zip && unzip pictures.zip"}
     with pytest.raises(UserError, match=r"has no pictures; run there: wget pictures.zip"):
         check_data_files(loaded)
     (tmp_path / "pictures").mkdir()
