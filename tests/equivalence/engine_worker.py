@@ -15,7 +15,7 @@ import torch
 from mmrl.rollout.engines.vllm_colocated import vllm_env_vars
 
 # The fork server puts only the folder of this file on the path.
-sys.path.insert(1, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parents[1] / "helpers"))
 
 from vllm_scenes import Questions
 

@@ -214,7 +214,7 @@ for size in (1000, 10_000):
 def test_memory_is_flat_over_10_000_samples(folder):
     for number in range(200):
         Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "media" / f"{number:03d}.png")
-    code = MEASURE.format(tests=str(Path(__file__).parents[2]), folder=str(folder))
+    code = MEASURE.format(tests=str(Path(__file__).parents[2] / "helpers"), folder=str(folder))
     done = run_forked("-c", code)
     assert done.returncode == 0, done.stderr
     first_mb, last_mb = map(int, done.stderr.split())

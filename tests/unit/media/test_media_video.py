@@ -461,5 +461,5 @@ except MediaError:
     sys.exit(0)
 sys.exit("the damaged video was read")
 """
-    done = run_forked("-c", code, ref.path, tmp_path / "damaged.mp4", cwd=Path(__file__).parents[2])
+    done = run_forked("-c", code, ref.path, tmp_path / "damaged.mp4", cwd=Path(__file__).parents[2] / "helpers")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -373,7 +373,7 @@ def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(make_s
     script = tmp_path / "run.py"
     script.write_text(f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path.insert(0, {str(Path(__file__).parents[2] / "helpers")!r})
 from functools import partial
 from pathlib import Path
 from scoring import as_read, rollout

@@ -23,7 +23,7 @@ PNG_BASE64: Final = base64.b64encode(png_bytes()).decode()
 
 def load_published_rows() -> dict[str, Any]:
     """Return the entries of data/benchmark_rows.yaml by name, with images in place of their names."""
-    path = Path(__file__).with_name("data") / "benchmark_rows.yaml"
+    path = Path(__file__).parents[1] / "data" / "benchmark_rows.yaml"
     return _insert_images(YAML(typ="safe", pure=True).load(path))
 
 

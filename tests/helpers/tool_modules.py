@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-TOOLS = Path(__file__).parents[1] / "tools"
+TOOLS = Path(__file__).parents[2] / "tools"
 
 
 def load_tool(name: str) -> ModuleType:

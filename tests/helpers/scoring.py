@@ -18,7 +18,7 @@ from mmrl.scoring.build import build_scorer
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Size
 from mmrl_rewards.contract import bind, reward
 
-RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
+RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 GRAMMAR = ResponseFormat(thinking="none")
 COUNT = make_sample(3, id="c1", task="count")
 FIND = make_sample(
