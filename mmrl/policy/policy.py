@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
-    from mmrl.policy.prefix_cache import RowCache
+    from mmrl.policy.decode_cache import DecodeCache
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
 VISION_CACHE_BYTES = 2**30  # features of images and videos that a frozen tower has seen
@@ -282,7 +282,7 @@ class PolicyModel:
         return cache, logits_BV
 
     @torch.no_grad()
-    def append(self, rows: RowCache, batch: LeftPaddedBatch) -> torch.Tensor:
+    def append(self, rows: DecodeCache, batch: LeftPaddedBatch) -> torch.Tensor:
         """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
 
         The new tokens are padded on the left. The cache is extended in place.
@@ -304,7 +304,7 @@ class PolicyModel:
         return logits_RV
 
     @torch.no_grad()
-    def append_text(self, rows: RowCache, input_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+    def append_text(self, rows: DecodeCache, input_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Append a text token to each cached row; return the logits of the next token, [R, V].
 
         `positions_R` are equal on all three axes of M-RoPE, int64.

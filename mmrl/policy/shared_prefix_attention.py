@@ -26,7 +26,7 @@ from mmrl.utils.torch_transfer import send
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from mmrl.policy.prefix_cache import RowCache
+    from mmrl.policy.decode_cache import DecodeCache
 
 ATTENTION_NAME = "mmrl_shared_prefix"
 PackedGroups = tuple[PackedGroup, ...]
@@ -70,7 +70,7 @@ def shared_prefix_attention(
     *,
     scaling: float,
     packed_groups: PackedGroups | None = None,
-    row_cache: RowCache | None = None,
+    decode_cache: DecodeCache | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
@@ -83,14 +83,14 @@ def shared_prefix_attention(
         attention_mask: mask for rows without `packed_groups`.
         scaling: factor of query-key products.
         packed_groups: lengths of the prompts and responses in the row; None for ordinary rows.
-        row_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.
+        decode_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.
         **options: transformers' other arguments.
 
     Raises:
         UserError: the layer attends within a sliding window only, or its heads are too narrow for FlexAttention.
     """
-    if row_cache is not None:
-        return row_cache.attend(module, query, key, value, attention_mask, scaling), None
+    if decode_cache is not None:
+        return decode_cache.attend(module, query, key, value, attention_mask, scaling), None
     if packed_groups is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

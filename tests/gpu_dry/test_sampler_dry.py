@@ -10,8 +10,8 @@ from tool_calls import responses, zoom_response
 
 from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
 from mmrl.policy.batch import collate_prompts
+from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.prefix_cache import RowCache
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.types import Author
 from mmrl_rewards.contract import reward
@@ -47,7 +47,7 @@ def test_rows_that_end_wait_for_nothing(make_tiny, family, device, waits):
     batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
     cache, _ = tiny.policy.prefill(batch)
     shares_prompts = tiny.policy.supports_shared_prefix
-    rows = RowCache(cache, [0, 0, 1, 2], batch.attention_mask_BP, shares_prompts=shares_prompts)
+    rows = DecodeCache(cache, [0, 0, 1, 2], batch.attention_mask_BP, shares_prompts=shares_prompts)
     token_R = torch.ones(4, dtype=torch.int64, device=device.device)
     tiny.policy.append_text(rows, token_R, token_R)
     assert rows.keep_rows([1, 3]) == [3, 1]

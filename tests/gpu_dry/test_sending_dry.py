@@ -16,9 +16,9 @@ from samplers import hf_sampler
 
 import mmrl
 from mmrl.policy.batch import collate_prompts
+from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.gated_delta_net import plan_fork
 from mmrl.policy.policy import PolicyModel
-from mmrl.policy.prefix_cache import RowCache
 from mmrl.policy.shared_prefix_attention import build_block_mask
 from mmrl.rollout.responses import StopStringMatcher
 from mmrl.types import Experience
@@ -38,7 +38,7 @@ MODULES = {
     ),
     "update": ("mmrl.learner.tokens", "mmrl.learner.optimizer_torch"),
     "sampler": ("mmrl.rollout.engines.hf",),
-    "cache": ("mmrl.policy.prefix_cache",),
+    "cache": ("mmrl.policy.decode_cache",),
 }
 POLICY = "mmrl.policy.policy"
 OF_CACHE = {"append", "_append"}  # functions of this module that extend a cache
@@ -162,7 +162,7 @@ def test_a_tensor_of_the_sampler_that_is_not_sent_is_found(make_tiny, device, wa
 
 @pytest.mark.slow
 # Recurrent layers read the mask of prompts; others leave it to transformers, which sends it.
-@pytest.mark.parametrize(("module", "family"), [("mmrl.policy.prefix_cache", "qwen2_5_vl"), (POLICY, "qwen3_5")])
+@pytest.mark.parametrize(("module", "family"), [("mmrl.policy.decode_cache", "qwen2_5_vl"), (POLICY, "qwen3_5")])
 def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, module, family, device, waits):
     tiny = make_tiny(family)
     device.place(tiny.policy.model.to(torch.bfloat16))
@@ -172,7 +172,7 @@ def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, module, family
     def extend_rows():
         for shares_prompts in (False, True):
             cache, _ = tiny.policy.prefill(batch)
-            rows = RowCache(cache, [0, 1], batch.attention_mask_BP, shares_prompts=shares_prompts)
+            rows = DecodeCache(cache, [0, 1], batch.attention_mask_BP, shares_prompts=shares_prompts)
             tiny.policy.append(rows, batch)
             rows.keep_rows([1])
 

@@ -22,7 +22,7 @@ from mmrl.plan.pretended_device import pretend_device
 from mmrl.plan.shapes import ModelShapes, read_shapes
 from mmrl.plan.workload import MicroBatchSizes
 from mmrl.policy.batch import Batch, LeftPaddedBatch
-from mmrl.policy.prefix_cache import RowCache
+from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.vision_attention import install_vision_attention
 
 SIZES = ("3B", "7B")
@@ -117,7 +117,7 @@ def count_sampling(size: str, patches_per_side: int, max_layers: int | None) -> 
         )
         take_counts(device)
         cache, logits_BV = policy.prefill(batch)
-        rows = RowCache(cache, [0] * RESPONSES, mask, shares_prompts=policy.supports_shared_prefix)
+        rows = DecodeCache(cache, [0] * RESPONSES, mask, shares_prompts=policy.supports_shared_prefix)
         found = {"prefill": take_counts(device)}
         token_R = logits_BV.argmax(dim=-1).expand(RESPONSES)
         policy.append_text(rows, token_R, token_R)

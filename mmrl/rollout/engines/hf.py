@@ -28,7 +28,7 @@ from mmrl.utils.activity import Activity
 from mmrl.utils.torch_transfer import send, send_numbers
 
 if TYPE_CHECKING:
-    from mmrl.policy.prefix_cache import RowCache
+    from mmrl.policy.decode_cache import DecodeCache
 
 MAX_BATCH_TOKENS = 2**18  # tokens in all KV caches of a batch together; memory grows with them
 
@@ -44,7 +44,7 @@ class _Row(NamedTuple):
 class _DecodeState:
     """The model's state before the next token of each rollout."""
 
-    cache: RowCache  # of all layers, with a row for each rollout
+    cache: DecodeCache  # of all layers, with a row for each rollout
     logits_RV: torch.Tensor
     """Logits of the next token, in the model's dtype, or float32 with `model.float32_output_layer`."""
     next_position_R: torch.Tensor  # M-RoPE position of the next token, equal on all three axes; int64
@@ -126,7 +126,7 @@ class HfEngine(RolloutEngine):
         self, rows: Sequence[_Row], sampling_params: SamplingParams, matcher: StopStringMatcher, *, record_routes: bool
     ) -> list[GeneratedTokens]:
         """Return the new tokens of each row. Each prompt of the batch is encoded once."""
-        from mmrl.policy.prefix_cache import RowCache
+        from mmrl.policy.decode_cache import DecodeCache
 
         device = self._policy.model.device
         rollouts = [row.rollout for row in rows]
@@ -141,7 +141,7 @@ class HfEngine(RolloutEngine):
             recorder.record_prompts(batch.attention_mask_BP, prompt_of_row)
         shares_prompts = self._policy.supports_shared_prefix
         state = _DecodeState(
-            cache=RowCache(cache, prompt_of_row, batch.attention_mask_BP, shares_prompts=shares_prompts),
+            cache=DecodeCache(cache, prompt_of_row, batch.attention_mask_BP, shares_prompts=shares_prompts),
             logits_RV=logits_BV[prompt_of_R],
             next_position_R=send(batch.position_ids_3BP.amax(dim=(0, 2)) + 1, device)[prompt_of_R],
         )

@@ -9,9 +9,9 @@ from rounding import GRADIENTS, LOGPROBS
 from samplers import hf_sampler
 from transformers import DynamicCache
 
-from mmrl.policy import prefix_cache
+from mmrl.policy import decode_cache
+from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.policy import PolicyModel
-from mmrl.policy.prefix_cache import RowCache
 
 HEADS, KEY_HEADS, WIDTH, SCALE = 6, 2, 12, 0.3
 LAYER = SimpleNamespace(layer_idx=0)
@@ -32,7 +32,7 @@ class Rows:
         prompts = DynamicCache()
         prompts.update(keys, values, 0)
         keep = torch.stack([(torch.arange(longest) >= longest - length).long() for length in prompt_lengths])
-        self.cache = RowCache(prompts, prompt_of_row, keep, shares_prompts=True)
+        self.cache = DecodeCache(prompts, prompt_of_row, keep, shares_prompts=True)
         self.lists = []
         for prompt in prompt_of_row:
             seen = slice(longest - prompt_lengths[prompt], None)
@@ -71,7 +71,7 @@ class Rows:
 @pytest.mark.parametrize("prompt_lengths", [(9, 9, 9), (5, 1, 640)])
 def test_rows_attend_to_their_prompt_and_themselves_while_others_leave(monkeypatch, prompt_lengths, dtype, bound):
     """The kernel reads 512 keys at a time, so the short prompts have blocks of nothing but padding."""
-    monkeypatch.setattr(prefix_cache, "_CHUNK_COLUMNS", 4)
+    monkeypatch.setattr(decode_cache, "_CHUNK_COLUMNS", 4)
     rows = Rows(prompt_lengths, [0, 1, 0, 2, 1, 2, 0], dtype)
     for step in range(6):
         assert rows.append([1] * len(rows.lists), mask=None, seed=step) < bound
@@ -84,7 +84,7 @@ def test_rows_attend_to_their_prompt_and_themselves_while_others_leave(monkeypat
 
 
 def test_rows_and_prompts_move_as_in_the_docstrings():
-    moves = prefix_cache._plan_moves([1, 3, 4], torch.device("cpu"))
+    moves = decode_cache._plan_moves([1, 3, 4], torch.device("cpu"))
     assert (moves.order, moves.to.tolist(), moves.start.tolist()) == ([3, 1, 4], [0, 2], [3, 4])
     assert moves.take(torch.arange(5)).tolist() == moves.order
     cache = Rows((2, 2, 2), [0, 1, 1, 2, 2], torch.float32).cache

@@ -1,4 +1,6 @@
-"""The key-value cache of rollouts that are being sampled: the keys of a prompt are kept, and read, once for its group.
+"""The key-value cache of the engine `hf`, where the keys of a prompt are kept, and read, once for its whole group.
+
+The learner shares prompts in another way: `mmrl.policy.shared_prefix_attention`.
 
 Each new token attends to its prompt and to the row's own tokens. The queries of all rows of a prompt form one long
 query for one copy of the prompt's keys; each row's own keys are attended to separately; and the two outputs are merged
@@ -27,7 +29,7 @@ _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _efficient_forward = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
-class RowCache:
+class DecodeCache:
     """The caches of all layers, one row for each rollout. Dropping rows that end moves only a few of the others."""
 
     def __init__(
@@ -39,7 +41,7 @@ class RowCache:
             prompts: the caches of all layers after the prompts, [B, ...].
             prompt_of_row: number of each row's prompt.
             keep_BP: 1 for tokens of prompts, 0 for padding, int64.
-            shares_prompts: keep each prompt once. Only `RowCache.attend` can; other attentions need a copy a row.
+            shares_prompts: keep each prompt once. Only `DecodeCache.attend` can; other attentions need a copy a row.
         """
         self.cache = prompts
         self._shares_prompts = shares_prompts and not any(prompts.is_sliding)
@@ -65,7 +67,7 @@ class RowCache:
         """Return the arguments by which a model's forward reads and extends this cache."""
         arguments: dict[str, object] = {"past_key_values": self.cache, "use_cache": True}
         if self._shares_prompts:
-            arguments["row_cache"] = self
+            arguments["decode_cache"] = self
         return arguments
 
     def mask_after_append(self, keep_RT: torch.Tensor) -> torch.Tensor:
@@ -248,7 +250,7 @@ def _attend(
 def _own_bias(mask: torch.Tensor | None, query_RKGTD: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
     """Return what is added to the scores of a row's own keys [R, K, S, D], [R or 1, 1, G T or 1, S]; None for nothing.
 
-    `mask` is that of `RowCache.attend`.
+    `mask` is that of `DecodeCache.attend`.
     """
     num_queries, num_new, num_own = query_RKGTD.shape[2], query_RKGTD.shape[3], key.shape[2]
     if mask is None and num_new > 1:
