@@ -157,11 +157,7 @@ class HfEngine(RolloutEngine):
         generated = []
         decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
         for index, (ids, logps) in enumerate(decoded):
-            finish_reason = FinishReason.LENGTH
-            if ids[-1] == self._eos_id:
-                finish_reason = FinishReason.EOS
-            elif matcher.matches_end(ids):
-                finish_reason = FinishReason.STOP
+            finish_reason = self._find_end(ids, matcher) or FinishReason.LENGTH
             routes = (None, None) if recorder is None else recorder.routes_of(index)
             generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
         return generated
@@ -199,38 +195,45 @@ class HfEngine(RolloutEngine):
         cache, logits_RV, next_R = state.cache, state.logits_RV, state.next_position_R
         device = self._policy.model.device
         max_new_tokens = sampling_params.max_new_tokens
-        decoded: list[tuple[list[int], list[float]]] = [([], []) for _ in uniforms_RT]
-        alive = list(range(len(decoded)))  # number of the rollout in each row; rollouts that ended have no row
-        alive_before, sampled_logps = [], []
+        ids: list[list[int]] = [[] for _ in uniforms_RT]  # of each rollout
+        rollout_of_row = list(range(len(ids)))  # a rollout that has ended has no row
+        sampled_logps, rollout_of_logp = [], []
         banned = send_numbers(sampling_params.banned_token_ids, device)
         for t in range(max_new_tokens):
             logps_RV = compute_logprobs(logits_RV, sampling_params.effective_temperature, banned)
             token_R = sample_tokens(logps_RV, sampling_params, uniforms_RT[:, t])
-            alive_before.append(alive)
             sampled_logps.append(logps_RV.gather(-1, token_R[:, None]).squeeze(-1))
-            going = []
+            rollout_of_logp += rollout_of_row
+            unended_rows = []
             # Here the host waits for the GPU, once for each token; it waits again where routes are recorded.
             for row, token in enumerate(token_R.tolist()):
-                ids = decoded[alive[row]][0]
-                ids.append(token)
-                if token != self._eos_id and not matcher.matches_end(ids):
-                    going.append(row)
-            is_last = not going or t + 1 == max_new_tokens
-            self._activity.advance("rollout", len(alive) if is_last else len(alive) - len(going))
+                ids_of_row = ids[rollout_of_row[row]]
+                ids_of_row.append(token)
+                if self._find_end(ids_of_row, matcher) is None:
+                    unended_rows.append(row)
+            num_ended = len(rollout_of_row) - len(unended_rows)
+            is_last = not unended_rows or t + 1 == max_new_tokens
+            self._activity.advance("rollout", len(rollout_of_row) if is_last else num_ended)
             if is_last:
                 break
-            if len(going) < len(alive):
-                order = cache.keep_rows(going)
-                alive = [alive[row] for row in order]
-                order_R = send_numbers(order, device)
-                token_R, next_R, uniforms_RT = token_R[order_R], next_R[order_R], uniforms_RT[order_R]
+            if num_ended:
+                old_rows = cache.keep_rows(unended_rows)
+                rollout_of_row = [rollout_of_row[row] for row in old_rows]
+                old_rows_R = send_numbers(old_rows, device)
+                token_R, next_R, uniforms_RT = token_R[old_rows_R], next_R[old_rows_R], uniforms_RT[old_rows_R]
             logits_RV = self._policy.append_text(cache, token_R, next_R + t)
             if recorder is not None:
-                recorder.record(alive, torch.ones(len(alive), 1))
-        numbers = [number for before in alive_before for number in before]
-        for number, logp in zip(numbers, torch.cat(sampled_logps).tolist(), strict=True):
-            decoded[number][1].append(logp)
-        return decoded
+                recorder.record(rollout_of_row, torch.ones(len(rollout_of_row), 1))
+        logps: list[list[float]] = [[] for _ in ids]
+        for rollout, logp in zip(rollout_of_logp, torch.cat(sampled_logps).tolist(), strict=True):
+            logps[rollout].append(logp)
+        return list(zip(ids, logps, strict=True))
+
+    def _find_end(self, ids: Sequence[int], matcher: StopStringMatcher) -> FinishReason | None:
+        """Return why a response ends with the last of its new tokens, or None if it does not."""
+        if ids[-1] == self._eos_id:
+            return FinishReason.EOS
+        return FinishReason.STOP if matcher.matches_end(ids) else None
 
 
 class _RouteRecorder:
