@@ -142,6 +142,8 @@ class VllmEngine(RolloutEngine):
 
     def close(self) -> None:
         """Shut down the engine and the process groups that it created. The learner's process groups stay."""
+        if not hasattr(self, "_llm"):
+            return  # a restart has closed the old engine, and no new one started
         engine_core = self._llm.llm_engine.engine_core
         del self._llm
         with _keep_process_groups() if self._shares_process_groups else nullcontext():

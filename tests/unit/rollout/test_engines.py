@@ -1,7 +1,9 @@
 """Rollout engines: requests, seeds, weights that are sent and verified, arguments of vLLM, and what is refused."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines import vllm_start
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
+from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.engines.vllm_requests import parse_completion, sampling_arguments
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived, vllm_name
 from mmrl.rollout.responses import GeneratedTokens, empty_rollout
@@ -216,6 +219,21 @@ def test_weights_that_did_not_arrive_are_noticed_and_fused_ones_skipped(make_tin
     stale = engine | {"language_model.lm_head.weight": fingerprint(torch.zeros(330, 48))}
     with pytest.raises(RuntimeError, match=r"another lm_head\.weight"):
         check_weights_arrived(sent, stale)
+
+
+def test_vllm_that_cannot_be_restarted_says_why_when_the_run_closes_it(monkeypatch):
+    def fail(engine):
+        raise UserError("no memory is left")
+
+    monkeypatch.setattr(VllmEngine, "_start", fail)
+    engine, warnings = object.__new__(VllmEngine), []
+    core = SimpleNamespace(shutdown=lambda: None)
+    engine._llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    engine._context, engine._restarts_left = SimpleNamespace(warn=warnings.append), 1
+    engine._shares_process_groups = False
+    with pytest.raises(UserError, match="no memory is left"), closing(engine):
+        engine._restart("the device broke")
+    assert len(warnings) == 1
 
 
 def engine_args(family="qwen2_5_vl", *, options=None, dtype="bfloat16", max_model_len=99, cuda=True, **changes):
