@@ -161,7 +161,7 @@ def test_version_is_stamped_and_weights_may_arrive_in_files_that_part_fused_matr
     ("scene", "fact", "message"),
     [
         ("served_experts", "no routes", "UserError: loss.routing_replay: engine: vLLM returned no routes"),
-        ("in_process", "lost weights", "RuntimeError: after a sync of weights the rollout engine holds another "),
+        ("in_process", "lost weights", "UserError: after a sync of weights the rollout engine holds another "),
         ("in_process", "another model", "UserError: the rollout engine runs another model: "),
         ("in_process", "dead twice", "RuntimeError: the device broke"),
         ("served", "dead twice", "failed: unreachable"),

@@ -69,8 +69,7 @@ class RolloutEngine(Protocol):
         Called once for each policy version, on all ranks together, and never while `generate` runs.
 
         Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the engine holds other weights after the transfer.
+            UserError: the engine runs another model, or holds other weights after the transfer.
         """
 
     def logits_dtypes(self) -> set[str]:

@@ -219,12 +219,11 @@ class Replica:
         """Transfer weights to the server's workers, and compare fingerprints afterwards.
 
         Raises:
-            UserError: the server runs another model.
+            UserError: the server runs another model, or holds other weights after the transfer.
             ReplicaError: the server failed during the transfer.
-            RuntimeError: the server holds other weights after the transfer.
         """
         if self._source is None:
-            check_same_model(weights, self._read_fingerprints())
+            check_same_model(weights, self._read_fingerprints()[0])
             self._source = FingerprintedSource(weights)
         # A sender keeps the source that it was created with, so the new weights go into that.
         self._source.weights = weights
@@ -235,7 +234,8 @@ class Replica:
                 self._sender = self._make_sender(self._source, num_workers)
             self._sender.send_weights()
         self._reset_caches()
-        check_weights_arrived(self._source.fingerprints, self._read_fingerprints())
+        for worker_fingerprints in self._read_fingerprints():
+            check_weights_arrived(self._source.fingerprints, worker_fingerprints)
 
     def load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, which the server must be able to read, in place of the one before."""
@@ -274,9 +274,9 @@ class Replica:
         for cache in ("prefix", "mm", "encoder"):
             self.request_json(f"reset_{cache}_cache", {})
 
-    def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        # The first worker is enough: weights that tensor parallelism splits have another shape and are not compared.
-        return parse_fingerprints(self.call_workers("fingerprints")[0])
+    def _read_fingerprints(self) -> list[dict[str, TensorFingerprint]]:
+        """Return the fingerprints of each worker's weights."""
+        return list(map(parse_fingerprints, self.call_workers("fingerprints")))
 
     def _log_tail(self) -> str:
         return f"end of its log:\n{self._log.read_text(errors='replace')[-_LOG_TAIL_CHARS:]}"

@@ -11,8 +11,8 @@ from config_samples import SMALL, refused, write
 from samplers import hf_sampler
 
 from mmrl.config import load_config
-from mmrl.config.schema import LoraConfig, VllmConfig
-from mmrl.distributed.ranks import SingleProcess
+from mmrl.config.schema import LoraConfig, VllmConfig, VllmServerConfig
+from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.log.console import Console
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
@@ -25,7 +25,13 @@ from mmrl.rollout.engines.vllm_requests import parse_completion, sampling_argume
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived, vllm_name
 from mmrl.rollout.responses import GeneratedTokens, empty_rollout
 from mmrl.rollout.shared_engine import SharedEngine, prompt_limit
-from mmrl.rollout.weight_sync import PolicyWeightStream, fingerprint, iter_with_fingerprints
+from mmrl.rollout.weight_sync import (
+    PolicyWeightStream,
+    ShardedWeightStream,
+    TensorFingerprint,
+    fingerprint,
+    iter_with_fingerprints,
+)
 from mmrl.types import Author, FinishReason, SamplingParams, Segment, UserError
 from mmrl.utils.activity import Activity
 
@@ -208,17 +214,79 @@ def test_engine_with_another_model_is_refused(make_tiny):
         check_same_model(weights, engine)
 
 
-def test_weights_that_did_not_arrive_are_noticed_and_fused_ones_skipped(make_tiny):
+def test_weights_that_did_not_arrive_are_noticed_on_all_ranks(make_tiny):
     weights = PolicyWeightStream(make_tiny().policy)
-    sent: dict = {}
-    assert [name for name, _ in iter_with_fingerprints(weights, sent)] == list(sent)
-    engine = fingerprints(weights)
-    assert check_weights_arrived(sent, engine) == len(sent)
-    fused = {name: found for name, found in engine.items() if "q_proj" not in name}
-    assert 0 < check_weights_arrived(sent, fused) < len(sent)
-    stale = engine | {"language_model.lm_head.weight": fingerprint(torch.zeros(330, 48))}
-    with pytest.raises(RuntimeError, match=r"another lm_head\.weight"):
+    stale = fingerprints(weights) | {"language_model.lm_head.weight": fingerprint(torch.zeros(330, 48))}
+    sent_by_rank0: list = []
+
+    class Rank0(Ranks):
+        size = 2
+
+        def on_rank0(self, work):
+            try:
+                return work()
+            except UserError as error:
+                sent_by_rank0.append(error)  # the other ranks receive such an error, and no other kind
+                raise
+
+    def load(stream):
+        sent: dict = {}
+        assert [name for name, _ in iter_with_fingerprints(stream, sent)] == list(sent)
+        check_weights_arrived(sent, fingerprints(weights))
         check_weights_arrived(sent, stale)
+
+    with pytest.raises(UserError, match=r"another lm_head\.weight .* resumes from the last checkpoint") as caught:
+        ShardedWeightStream(weights, Rank0()).load_on_rank0(load)
+    assert sent_by_rank0 == [caught.value]
+
+
+def fuse(engine):
+    """The fingerprints of an engine that fuses the matrices of attention, gates and experts."""
+    for part, whole in (
+        *((f"self_attn.{letter}_proj.", "self_attn.qkv_proj.") for letter in "qkv"),
+        ("mlp.gate_proj.", "mlp.gate_up_proj."),
+        ("mlp.up_proj.", "mlp.gate_up_proj."),
+        *((f"experts.{n}.{name}_proj.", "experts.routed_experts.w13_") for n in range(4) for name in ("gate", "up")),
+        *((f"experts.{n}.down_proj.", "experts.routed_experts.w2_") for n in range(4)),
+        *((f"linear_attn.in_proj_{part}.", "linear_attn.in_proj_qkvz.") for part in ("qkv", "z")),
+        *((f"linear_attn.in_proj_{part}.", "linear_attn.in_proj_ba.") for part in "ba"),
+    ):
+        engine = {
+            name.replace(part, whole): TensorFingerprint((9, 9), "") if part in name else found
+            for name, found in engine.items()
+        }
+    return engine
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5_moe"])
+def test_weights_that_cannot_be_compared_must_be_fused_or_split(make_tiny, family):
+    model = make_tiny(family).policy.model
+    engine = fuse(fingerprints(PolicyWeightStream(PolicyModel(model))))
+    LoraAdapter(model, LoraConfig(rank=4), seed=1)
+    sent: dict = {}
+    list(iter_with_fingerprints(PolicyWeightStream(PolicyModel(model)), sent))
+    # A CPU packs all matrices and tensor parallelism splits them, so none has the shape that was sent.
+    packed = {name: found._replace(shape=(0,)) for name, found in engine.items()}
+    check_weights_arrived(sent, packed)
+    renamed = {
+        name.replace("language_model.model.", "language_model.decoder."): found for name, found in packed.items()
+    }
+    with pytest.raises(UserError, match=r"has no .*_proj\.weight.*; install the vLLM that mmrl asks for"):
+        check_weights_arrived(sent, renamed)
+
+
+@pytest.mark.slow
+def test_weights_of_every_worker_of_a_server_are_compared(make_tiny, monkeypatch):
+    pytest.importorskip("vllm")
+    from mmrl.rollout.engines.vllm_replica import Replica
+
+    weights = PolicyWeightStream(make_tiny().policy)
+    first = fingerprints(weights)
+    workers = [first, {name: found._replace(digest="old") for name, found in first.items()}]
+    monkeypatch.setattr(Replica, "call_workers", lambda self, method, *_: workers)
+    monkeypatch.setattr(Replica, "request_json", lambda *_: {})
+    with pytest.raises(UserError, match="the rollout engine holds another"):
+        Replica("http://127.0.0.1:9", VllmServerConfig()).load_weights(weights, num_workers=2)
 
 
 def test_vllm_that_cannot_be_restarted_says_why_when_the_run_closes_it(monkeypatch):
