@@ -89,7 +89,7 @@ class Sampler(Protocol):
         """
 
     def sync(self, version: int) -> None:
-        """Load the learner's current weights. Segments generated after this call carry `version`."""
+        """Have the engine load the learner's current weights. Segments generated after this call carry `version`."""
 
 
 class RolloutPipeline(Protocol):

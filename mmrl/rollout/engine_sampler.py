@@ -14,25 +14,25 @@ from mmrl.utils.seeds import derive_seed
 
 
 @dataclass(slots=True)
-class WeightPublisher:
-    """Sends the policy's weights to an engine once for each version, however many samplers share the engine."""
+class SyncedEngine:
+    """An engine that loads each version of the policy's weights once, however many samplers share it."""
 
     engine: RolloutEngine
     weights: WeightStream
-    published_version: int | None = None
+    version: int | None = None  # of the weights that the engine has; None before the first sync
 
-    def publish(self, version: int) -> None:
-        """Send the weights unless the engine has those of `version`. Raises as `RolloutEngine.load_weights`."""
-        if version != self.published_version:
+    def sync(self, version: int) -> None:
+        """Load the weights unless the engine has those of `version`. Raises as `RolloutEngine.load_weights`."""
+        if version != self.version:
             self.engine.load_weights(self.weights)
-            self.published_version = version
+            self.version = version
 
 
 @dataclass(slots=True)
 class EngineSampler:
     """Samples with an engine that several samplers share, each with random numbers of its own."""
 
-    publisher: WeightPublisher
+    synced_engine: SyncedEngine
     processor: PromptProcessor
     _: KW_ONLY
     seed_parts: Sequence[str | int]
@@ -41,8 +41,8 @@ class EngineSampler:
     record_routes: bool = False  # true if rollouts carry the experts that their tokens were sent to
 
     def sync(self, version: int) -> None:
-        """Send the learner's weights to the engine and stamp further segments with `version`."""
-        self.publisher.publish(version)
+        """Have the engine load the learner's weights, and stamp further segments with `version`."""
+        self.synced_engine.sync(version)
         self.version = version
 
     def generate(
@@ -78,7 +78,7 @@ class EngineSampler:
 
     def _continue(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> list[list[Rollout]]:
         """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
-        engine = self.publisher.engine
+        engine = self.synced_engine.engine
         max_new_tokens = sampling_params.max_new_tokens
         for request in requests:
             rollout = request.rollout

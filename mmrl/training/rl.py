@@ -57,7 +57,7 @@ class RlParts:
     learner: Learner
     # Moves the KL reference after a step, and returns metrics; None if there is none, or it never moves.
     update_reference: Callable[[int], Mapping[str, float]] | None
-    sync_weights: Callable[[int], None]  # gives the engine the new weights, with their version number
+    sync_weights: Callable[[int], None]  # has the engine load the new weights, of this version
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
     # Digest of a prompt → rank that has its images and videos in memory. The learner trains on it there if it can.

@@ -72,8 +72,8 @@ def test_weights_are_packed_into_files_for_vllm(make_tiny, device):
     device.place(tiny.policy.model.to(torch.bfloat16))
     calls = []
     send_files(PolicyWeightStream(tiny.policy), lambda *call: calls.append(call[0]), file_bytes=2**14)
-    assert calls[0] == "begin_reload" and calls[-1] == "end_reload"
-    assert calls.count("reload_file") > 1
+    assert calls[0] == "begin_load" and calls[-1] == "end_load"
+    assert calls.count("load_weights_file") > 1
 
 
 @pytest.mark.slow

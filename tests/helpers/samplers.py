@@ -9,7 +9,7 @@ from scoring import make_scorer
 from mmrl.config.schema import GenerateConfig
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.pipeline import StepPipeline, build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
@@ -27,8 +27,8 @@ def hf_sampler(
     record_routes: bool = False,
     **engine: Any,
 ) -> EngineSampler:
-    publisher = WeightPublisher(HfEngine(policy, processor, **engine), PolicyWeightStream(policy))
-    return EngineSampler(publisher, processor, seed_parts=seed_parts, version=version, record_routes=record_routes)
+    synced_engine = SyncedEngine(HfEngine(policy, processor, **engine), PolicyWeightStream(policy))
+    return EngineSampler(synced_engine, processor, seed_parts=seed_parts, version=version, record_routes=record_routes)
 
 
 def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:

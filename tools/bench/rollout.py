@@ -50,7 +50,7 @@ from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
@@ -132,8 +132,8 @@ class GenerationComparison:
 
     def make_sampler(self) -> EngineSampler:
         """Return a new sampler."""
-        publisher = WeightPublisher(HfEngine(self.policy, self.processor), PolicyWeightStream(self.policy))
-        return EngineSampler(publisher, self.processor, seed_parts=SEED_PARTS)
+        synced_engine = SyncedEngine(HfEngine(self.policy, self.processor), PolicyWeightStream(self.policy))
+        return EngineSampler(synced_engine, self.processor, seed_parts=SEED_PARTS)
 
     def logprob_diff(self) -> float:
         """Mean difference between log-probs as sampled and as the learner computes them, nats."""

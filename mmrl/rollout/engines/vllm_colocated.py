@@ -68,7 +68,7 @@ class VllmEngine(RolloutEngine):
         """Start the engine. Random number generators and threads of this process stay as they are.
 
         `model` is a folder or hub id. `context.warn` is called at each of at most `restarts` restarts. With
-        `takes_adapter`, `load_weights` sends the adapter's files instead of full weights.
+        `takes_adapter`, `load_weights` loads the adapter's files instead of full weights.
 
         Raises:
             UserError: vLLM refuses the model or the arguments.
@@ -90,7 +90,7 @@ class VllmEngine(RolloutEngine):
         self._shares_process_groups = torch.distributed.is_initialized()
         self._asleep = False
         self._lora_request: Any = None
-        self._reload_weights: Callable[[], None] = lambda: None
+        self._load_last_weights: Callable[[], None] = lambda: None
         self._llm = self._start()
 
     def generate(
@@ -117,7 +117,7 @@ class VllmEngine(RolloutEngine):
             self._restart(reason)
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the adapter's files, or reload the learner's tensors with vLLM and check that they arrived."""
+        """Load the adapter's files, or else the learner's tensors, and check that these have arrived."""
         self._wake_up()
         if self._takes_adapter:
             self._load_adapter(export_adapter(self._context))
@@ -128,7 +128,7 @@ class VllmEngine(RolloutEngine):
         self._llm.collective_rpc("repack_experts")
         self._reset_caches()
         check_weights_arrived(sent, self._read_fingerprints())
-        self._reload_weights = lambda: self.load_weights(weights)
+        self._load_last_weights = lambda: self.load_weights(weights)
 
     def logits_dtypes(self) -> set[str]:
         """Return the dtypes that the workers compute logits in, such as `float32`."""
@@ -170,7 +170,7 @@ class VllmEngine(RolloutEngine):
         self.close()
         self._asleep, self._lora_request = False, None
         self._llm = self._start()
-        self._reload_weights()
+        self._load_last_weights()
 
     def _load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, in place of the one before."""
@@ -180,7 +180,7 @@ class VllmEngine(RolloutEngine):
         # Requests for generation omit `load_inplace`: with it, vLLM would read the files again for each of them.
         self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))
         self._reset_caches()
-        self._reload_weights = lambda: self._load_adapter(folder)
+        self._load_last_weights = lambda: self._load_adapter(folder)
 
     def _generate_once(
         self,

@@ -216,7 +216,7 @@ class Replica:
         return reply
 
     def load_weights(self, weights: WeightStream, num_workers: int) -> None:
-        """Transfer weights to the server's workers, and compare fingerprints afterwards.
+        """Send weights to the server's workers, which load them, and compare fingerprints afterwards.
 
         Raises:
             UserError: the server runs another model, or holds other weights after the transfer.

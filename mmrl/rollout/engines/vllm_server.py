@@ -56,8 +56,8 @@ class ServerEngine(RolloutEngine):
         """Start the replicas that belong to the run, and wait until all of them answer.
 
         `workers_per_replica` counts the processes of each replica that hold weights. With `takes_adapter`,
-        `load_weights` sends the adapter's files instead of full weights. If several ranks share the servers, it is
-        collective and loads through rank 0. `context.warn` is called when a replica is restarted.
+        `load_weights` loads the adapter's files instead of full weights. If several ranks share the servers, it is
+        collective, and rank 0 sends the weights. `context.warn` is called when a replica is restarted.
 
         Raises:
             UserError: a replica does not answer in time.
@@ -68,7 +68,7 @@ class ServerEngine(RolloutEngine):
         # Servers that several ranks share are never restarted, so they need no copy.
         self._keep_weights = context.concurrent and context.ranks.size == 1
         self._eos_id: int = context.processor.tokenizer.eos_token_id
-        self._reload_weights: Callable[[Replica], None] = lambda replica: None
+        self._load_last_weights: Callable[[Replica], None] = lambda replica: None
         self._expert_layers = router_layers(context.policy.model) if context.record_routes else ()
         self.max_model_len, self.returns_routes = context.max_model_len, bool(self._expert_layers)
         self._closed = False
@@ -115,10 +115,10 @@ class ServerEngine(RolloutEngine):
         return [answers[number] for number in range(len(requests))]
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Send weights, or the adapter's files, to all replicas, one after the other."""
+        """Load weights, or the adapter's files, into all replicas, one after the other."""
         if self._takes_adapter:
             folder = export_adapter(self._context)
-            self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
+            self._ranks.on_rank0(partial(self._load_into_all, methodcaller("load_adapter", folder)))
             for replica in self._replicas:
                 replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
             return
@@ -144,11 +144,11 @@ class ServerEngine(RolloutEngine):
 
     def _load_weights_on_rank0(self, weights: WeightStream) -> None:
         source = _HostWeightCopy(weights) if self._keep_weights else weights
-        self._send_to_all(methodcaller("load_weights", source, self._workers_per_replica))
+        self._load_into_all(methodcaller("load_weights", source, self._workers_per_replica))
 
-    def _send_to_all(self, load: Callable[[Replica], None]) -> None:
+    def _load_into_all(self, load: Callable[[Replica], None]) -> None:
         # Remembered, since a replica that is restarted has to be loaded in the same way.
-        self._reload_weights = load
+        self._load_last_weights = load
         for replica in self._replicas:
             try:
                 load(replica)
@@ -163,7 +163,7 @@ class ServerEngine(RolloutEngine):
                 f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again"
             )
             try:
-                return self._reload_weights(replica)
+                return self._load_last_weights(replica)
             except ReplicaError as next_failure:
                 failure = next_failure
 

@@ -75,20 +75,20 @@ class WorkerExtension:
                 return str(module.head_dtype).removeprefix("torch.")
         return "unknown"
 
-    def begin_reload(self) -> None:
+    def begin_load(self) -> None:
         """Prepare the model for weights that come in files."""
         # vLLM then holds back the parts of a fused weight (query, key and value, say) until all of them have arrived,
         # so a file may end between them.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def reload_file(self, path: str) -> None:
+    def load_weights_file(self, path: str) -> None:
         """Load the weights of one file. The sender overwrites it as soon as this returns."""
         with set_current_vllm_config(self.vllm_config):
             weights = load_file(path, device=str(self.model_runner.device))
             self.model_runner.get_model().load_weights(weights.items())
 
-    def end_reload(self) -> None:
+    def end_load(self) -> None:
         """Put the weights that were held back in place."""
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(self.model_runner.get_model(), self.model_runner.model_config)
@@ -96,7 +96,7 @@ class WorkerExtension:
         self.model_runner.reset_lora_state()
 
     def repack_experts(self) -> None:
-        """Pack reloaded experts into the layout of the CPU kernels; vLLM 0.32 does so only at the first load.
+        """Pack loaded experts into the layout of the CPU kernels; vLLM 0.32 does so only when it starts.
 
         Otherwise these kernels would read unpacked experts as packed ones: wrong numbers, and no error.
         """
@@ -142,13 +142,13 @@ def send_files(
     single tensor is larger. Each overwrites the one before, so this also bounds the shared memory of a transfer.
     """
     parent = _SHARED_MEMORY_DIR if _SHARED_MEMORY_DIR.is_dir() else None
-    call_workers("begin_reload")
+    call_workers("begin_load")
     with tempfile.TemporaryDirectory(prefix="mmrl-", dir=parent) as folder:
         path = Path(folder) / "weights.safetensors"
         for tensors in _split_by_size(weights, file_bytes):
             save_file(tensors, path)
-            call_workers("reload_file", str(path))
-    call_workers("end_reload")
+            call_workers("load_weights_file", str(path))
+    call_workers("end_load")
 
 
 def _split_by_size(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
