@@ -22,7 +22,14 @@ from mmrl.log.rollout_records import RECORDS_VERSION
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.environment import LIBRARIES, installed_version
-from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
+from mmrl.utils.files import (
+    PARTIAL_SUFFIX,
+    remove_leftovers,
+    replace_nonfinite,
+    report_write_errors,
+    temporary_path,
+    write_atomically,
+)
 from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
@@ -136,7 +143,7 @@ class RunDir:
             raise
 
     def is_finished(self) -> bool:
-        """Return True if the run has exported its model, and the config it was claimed with adds no steps."""
+        """Return True if the model is exported and the current config does not lengthen any stage."""
         return self.model.exists() and all(change.lengthened_stage is None for change in self._changed)
 
     def find_lengthened_stage(self) -> int | None:
@@ -226,7 +233,9 @@ class RunDir:
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
     def _has_checkpoint(self) -> bool:
-        return self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        # A partial folder is what a kill inside the first save leaves; a retired one becomes a checkpoint again.
+        names = [entry.name for entry in self.checkpoints.iterdir()] if self.checkpoints.is_dir() else []
+        return self.config.exists() and any(not name.endswith(PARTIAL_SUFFIX) for name in names)
 
     def _list_files(self) -> list[str]:
         return sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})

@@ -99,8 +99,19 @@ def test_new_settings_of_a_begun_run_are_written_when_it_is_reopened(tmp_path):
     assert not run.is_finished()
     run.reopen(longer)
     assert load_config(run.config).config == longer and not run.model.exists()
-    (run.checkpoints / "00-000005").rename(run.checkpoints / ".00-000005.partial")  # the first save was killed
-    assert run.claim(config_with(cpu_threads=2, steps=40), notices.append)
+
+
+def test_a_run_killed_inside_its_first_save_is_replaced_and_one_inside_a_replacement_is_not(tmp_path):
+    run, changed = begin_run(tmp_path / "r", config_with()), config_with(seed=3)
+    saved = run.checkpoints / "00-000005"
+    retired = saved.rename(run.checkpoints / ".00-000005.retired")
+    saved.with_name(".00-000005.partial").mkdir()
+    with pytest.raises(UserError, match=r"run\.seed: 0 -> 3"):
+        run.claim(changed, pytest.fail)
+    retired.rmdir()
+    assert run.check(changed) is False
+    assert run.claim(changed, pytest.fail) is False
+    assert os.listdir(run.path) == ["config.yaml"]
 
 
 def test_run_with_keys_that_this_version_does_not_have_is_refused_as_another_versions(tmp_path):
