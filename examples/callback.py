@@ -17,17 +17,18 @@ class EarlyStopping:
 
     def __init__(self, patience: int, run: RunComponents) -> None:
         self.patience, self.console = patience, run.console
-        self.best, self.best_step = float("-inf"), 0
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> dict[str, float] | None:
         """Return the step's metric, and compare it with the best so far. Steps without rewards (sft) have none."""
         if "reward/mean" not in result.metrics:
             return None
         best = fmean(max(group.totals) for group in result.selected.groups if group.totals)
-        if best > self.best:
-            self.best, self.best_step = best, state.step
-        elif state.step - self.best_step >= self.patience:
-            self.console.info(f"step {state.step}: nothing better than {self.best:.3f} since step {self.best_step}")
+        # The state is part of checkpoints: a resumed run remembers the high, where an attribute would be forgotten.
+        high, high_step = state.callback_values.get("my/best_of_group", (float("-inf"), 0))
+        if best > high:
+            state.callback_values["my/best_of_group"] = (best, state.step)
+        elif state.step - high_step >= self.patience:
+            self.console.info(f"step {state.step}: nothing better than {high:.3f} since step {high_step}")
             state.stage_done = True
         return {"my/best_of_group": best}
 

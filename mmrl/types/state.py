@@ -114,5 +114,6 @@ class TrainingState:
     phase_rewards: list[float] = field(default_factory=list)  # mean reward of each step since the phase began
     # Mean tracked reward of each step since the KL reference was last reset; empty without `reference.plateau`.
     reset_rewards: list[float] = field(default_factory=list)
+    callback_values: dict[str, Any] = field(default_factory=dict)  # of your callbacks, by names like `my/best`
     replay_buffer: tuple[Experience, ...] = ()  # rollouts with a nonzero advantage that may be replayed, oldest first
     carried_over: tuple[Group, ...] = ()  # scored groups that wait for room in a later step, the first to arrive first

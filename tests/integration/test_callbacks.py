@@ -30,6 +30,21 @@ def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path, here):
     assert f"Stage rl ended after {len(best)} steps, its goal reached." in done.output
 
 
+@pytest.mark.slow
+def test_resumed_run_with_the_example_callback_ends_the_stage_at_the_same_step(tmp_path, here):
+    configs = []
+    for name in ("once", "twice"):
+        (tmp_path / name).mkdir()
+        shutil.copy(EXAMPLE, tmp_path / name)
+        configs.append(config_of(tmp_path / name, "./callback.py:stop_without_progress", patience=2))
+    done = succeed(here("train", configs[0]))
+    high_step, last_step = map(int, re.search(r"since step (\d+)(?s:.*)ended after (\d+) steps", done.output).groups())
+    assert last_step < 6
+    stop_in_rl(configs[1], high_step + 1)
+    succeed(here("train", configs[1]))
+    assert contents(tmp_path / "twice" / "run") == contents(tmp_path / "once" / "run")
+
+
 MEASURING = """
 from mmrl.log.metric_registry import Metric
 
