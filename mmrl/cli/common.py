@@ -37,7 +37,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a recipe (`mmrl recipe list`)")
     parser.add_argument("--model", metavar="DIR", dest="model.path", help="model.path: the model to train")
     parser.add_argument("--data", metavar="DIR", dest="data.dir", help="data.dir: the folder that `${data}` stands for")
-    parser.add_argument("--overlay", metavar="NAME", action="append", dest="overlays", help="a method laid on top")
+    parser.add_argument("--overlay", metavar="NAME", action="append", dest="overlays+", help="a method laid on top")
     parser.add_argument(
         "overrides",
         metavar="key=value",
@@ -50,7 +50,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def option_overrides(arguments: argparse.Namespace) -> list[str]:
     """Return the overrides that the options of `add_config_arguments` stand for."""
     given = vars(arguments)
-    return [f"{key}={json.dumps(given[key])}" for key in ("model.path", "data.dir", "overlays") if given[key]]
+    return [f"{key}={json.dumps(given[key])}" for key in ("model.path", "data.dir", "overlays+") if given[key]]
 
 
 def positive_int(text: str) -> int:

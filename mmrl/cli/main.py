@@ -111,6 +111,6 @@ def _parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ar
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if overrides:
         arguments.overrides += overrides
-    if "overlays" in arguments:
+    if "overlays+" in arguments:
         arguments.overrides = option_overrides(arguments) + arguments.overrides
     return arguments

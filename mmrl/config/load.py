@@ -26,6 +26,7 @@ from mmrl.config.yaml_tree import (
     PlainValue,
     format_path,
     iter_leaves,
+    iter_settings,
     merge_configs,
     merge_nodes,
     parse_yaml,
@@ -64,11 +65,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
             `file:line: dotted.path: problem`.
     """
     files = _ConfigFiles()
-    if isinstance(source, Mapping):
-        root = files.read_settings(source)
-    else:
-        root = files.read(find_config(source), error_prefix="")
-    of_overlays = [override for override in overrides if override.partition("=")[0].strip() == "overlays"]
+    root = files.read_settings(source) if isinstance(source, Mapping) else files.read(find_config(source))
+    of_overlays = [text for text in overrides if text.partition("=")[0].strip() in ("overlays", "overlays+")]
     for override in of_overlays:
         root = files.apply_override(root, override)
     root = files.lay_overlays(root)
@@ -182,7 +180,7 @@ def read_flat_settings(path: Path) -> dict[str, PlainValue]:
     Raises:
         UserError: the file cannot be read or is not YAML.
     """
-    return flatten_settings(_ConfigFiles().read(path, error_prefix="").plain_value)
+    return flatten_settings(_ConfigFiles().read(path).plain_value)
 
 
 def flatten_settings(value: PlainValue) -> dict[str, PlainValue]:
@@ -197,7 +195,7 @@ class _ConfigFiles:
     files: list[Path] = field(default_factory=list)
     problems: list[ConfigProblem] = field(default_factory=list)
 
-    def read(self, path: Path, *, error_prefix: str, chain: tuple[Path, ...] = ()) -> ConfigNode:
+    def read(self, path: Path, *, error_prefix: str = "", chain: tuple[Path, ...] = ()) -> ConfigNode:
         """Return a file's tree merged over the files it extends; `chain` holds the files that led here."""
         text = _read_text(path, error_prefix)
         chain_here = (*chain, path.resolve())
@@ -250,28 +248,37 @@ class _ConfigFiles:
         return merge_configs(merged, tree)
 
     def lay_overlays(self, root: ConfigNode) -> ConfigNode:
-        """Return a config merged with its `overlays`; their names are appended to `run.name`.
+        """Return a config merged with its `overlays`, then `overlays+`; their names are appended to `run.name`.
 
         Raises:
             UserError: an overlay cannot be read, names a stage that is not there, or disagrees with another.
         """
         assert isinstance(root.value, dict)
-        own = dict(root.value)
-        overlays = own.pop("overlays", None)
-        merged, seen = ConfigNode(own, root.origin), dict[KeyPath, tuple[PlainValue, str]]()
-        for name, origin in _list_files(overlays, "overlays") if overlays else ():
+        own, laid, kept = dict(root.value), dict[Path, str](), dict[KeyPath, tuple[PlainValue, str]]()
+        lists = [own.pop(key) for key in ("overlays", "overlays+") if key in own]
+        merged = ConfigNode(own, root.origin)
+        for name, origin in [file for node in lists for file in _list_files(node, "overlays")]:
             file = self.files[0].parent / name
             path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
+            if path.resolve() in laid:
+                continue
+            laid[path.resolve()] = origin
             overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
-            for setting, value in iter_leaves(overlay.plain_value):
-                other, of = seen.setdefault(setting, (value, name))
-                if other != value:
-                    text = f"{of} sets {format_path(setting)} to {other!r} and {name} to {value!r}; use one"
-                    raise UserError(f"{origin}: overlays: {text}")
             merged = merge_configs(merged, overlay)
-            run_name = merged.find(("run", "name"))
-            if run_name is not None:
-                merged = set_value(merged, ("run", "name"), ConfigNode(f"{run_name.value}-{path.stem}", origin))
+            settings = dict(iter_settings(merged))
+            for setting, (value, other) in kept.items():
+                now = settings.get(setting)
+                if now is None or now.plain_value != value:
+                    change = "replaces or removes it" if now is None else f"to {now.plain_value!r}"
+                    text = f"{other} sets {format_path(setting)} to {value!r} and {name} {change}"
+                    raise UserError(f"{origin}: overlays: {text}; use one, or try the other order")
+            # A merge takes over the nodes of the overlay themselves; nodes of a copied stage are not among them.
+            nodes = {id(node) for _, node in iter_settings(overlay)}
+            kept |= {setting: (node.plain_value, name) for setting, node in settings.items() if id(node) in nodes}
+        run_name = merged.find(("run", "name"))
+        if laid and run_name is not None:
+            text = "-".join([str(run_name.value), *(path.stem for path in laid)])
+            merged = set_value(merged, ("run", "name"), ConfigNode(text, [*laid.values()][-1]))
         return merged
 
     def apply_override(self, root: ConfigNode, text: str) -> ConfigNode:
@@ -384,11 +391,9 @@ def _merge_over_preset(node: ConfigNode, key: str, presets: Presets) -> ConfigNo
     """Return a mapping merged over the preset that its `key` names."""
     if not isinstance(node.value, dict) or key not in node.value:
         return node
-    # Compared one by one: an invalid value, a list for example, cannot be looked up in a mapping.
-    for name, settings in presets.items():
-        if node.value[key].value == name:
-            return merge_nodes(_to_node(dict(settings), f"{key} {name}"), node)
-    return node
+    # As text, since an invalid value, a list for example, cannot be looked up in a mapping.
+    name = str(node.value[key].value)
+    return merge_nodes(_to_node(dict(presets[name]), f"{key} {name}"), node) if name in presets else node
 
 
 def _to_node(value: PlainValue, origin: str) -> ConfigNode:

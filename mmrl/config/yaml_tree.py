@@ -106,7 +106,7 @@ def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     """Merge two configs. Where `over` has a mapping for a named list, its entries are merged over those that they name.
 
     Raises:
-        UserError: an entry that does not exist is named.
+        UserError: `over` names an entry that `base` does not have.
     """
     merged = merge_nodes(base, over)
     for path, new_key in NAMED_LISTS.items():
@@ -191,6 +191,18 @@ def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath
             yield from iter_leaves(inner, (*path, index))
     else:
         yield path, value
+
+
+def iter_settings(node: ConfigNode, path: KeyPath = ()) -> Iterator[tuple[KeyPath, ConfigNode]]:
+    """Yield what a merge replaces as a whole, by path: scalars and lists. Entries of named lists go by their names."""
+    inner = node.value
+    if path in NAMED_LISTS and isinstance(inner, list):
+        inner = {str(_child(entry, "name") or index): entry for index, entry in enumerate(inner)}
+    if not isinstance(inner, dict):
+        yield path, node
+        return
+    for key, entry in inner.items():
+        yield from iter_settings(entry, (*path, key))
 
 
 def parse_yaml(

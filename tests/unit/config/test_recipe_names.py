@@ -208,8 +208,48 @@ def test_overlays_that_disagree_are_refused(shipped):
     lay(shipped, "one", "run: {seed: 1}\n")
     lay(shipped, "two", "run: {seed: 2}\n")
     assert "one sets run.seed to 1 and two to 2" in refused("counter", "overlays=[one, two]")
+    lay(shipped, "kind", "stages: {'kind:rl': {steps: 5, rollout_steps: [{kind: generate}]}}\n")
+    lay(shipped, "named", "stages: {rl: {steps: 6}}\n")
+    lay(shipped, "longer", "stages: {rl: {rollout_steps: [{kind: generate}, {fn: 'a:b'}]}}\n")
+    lay(shipped, "without", "stages: {rl: null}\n")
+    for order in ("kind, named", "named, kind"):
+        first, second = order.split(", ")
+        values = {"kind": 5, "named": 6}
+        said = f"{first} sets stages.rl.steps to {values[first]} and {second} to {values[second]}; use one"
+        assert said in refused("counter", f"overlays=[{order}]")
+    assert "kind sets stages.rl.rollout_steps to [{'kind': 'generate'}] and longer to [{" in refused(
+        "counter", "overlays=[kind, longer]"
+    )
+    assert "named sets stages.rl.steps to 6 and without replaces or removes it" in refused(
+        "counter", "overlays=[named, without]"
+    )
     assert "none of the overlays has this name; did you mean one?" in refused("counter", "overlays=[on]")
     assert "must be a file name" in refused("counter", "overlays=[3]")
+
+
+def test_a_copied_stage_is_no_disagreement_until_both_overlays_set_it(shipped):
+    lay(shipped, "pilot", "stages: {pilot: {copy_of: kind:rl, group_size: 2}, 'kind:rl': {group_size: 6}}\n")
+    lay(shipped, "long", "stages: {'kind:rl': {steps: 50}}\n")
+    lay(shipped, "wide", "stages: {'kind:rl': {group_size: 6}}\n")
+    _, pilot, rl = load_config("counter", ["overlays=[pilot, long]"]).config.stages
+    assert (pilot.steps, pilot.group_size, rl.steps, rl.group_size) == (50, 2, 50, 6)
+    assert load_config("counter", ["overlays=[wide, pilot]"]).config.stages[1].group_size == 2
+    assert "pilot sets stages.pilot.group_size to 2 and wide to 6" in refused("counter", "overlays=[pilot, wide]")
+
+
+def test_overlay_options_add_to_those_of_the_file_and_an_override_replaces_them(shipped, tmp_path, capsys):
+    lay(shipped, "seeded", "run: {seed: 3}\n")
+    lay(shipped, "named", "run: {name: other}\n")
+    lay(shipped, "long", "stages: {'kind:rl': {steps: 50}}\n")
+    mine = write(tmp_path, "extends: counter\noverlays: [seeded]\n", "mine.yaml")
+    for words, name in (
+        (["--overlay", "long"], "demo-seeded-long"),
+        (["--overlay", "named", "--overlay", "long", "--overlay", "seeded"], "other-seeded-named-long"),
+        (["overlays=[long]"], "demo-long"),
+        (["overlays=[]", "--overlay", "long"], "demo-long"),
+    ):
+        main(["explain", str(mine), *words])
+        assert f" run.name {name} " in " ".join(capsys.readouterr().out.split())
 
 
 def test_options_stand_for_overrides_and_a_file_may_lay_overlays(shipped, tmp_path, capsys):
