@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
 from mmrl.config.recipes import DATA, find_config
-from mmrl.config.schema import Config, EvalConfig, SelectStage
+from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
@@ -82,7 +82,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         node = root.find(setting)
         origins[format_path(setting)] = DEFAULT_ORIGIN if node is None else node.origin
     warnings = []
-    for key_path, text in config.list_warnings():
+    for key_path, text in (*config.list_warnings(), *_list_overruled(config, root)):
         nearest, _ = root.find_nearest(key_path)
         warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
     return LoadedConfig(
@@ -355,6 +355,20 @@ def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> in
         text = f"no such entry; there is {', '.join(indices)}" if indices else "no such entry; the list is empty"
         raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, (*path, key), text)))
     return indices[key]
+
+
+def _list_overruled(config: Config, root: ConfigNode) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the settings of files that win over an `algorithm` of the command line: the path, and what to do."""
+    for index, stage in enumerate(config.stages):
+        node = root.find(("stages", index, "algorithm"))
+        if not isinstance(stage, RlStage) or node is None or node.origin != COMMAND_LINE_ORIGIN:
+            continue
+        for setting, preset in iter_settings(_to_node(dict(ALGORITHM_PRESETS[stage.algorithm]), "")):
+            path = ("stages", index, *setting)
+            own, value = root.find(path), preset.plain_value
+            if own is not None and own.origin != COMMAND_LINE_ORIGIN and own.plain_value != value:
+                text = f"stays {own.plain_value!r}, since a file sets it; `algorithm: {stage.algorithm}` has {value!r}"
+                yield path, f"{text}. To follow the algorithm, set it on the command line, too"
 
 
 def _apply_presets(root: ConfigNode) -> ConfigNode:

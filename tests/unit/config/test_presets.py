@@ -65,6 +65,19 @@ def test_settings_of_a_stage_override_its_algorithm(tmp_path):
     )
 
 
+def test_settings_of_a_file_that_an_algorithm_of_the_command_line_does_not_change_are_named(tmp_path):
+    text = SMALL.replace("name: rl", "name: rl\n    algorithm: dapo\n    loss: {clip_high: 0.3, aggregation: token}")
+    file = write(tmp_path, text, "mine.yaml")
+    assert load_config(file).warnings == ()
+    assert load_config(file, ["stages.rl.algorithm=grpo"]).warnings == ()
+    (warning,) = load_config(file, ["stages.rl.algorithm=cispo"]).warnings
+    assert (
+        "mine.yaml:17: stages.1.loss.clip_high: stays 0.3, since a file sets it; `algorithm: cispo` has 4.0." in warning
+    )
+    words = ["stages.rl.algorithm=cispo", "stages.rl.loss.clip_high=3.0"]
+    assert load_config(file, words).warnings == ()
+
+
 def test_gspo_has_a_setting_for_replay_and_switches_none_on(tmp_path):
     for replay, expected in (
         ("{}", "recomputed"),
