@@ -136,7 +136,7 @@ METRICS: Final = (
     Metric("policy/approx_kl", "KL divergence from the ratio's old policy, in nats per token (Schulman's k3)."),
     Metric(
         "policy/clip_frac",
-        "Share of tokens whose gradient a bound on the importance ratio cut off, on either side.",
+        "Share of tokens whose loss a bound on the importance ratio changed; their gradient is 0, except with `cispo`.",
         label="clip_frac",
         form=".1%",
     ),

@@ -54,7 +54,8 @@ class AdvantageConfig(StrictModel):
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
     outlier_std: PositiveFloat | None = None
-    """Then set to 0 each advantage over this many standard deviations from the step's mean (StableReinforce)."""
+    """Advantages further from the step's mean than this many standard deviations become 0, after `batch_normalize` if
+    that is on (StableReinforce)."""
     difficulty_weight: DifficultyWeightConfig | None = None
     """Then weight groups by the policy's uncertainty about them (Observe-R1)."""
     credit: Literal["broadcast", "to_go", "gigpo"] = "broadcast"
