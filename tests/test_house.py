@@ -188,6 +188,15 @@ def test_contributing_shows_the_layers_that_import_linter_holds():
     assert packages | {"protocols", "mmrl_rewards", "mmrl_datasets"} == set().union(*shown)
 
 
+def test_contributing_counts_the_lines_of_the_core_that_it_lists():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    core = text.partition("## The core")[2].partition("\n## ")[0]
+    files = {ROOT / path for path in re.findall(r"\]\((mmrl/[^)]*\.py)\)", core)}
+    stated = int(re.search(r"some ([\d,]+) lines", core)[1].replace(",", ""))
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert abs(lines - stated) < 250, lines
+
+
 def test_every_package_is_shipped():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     shipped = [path for path in FILES if path.endswith("__init__.py")]
