@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import mmrl
+from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.cli import main
 from mmrl.cli.common import pause_gc_for_imports
 
@@ -82,6 +83,13 @@ def test_garbage_collection_stays_as_it_is_once_torch_is_imported(thawed, monkey
     with pause_gc_for_imports():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+def test_help_of_eval_lists_every_benchmark(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "run", "--help"])
+    listed = capsys.readouterr().out.partition("Benchmarks: ")[2].partition(";")[0]
+    assert re.split(r",\s+", listed) == list(BENCHMARKS)
 
 
 @pytest.mark.parametrize(
