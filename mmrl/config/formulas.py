@@ -120,8 +120,22 @@ def _format_loss(stage: RlStage) -> list[str]:
     ratio = "r_t = π(y_t) / π_old(y_t)"
     if loss.importance_ratio_level == "sequence":
         ratio = "r_i = geometric mean over t of π(y_t) / π_old(y_t)"
-    lines = [formula, counts, f"{ratio}, π_old {loss.old_logprobs}"]
+    lines = [formula, counts, f"{ratio}, π_old {loss.old_logprobs}", *_format_old_logprobs(stage)]
     return lines + _format_correction(loss.rollout_correction) + _format_kl(loss.kl)
+
+
+def _format_old_logprobs(stage: RlStage) -> list[str]:
+    """Return a line for each kind of rollout of an older policy that the stage trains on: its π_old."""
+    # The rule: `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py.
+    sources: dict[str, str] = {}
+    if stage.async_rollouts or stage.has_partial_rollouts:
+        is_corrected = stage.loss.rollout_correction.method != "none"
+        sources["rollouts sampled by older weights"] = "recomputed" if is_corrected else "recorded"
+    if stage.carries_groups:
+        sources["groups carried over from an earlier step"] = "recorded"
+    if stage.replay is not None:
+        sources["replayed rollouts"] = stage.replay.old_logprobs
+    return [f"π_old of {kind}: {source}" for kind, source in sources.items()]
 
 
 def _format_policy_loss(loss: LossConfig) -> str:

@@ -106,3 +106,31 @@ def test_rethinking_that_favours_correct_responses_is_warned_of(tmp_path, preset
     steps = f"[{{kind: generate}}, {{kind: rethink, correct: [exact], preset: {preset}}}]"
     words = explained(tmp_path, f"stages.rl.rollout_steps={steps}", "stages.rl.sampling.max_new_tokens=2048")
     assert words.count("WARNING: ") == num_warnings
+
+
+CHUNKS = "stages.rl.rollout_steps=[{kind: generate, partial_rollout_tokens: 64, oversampling: 2.0}]"
+CARRIES = "stages.rl.dynamic_sampling={ranges: [{term: exact}], extra: carry}"
+CORRECTED = "stages.rl.loss={old_logprobs: recomputed, rollout_correction: {method: tis}}"
+OLDER = "π_old of rollouts sampled by older weights"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        ([], []),
+        (["stages.rl.async_rollouts=true"], [f"{OLDER}: recorded"]),
+        ([CORRECTED, "stages.rl.async_rollouts=true"], [f"{OLDER}: recomputed"]),
+        (
+            [CORRECTED, CHUNKS, CARRIES, "stages.rl.replay={}"],
+            [
+                f"{OLDER}: recomputed",
+                "π_old of groups carried over from an earlier step: recorded",
+                "π_old of replayed rollouts: recorded",
+            ],
+        ),
+        (["stages.rl.algorithm=gspo", "stages.rl.replay={}"], ["π_old of replayed rollouts: recomputed"]),
+    ],
+)
+def test_old_logprobs_of_rollouts_of_an_older_policy_are_listed(tmp_path, overrides, lines):
+    page = explain(load_config(write(tmp_path, SMALL), overrides))
+    assert [line.strip() for line in page.splitlines() if "π_old of" in line] == lines
