@@ -203,9 +203,7 @@ class _ConfigFiles:
             raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(file.name for file in chain_here)}")
         self.files.append(path)
         if len(self.files) > MAX_FILES:
-            raise UserError(
-                f"{error_prefix}{path} is file number {len(self.files)}; a config builds on {MAX_FILES} at most"
-            )
+            raise UserError(f"{error_prefix}{path} is one file too many; a config builds on {MAX_FILES} at most")
         root, problems = parse_yaml(text, lambda line: f"{path}:{line}")
         self.problems += problems
         return self._merge_bases(root, f"{path}:1", path, error_prefix=error_prefix, chain=chain_here)
@@ -228,9 +226,7 @@ class _ConfigFiles:
     ) -> ConfigNode:
         """Return a tree merged over the files that it extends; `origin` is that of the whole tree."""
         if root is None:
-            raise UserError(
-                f"{error_prefix}{path} is empty; a config sets at least run, model, data, rewards and stages"
-            )
+            raise UserError(f"{error_prefix}{path} is empty; a config sets run, model, data, rewards and stages")
         if not isinstance(root.value, dict):
             raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
         own = dict(root.value)
@@ -267,10 +263,9 @@ class _ConfigFiles:
             merged = merge_configs(merged, overlay)
             settings = dict(iter_settings(merged))
             for setting, (value, other) in kept.items():
-                now = settings.get(setting)
-                if now is None or now.plain_value != value:
-                    change = "replaces or removes it" if now is None else f"to {now.plain_value!r}"
-                    text = f"{other} sets {format_path(setting)} to {value!r} and {name} {change}"
+                new_value = settings[setting].plain_value if setting in settings else None
+                if new_value != value:
+                    text = f"{other} sets {format_path(setting)} to {value!r} and {name} to {new_value!r}"
                     raise UserError(f"{origin}: overlays: {text}; use one, or try the other order")
             # A merge takes over the nodes of the overlay themselves; nodes of a copied stage are not among them.
             nodes = {id(node) for _, node in iter_settings(overlay)}
@@ -314,20 +309,15 @@ def _read_text(path: Path, error_prefix: str) -> str:
         raise UserError(f"{error_prefix}{path}: no such file (looked in {Path.cwd()})") from error
     except IsADirectoryError as error:
         raise UserError(f"{error_prefix}{path} is a directory; name the .yaml file in it") from error
-    except OSError as error:
-        raise UserError(f"{error_prefix}{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        # A null character in the name.
-        raise UserError(f"{error_prefix}{str(path)!r} is not a file name: {error}") from error
+    except (OSError, ValueError) as error:  # a ValueError for a null character in the name
+        raise UserError(f"{error_prefix}{str(path)!r} cannot be read: {error}") from error
     if len(data) > MAX_BYTES:
         raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is not a config")
     try:
         return data.decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save the file as UTF-8"
-        ) from error
+        raise UserError(f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save it as UTF-8") from error
 
 
 def _resolve_path(root: ConfigNode, keys: Sequence[str]) -> KeyPath:

@@ -115,21 +115,21 @@ def check_data_files(loaded: LoadedConfig) -> None:
     if not missing:
         return
     if folder is None:
-        first = f"{DATA}/{loaded.data_files[0]}"
-        raise UserError(f"{loaded.files[0]}: reads {first}; name its folder with --data DIR (data.dir)")
+        raise UserError(f"{loaded.files[0]}: reads {DATA}/{loaded.data_files[0]}; name its folder with --data DIR")
     lines = [] if Path(folder).is_dir() else [f"{folder}: there is no such folder"]
     for advice in dict.fromkeys(missing.values()):
         names = [name for name, own_advice in missing.items() if own_advice == advice]
         lines.append(f"{folder}: has no {', '.join(names)}{advice}")
     # Not every file is published as the recipe reads it, so the text says what has to be written by hand.
-    texts = [header.sections["Data"] for header in _headers(loaded) if "Data" in header.sections]
+    headers = [read_header(file) for file in loaded.files if file.is_file()]
+    texts = [header.sections["Data"] for header in headers if "Data" in header.sections]
     raise UserError("\n".join([*lines, *(f"Data: {text}" for text in texts[:1])]))
 
 
 def find_missing_data(loaded: LoadedConfig) -> dict[str, str]:
     """Return the paths below the data folder that are not there, each with the end of a message: how to fetch it."""
     folder = loaded.config.data.dir
-    headers = _headers(loaded)
+    headers = [read_header(file) for file in loaded.files if file.is_file()]
     downloads = [command for header in headers for command in header.downloads]
     unknown = "; no command of the header fetches it" if any(header.text for header in headers) else ""
     missing = {}
@@ -140,7 +140,3 @@ def find_missing_data(loaded: LoadedConfig) -> dict[str, str]:
             command = next(filter(mentions.search, downloads), None)
             missing[name] = f"; run there: {command}" if command else unknown
     return missing
-
-
-def _headers(loaded: LoadedConfig) -> list[Header]:
-    return [read_header(file) for file in loaded.files if file.is_file()]

@@ -301,7 +301,7 @@ def test_a_bad_file_is_refused_by_its_line(tmp_path, text, said):
 def test_missing_file_directory_and_binary_are_refused(tmp_path):
     assert "no such file" in refused(tmp_path / "nope.yaml")
     assert "is a directory" in refused(tmp_path)
-    assert "not a file name" in refused(Path("a\x00b"))
+    assert "embedded null byte" in refused(Path("a\x00b"))
     (tmp_path / "b.yaml").write_bytes(b"run: {name: a}\nx: \xff\n")
     assert "b.yaml:2: not UTF-8 text (byte 0xff)" in refused(tmp_path / "b.yaml")
 
