@@ -37,7 +37,7 @@ class Evaluation:
 
 
 class EvalOptions(TypedDict, total=False):
-    """Further options of `evaluate`, those of `mmrl eval run`."""
+    """Less common options of `evaluate`; `mmrl eval run` has the same ones."""
 
     checkpoint: str  # checkpoint of a run, or "best"; the newest by default
     split: str  # split of a folder of questions
@@ -58,7 +58,7 @@ def evaluate(
 ) -> Evaluation:
     """Answer the questions of a benchmark, grade the responses, and write a report.
 
-    An interrupted evaluation is continued by the same call.
+    The same call resumes an interrupted evaluation.
 
     Args:
         model: A folder of transformers, a run directory, or one of its checkpoints.
@@ -99,5 +99,5 @@ def _name_benchmark(benchmark: str | Benchmark | Callable[[], Benchmark]) -> str
         raise UserError(
             f"benchmark must be a name, an mmrl.Benchmark or a function that returns one, not {benchmark!r:.80}"
         )
-    # The name of a benchmark is part of its results, so the function that returns it needs none of its own.
+    # Results record the benchmark's name, so the function that returns the benchmark needs no name.
     return name_function(lambda: benchmark, stands_for=Benchmark)

@@ -1,4 +1,4 @@
-"""Names for functions that exist in memory alone: in a notebook cell, a script, or another function.
+"""Names for functions that exist only in memory: in a notebook cell, a script, or another function.
 
 A config names every function by its module, so such a function gets a module of its own, `mmrl_in_memory.NAME_DIGEST`.
 In this process the module holds the function itself. Worker processes, which share this process's `sys.path`, find a
@@ -102,7 +102,7 @@ def _innermost(function: AnyFunction) -> AnyFunction:
 
 
 def _is_member(function: AnyFunction, module_name: str, name: str) -> bool:
-    """Return True if another process finds the function under this name by an import."""
+    """Return True if another process can import the function by this name."""
     module = sys.modules.get(module_name)
     is_importable = module is not None and module_name != "__main__" and module.__spec__ is not None
     return is_importable and vars(module).get(name) is function
@@ -114,7 +114,7 @@ def _is_member(function: AnyFunction, module_name: str, name: str) -> bool:
 def _describe(value: object, home: str, seen: set[int]) -> str:
     """Return a text that changes with the code of functions and classes in module `home`, and with constants.
 
-    Objects that may change while a run continues, such as a list or model, are described by type alone. `seen` has the
+    Objects that may change while a run continues, such as a list or model, are described only by type. `seen` holds the
     ids of functions and classes that are described already.
     """
     if isinstance(value, str | bytes | bool | int | float | complex | None):

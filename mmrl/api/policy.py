@@ -45,7 +45,7 @@ class Generation:
         value = self.response.answer.value
         if not (self.answer_type in _PLACES and value and self.response.resize_maps):
             return []
-        # A box or point is a tuple of numbers, several of them are regions.
+        # One box or point is a tuple of numbers; several are `Region`s.
         places = [place.coordinates for place in value] if isinstance(value[0], Region) else [value]
         resize, source = self.response.resize_maps[0], self.response.coordinate_system
         return [resize.convert(place, source, CoordinateSystem.PX_ORIGINAL) for place in places]
@@ -64,8 +64,8 @@ class Policy:
     def from_run(cls, run: str | Path, *, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Policy:
         """Load a run directory, one of its checkpoints, or a folder of transformers.
 
-        Prompts, image sizes, response format and rollout steps are those of the run. `checkpoint` is the name of one,
-        or "best"; the newest by default. `overrides` are settings such as "evaluation.temperature=1".
+        Prompts, image sizes, response format and rollout steps come from the run. `checkpoint` is the name of a
+        checkpoint, or "best"; the newest by default. `overrides` are settings such as "evaluation.temperature=1".
 
         Raises:
             UserError: there is no such model, or a setting is invalid.
@@ -131,7 +131,7 @@ class Policy:
         if not isinstance(medium, Image.Image):
             raise UserError(f"images are paths or PIL images, not {type(medium).__name__}; see PIL.Image.open")
         try:
-            # Upright, as the same picture is when it is given as a file.
+            # Upright, like a picture that is given as a file.
             return save_png(ImageOps.exif_transpose(medium), self._media_dir, "image")
         except OSError as error:
             raise UserError(f"the PIL image cannot be used: {error}; try image.convert('RGB')") from error

@@ -145,7 +145,7 @@ def _replaced_sections(
 
 
 def _entry(given: object, *, copy_for_workers: bool = False) -> dict[str, Any]:
-    """Return the config's mapping for a function: its name, or what was given where that is a mapping already."""
+    """Return the config entry for a function: a mapping with its name, or `given` if that is a mapping already."""
     if isinstance(given, Mapping):
         return dict(replace_functions(given, copy_for_workers=copy_for_workers))
     if isinstance(given, str):

@@ -11,9 +11,9 @@ EXPLAIN_DETAILS = """\
 example:
   mmrl explain configs/quickstart.yaml stages.rl.loss.kl.coef=0.01
 
-Prints every value with the file and line it comes from, then the objective of each stage in formulas. Then the
-functions that the config names are loaded: one that cannot be, or refuses an option, is an error. `mmrl doctor CONFIG`
-checks model and engine too.
+Prints every value with the file and line it comes from, then the objective of each stage in formulas. Then it
+loads the functions that the config names: one that cannot be loaded, or refuses an option, is an error. `mmrl doctor
+CONFIG` checks model and engine too.
 """
 
 CONFIG_DETAILS = """\
@@ -43,7 +43,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     loaded = load_config(arguments.config, arguments.overrides)
     echo(explain(loaded), end="")
-    from mmrl.training.functions import load_functions  # takes half a second, so after printing
+    from mmrl.training.functions import load_functions  # loading takes half a second, so printing comes first
 
     with locate_errors(loaded):
         load_functions(loaded.config, loaded.files[0].parent)

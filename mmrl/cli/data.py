@@ -43,7 +43,7 @@ examples:
   mmrl data show my.yaml --random 3 --count 6 --out six.png
 
 Prints the exact prompt, each medium's tokens as one <image 640x480 -> 84x56, 6 tokens>. The image shows the pixels that
-the model is given, put together from its patches, with the target (green) and the label (orange) drawn in.
+the model is given, reassembled from its patches, with the target (green) and the label (orange) drawn in.
 """
 _MAKE_DETAILS = """\
 examples:
@@ -177,7 +177,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
     args = _parse_args(arguments.overrides)
     fn = load_plugin(arguments.fn, Path.cwd(), args, role="data source", parameters=("context",))
-    option = inspect.signature(fn).parameters.get("size")  # its default is the value that was given, if one was
+    option = inspect.signature(fn).parameters.get("size")  # a given value is its default here
     size = option.default if option else 0
     if size is None:
         raise UserError("size=null never ends; say how many samples to write")
@@ -222,4 +222,4 @@ def _config_snippet(out: Path, table_args: Mapping[str, Any]) -> str:
     yaml, text = YAML(), StringIO()
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.dump({"data": {split: [{"fn": TABLE_READER, "args": args}]}}, text)
-    return f"# a config in {Path.cwd()} reads it so:\n{text.getvalue()}"
+    return f"# to read it from a config in {Path.cwd()}:\n{text.getvalue()}"

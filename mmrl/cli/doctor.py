@@ -22,7 +22,7 @@ def add_parser(commands: Subparsers) -> None:
     parser = add_command(commands, "doctor", "check the installation, and what a config names", DETAILS)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file; its functions are imported")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="set one value by dotted path")
-    parser.add_argument("--quiet", action="store_true", help="print problems alone")
+    parser.add_argument("--quiet", action="store_true", help="print only problems")
     parser.set_defaults(run=run)
 
 

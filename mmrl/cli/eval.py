@@ -49,16 +49,16 @@ Items are JSONL in the columns of MathVista's testmini for --benchmark mathvista
 (docs/evaluation.md). Responses are rows {"pid": .., "response": ..}; `sample` numbers several to one question, `finish`
 is "length" for one that was cut, `tokens` is its length; other columns are ignored. Either file may end in .gz.
 
---judge-url asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are
-the column `judge_correct`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
+--judge-url asks a language model only about responses in which no rule finds an answer. Its verdicts are the column
+`judge_correct`, and the report gives the accuracy with and without them. Its replies are kept in DIR/judge.
 
 Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as incorrect;
 malformed items too, with --allow-missing.
 """
 _COMPARE_DETAILS = """\
 A and B are folders that `mmrl eval` wrote, or their verdicts.jsonl, on the same questions. McNemar's test asks whether
-as many answers flipped one way as the other; the interval is that of the difference, images resampled. Then the
-difference within every subset, by strict verdicts: of twenty subsets one differs by chance.
+as many answers flipped one way as the other; the interval is for the difference, with images resampled. The
+difference within each subset, by strict verdicts, follows; one subset in twenty differs by chance.
 """
 
 _EVAL_COMMANDS: Final = ("run", "score", "compare", "-h", "--help")
@@ -224,7 +224,7 @@ def _add_compare_parser(group: Subparsers) -> None:
     parser = add_command(
         group, "compare", "compare two results: flips, McNemar's test, paired bootstrap", _COMPARE_DETAILS
     )
-    parser.add_argument("a", type=Path, metavar="A", help="one result, the earlier, for example")
+    parser.add_argument("a", type=Path, metavar="A", help="one result, such as the earlier one")
     parser.add_argument("b", type=Path, metavar="B", help="the other result")
     parser.add_argument("--flips", type=positive_int, default=10, metavar="N", help="flips to list each way (10)")
     parser.set_defaults(run=_compare)
@@ -246,7 +246,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _print_comparison(column: str, comparison: RunComparison, max_flips: int) -> None:
-    """Print accuracies, their difference, and the questions that one result alone answers correctly."""
+    """Print accuracies, their difference, and the questions that only one result answers correctly."""
     difference, mcnemar = comparison.difference, comparison.mcnemar
     echo(
         f"{column}: A {100 * comparison.accuracy_a:.1f}, B {100 * comparison.accuracy_b:.1f}, "
@@ -260,12 +260,12 @@ def _print_comparison(column: str, comparison: RunComparison, max_flips: int) ->
     )
     if mcnemar is not None:
         echo(
-            f"  correct in A alone {mcnemar.a_only}, in B alone {mcnemar.b_only}; "
+            f"  correct only in A: {mcnemar.a_only}, only in B: {mcnemar.b_only}; "
             f"McNemar's exact p = {mcnemar.p_value:.3g}"
         )
     for name, ids in (("A", comparison.a_only_ids), ("B", comparison.b_only_ids)):
         if ids:
-            echo(f"  correct in {name} alone: {first_names(ids, max_flips)}")
+            echo(f"  correct only in {name}: {first_names(ids, max_flips)}")
 
 
 def _print_subset_table(column: str, comparisons: Mapping[str, RunComparison]) -> None:

@@ -26,7 +26,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="a name in RUN/checkpoints, or `best` (see checkpoints.best); the newest"
     )
-    parser.add_argument("--merge-lora", action="store_true", help="the model with its adapter, not the adapter alone")
+    parser.add_argument("--merge-lora", action="store_true", help="the merged model, not only the adapter")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write")
     parser.set_defaults(run=run)
 

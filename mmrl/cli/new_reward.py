@@ -15,7 +15,7 @@ from mmrl.types import AnswerType, UserError
 
 _GRAMMAR = ResponseFormat()
 _MAX_CHARS = 400
-_PICTURE_SIZE = (1000, 1000)  # that of `make_samples`
+_PICTURE_SIZE = (1000, 1000)  # as in `make_samples`
 _PIXELS = "    pixels = sample.image(0)  # uint8 [height, width, 3]; let the value depend on what they show\n"
 
 

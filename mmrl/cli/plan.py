@@ -14,8 +14,8 @@ examples:
   mmrl plan configs/recipes/qwen2_5_vl_7b_8x80gb.yaml --gpus 8 --gpu h100-80gb
   mmrl plan my.yaml --gpus 4 --gpu a100-40gb --response-tokens 600 --json
 
-Needs no GPU and no weights: the learner's own code runs on a pretended device. If the run does not fit, changes to the
-config with which it does are printed. Exit code 1: it does not fit.
+Needs no GPU and no weights: the learner's own code runs on a pretended device. If the run does not fit, changes to
+the config that make it fit are printed. Exit code 1: it does not fit.
 """
 
 
@@ -23,7 +23,7 @@ def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "plan", "print the memory, time and GPU-hours that a run will need", DETAILS)
     add_config_arguments(parser)
-    parser.add_argument("--gpus", type=positive_int, default=1, help="GPUs of all machines, those of servers included")
+    parser.add_argument("--gpus", type=positive_int, default=1, help="GPUs of all machines, including servers' GPUs")
     parser.add_argument("--gpu", default="h100-80gb", help="kind of GPU (default: h100-80gb)")
     parser.add_argument("--stage", help="the only stage to plan (default: all that train)")
     parser.add_argument(
@@ -45,7 +45,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     loaded = load_config(arguments.config, arguments.overrides)
     stages = {stage.name: stage for stage in loaded.config.training_stages}
     if arguments.stage not in (None, *stages):
-        raise UserError(f"--stage: no stage {arguments.stage!r} trains; those that do: {', '.join(stages)}")
+        raise UserError(f"--stage: no stage {arguments.stage!r} trains; the stages that train: {', '.join(stages)}")
     with pause_gc_for_imports():
         from mmrl.plan.memory import fits, peak_phase
         from mmrl.plan.remedy import find_remedy, yaml_lines
@@ -82,5 +82,5 @@ def _plan(arguments: argparse.Namespace) -> int:
     echo("\n".join(table_lines(plan, next(plan_with({"model.gradient_checkpointing": recompute})))))
     if not all_fit:
         echo(f"\nIt does not fit into {gpu.memory_gb:.0f} GB.")
-        echo("\n".join(["These settings do:", *yaml_lines(remedy)] if remedy else ["No change of the ladder helps."]))
+        echo("\n".join(["These settings do:", *yaml_lines(remedy)] if remedy else ["No change that mmrl tries helps."]))
     return int(not all_fit)

@@ -21,7 +21,7 @@ def add_parser(commands: Subparsers) -> None:
     parser = add_command(commands, "recipe", "list published systems that can be trained by name, or show one", DETAILS)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = add_command(actions, "list", "list recipes by task", DETAILS)
-    listing.add_argument("words", nargs="*", metavar="WORD", help="show those whose file has all of these words")
+    listing.add_argument("words", nargs="*", metavar="WORD", help="show only those whose file contains all of these words")
     listing.set_defaults(run=_list)
     show = add_command(actions, "show", "show what a recipe is and needs", DETAILS)
     show.add_argument("name", metavar="NAME", help="name of the recipe, or a YAML file")
@@ -38,7 +38,7 @@ def _list(arguments: argparse.Namespace) -> int:
         for file, header in recipes:
             echo(f"  {file.stem:25}  {header.summary or header.title}")
     if not groups:
-        echo(f"no recipe has all of the words {' '.join(arguments.words)}")
+        echo(f"no recipe contains all of the words {' '.join(arguments.words)}")
     return int(not groups)
 
 

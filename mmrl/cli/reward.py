@@ -38,7 +38,7 @@ def add_parser(commands: Subparsers) -> None:
         "--png", type=Path, metavar="FILE", help="draw a row of its case table that names a picture instead"
     )
     show.add_argument(
-        "--row", type=int, default=0, metavar="N", help="the row to draw, from 0 among its own; 0 by default"
+        "--row", type=int, default=0, metavar="N", help="which of the reward's rows to draw, from 0; 0 by default"
     )
 
     new = add_command(group, "new", "write a reward and its case table, to fill in", "")

@@ -130,9 +130,9 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
 
 
 def _score_cases(cases: Sequence[Case], base_dir: Path, reward_dir: Path | None = None) -> list[CaseResult]:
-    """Score rows in another process: a reward that hangs, or ends its process, fails its row alone.
+    """Score rows in another process: a reward that hangs, or ends its process, fails only its row.
 
-    Pictures lie in `base_dir`, as do files of rewards without `reward_dir`.
+    Pictures lie in `base_dir`; so do files of rewards if `reward_dir` is not given.
     """
     rewards = [load_bound_reward(case.fn, reward_dir or base_dir, case.args) for case in cases]
     # Any of these calls may be the first of its reward.

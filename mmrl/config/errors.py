@@ -17,7 +17,7 @@ from mmrl.config.yaml_tree import ConfigNode, ConfigProblem, KeyPath
 from mmrl.utils.messages import did_you_mean
 
 _MAX_SHOWN_CHARS = 60
-_MAX_SHOWN_INTEGER = 1e15  # of a float beyond it, not every digit is true
+_MAX_SHOWN_INTEGER = 1e15  # a larger float cannot hold every digit
 _EXPECTED_TYPES = {
     "int_type": "a whole number",
     "float_type": "a number",

@@ -14,7 +14,7 @@ from mmrl.config.schema.rollout_steps import RethinkConfig
 
 _WIDTH = 120
 _SELF_EVIDENT = ("name", "kind", "fn", "args")  # keys whose values speak for themselves
-_MAX_VALUE_WIDTH = 40  # a longer value pushes its own origin to the right, and no other
+_MAX_VALUE_WIDTH = 40  # a longer value pushes only its own origin to the right
 
 
 def explain(loaded: LoadedConfig) -> str:

@@ -1,1 +1,1 @@
-"""Plans what a run will need of a GPU, without one."""
+"""Computes the GPU memory and time that a run will need, without a GPU."""

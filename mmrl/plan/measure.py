@@ -142,7 +142,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
         vision = "vision", key[1]
         flops[vision] += flops.pop(key)
         if num_full and left["vision"]:
-            # One block of a trimmed model sees whole images. The others see windows, as does each that was added.
+            # One block of a trimmed model sees whole images. The others, and every added block, see windows.
             window = large.flops[key] - small.flops[key]
             flops[vision] += (num_full - 1) * (small.flops[key] - _DEPTHS[0] * window)
     peaks = []
@@ -151,7 +151,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
         peaks.append({part: extend(part, before[part], count) for part, count in parts.items()})
     peak = max(peaks, key=lambda parts: sum(parts.values()))
     if min(peak.values()) < 0:
-        # Memory of the two models was not a straight line, so nothing is known of the whole.
+        # Memory did not grow in a straight line, so the whole model's is unknown.
         raise UserError(f"the memory of this model could not be counted ({peak}); please report it with the config")
     return Measurement(flops=flops, peak=peak)
 
@@ -224,7 +224,7 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
         for tensor in (*policy.model.parameters(), *policy.model.buffers()):
             meter.ignore(tensor)
             if tensor.requires_grad:
-                # As after the first micro-batch of an update: gradients are there, and are added to.
+                # Like a later micro-batch of an update: gradients exist already, and are added to.
                 tensor.grad = torch.zeros_like(tensor)
                 meter.ignore(tensor.grad)
         _watch_parts(policy, meter)

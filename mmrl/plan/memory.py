@@ -69,9 +69,9 @@ def _sum_phase(parts: Iterable[MemoryPart], phase: str) -> float:
 def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
     """Yield the memory held between micro-batches, as the stage of ZeRO divides it among GPUs."""
     zero, lora = plan.zero, plan.options.lora
-    # DeepSpeed has numbers of every weight that some stage trains.
+    # DeepSpeed keeps gradients and optimizer state for every weight that some stage trains.
     trained = (plan.ever_trained if plan.config.deepspeed else plan.trained) / 1e9
-    # Stage 1 divides the optimizer's numbers, stage 2 gradients too, stage 3 weights too.
+    # Stage 1 divides the optimizer's state, stage 2 gradients too, stage 3 weights too.
     shares = [plan.learners if zero.zero_stage >= stage else 1 for stage in range(4)]
     weights = plan.width * (plan.parameters - (plan.trained if lora else 0)) / 1e9
     yield MemoryPart("weights", weights / shares[3], "host" if zero.offload_parameters else "gpu")
@@ -118,7 +118,7 @@ def _reference_parts(plan: Plan, stage: RlStage) -> Iterator[MemoryPart]:
 
 
 def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
-    """Yield the memory of the rollout engine: on the learner's GPU, or on that of a server."""
+    """Yield the memory of the rollout engine: on the learner's GPU, or on a server's."""
     if not isinstance(plan.stage, RlStage):
         return
     engine, vllm, gpus = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus
@@ -127,7 +127,7 @@ def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
     if engine == "hf":
         prompt, response = plan.micro_batch.prompt_tokens, plan.workload.longest_response
         rows = min(plan.engine_rows, max(1, MAX_BATCH_TOKENS // (prompt + response)))
-        # The keys of a prompt are there once for its group.
+        # A group stores the keys of its prompt once.
         tokens = ceil(rows / plan.stage.group_size) * prompt + rows * response
         size = (tokens * key_bytes + rows * state_bytes) / 1e9
         yield MemoryPart(f"keys and values of {rows} rows", size, phases=phases)

@@ -233,7 +233,7 @@ def pretend_device(kind: type[PretendedDevice] = PretendedDevice) -> Iterator[Pr
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts_cpu_only)
         for plan in (shared_prefix_attention.build_block_mask, gated_delta_net.plan_fork):
-            plan.cache_clear()  # plans hold tensors of the device, which no other device may meet
+            plan.cache_clear()  # plans hold tensors of this device, which must not meet another device
             stack.callback(plan.cache_clear)
         stack.enter_context(device)
         yield device

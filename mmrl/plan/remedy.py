@@ -1,4 +1,4 @@
-"""Find settings with which a run fits that does not fit as it is."""
+"""Find settings with which a run that does not fit into memory would fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmrl.plan.stage_plan import Plan
 
 
 def find_remedy(plans: Sequence[Plan], plan_with: Callable[[dict[str, Any]], Iterable[Plan]]) -> dict[str, Any] | None:
-    """Return the changes of `_ladder`, added one by one until all stages fit; None if all changes are not enough.
+    """Return the changes of `_ladder`, added one by one until all stages fit; None if even all changes are not enough.
 
     `plan_with` plans the stages with settings, by dotted path, on top of the config.
     """
@@ -34,7 +34,7 @@ def yaml_lines(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _ladder(plans: Sequence[Plan]) -> Iterator[dict[str, Any]]:
-    """Yield changes by dotted path, those that cost least first."""
+    """Yield changes by dotted path, the cheapest first."""
     plan = plans[0]
     trainable = {part for each in plans for part in each.options.trainable_components}
     trained = [part for part in ("vision", "language") if part in trainable]

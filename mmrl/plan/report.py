@@ -46,7 +46,7 @@ def table_lines(plan: Plan, other: Plan) -> Iterator[str]:
 
 
 def as_json(plan: Plan, plans: Sequence[Plan], remedy: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the plan of a stage as JSON, and of all stages what they need.
+    """Return the plan of a stage as JSON, together with the needs of all stages.
 
     `remedy` holds settings with which all fit; None if they fit already, or if none help.
     """

@@ -1,4 +1,4 @@
-"""The shapes of a model, without its weights: from its own config.json, or from those that come with mmrl."""
+"""The shapes of a model, without its weights: from its own config.json, or from the shapes that come with mmrl."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Plan:
     micro_batch: MicroBatchSizes  # the fullest micro-batch
 
     gpu: Gpu
-    num_gpus: int  # all GPUs, those of rollout servers included
+    num_gpus: int  # all GPUs, rollout servers' included
     learners: int  # GPUs that learn
     efficiency: float  # share of a GPU's peak that learning reaches
     num_engines: int  # rollout engines
@@ -50,8 +50,8 @@ class Plan:
     model: ModelShapes
     components: tuple[ComponentSummary, ...]  # parameters by component
     parameters: int  # parameters of the whole model
-    trained: int  # those of them that this stage trains
-    ever_trained: int  # those that some stage trains
+    trained: int  # parameters that this stage trains
+    ever_trained: int  # parameters that some stage trains
     width: int  # bytes of a parameter
     trained_width: int  # bytes of a trained parameter: 4 for an adapter, which is float32
     zero: DeepspeedConfig  # the section `deepspeed` of the config; stage 0 if there is none

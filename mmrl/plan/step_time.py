@@ -23,7 +23,7 @@ def step_tokens(plan: Plan) -> float:
 
 
 def step_flops(plan: Plan, *passes: str) -> float:
-    """Return the FLOPs of one pass over a step's experiences: those measured, scaled by tokens, images and pairs."""
+    """Return the FLOPs of one pass over a step's experiences: the measured ones, scaled by tokens, images and pairs."""
     micro, group_size = plan.micro_batch, plan.stage.group_size
     prompt, response = round(plan.workload.mean_prompt), plan.workload.mean_response
     # A group that does not fit into a micro-batch is split, and its prompt runs with each part.
@@ -40,14 +40,14 @@ def step_flops(plan: Plan, *passes: str) -> float:
 
 
 def learning_flops(plan: Plan) -> float:
-    """Return the FLOPs by which a step learns: forward and backward, in each of its epochs."""
+    """Return the FLOPs of a step's learning: forward and backward, in each of its epochs."""
     return plan.stage.ppo_epochs * step_flops(plan, "forward", "backward")
 
 
 def step_seconds(plan: Plan) -> dict[str, float]:
     """Return the seconds of a step by part."""
     stage, gpu_flops = plan.stage, plan.gpu.peak_tflops * 1e12 * plan.efficiency
-    # All wait for the GPU that has most groups.
+    # All wait for the GPU that has the most groups.
     share = most_groups(stage, plan.learners) * stage.num_mini_batches / stage.prompts_per_step
     seconds = {"learning": learning_flops(plan) * share / gpu_flops}
     if isinstance(stage, RlStage):
@@ -86,7 +86,7 @@ def assumptions(plan: Plan) -> str:
 
 
 def _generating_seconds(plan: Plan, stage: RlStage, gpu_flops: float) -> dict[str, float]:
-    """Return the seconds of generating responses and of sending weights to the engine; `gpu_flops` are of a second."""
+    """Return the seconds of generating responses and of sending weights to the engine; `gpu_flops` are per second."""
     engine, vllm, gpus, rows = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus, plan.engine_rows
     prompt, response = plan.workload.mean_prompt, plan.workload.mean_response
     batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)

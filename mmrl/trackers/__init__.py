@@ -1,1 +1,1 @@
-"""Trackers that follow a run's metrics.jsonl from processes of their own: TensorBoard, W&B, Trackio and MLflow."""
+"""Trackers that follow a run's metrics.jsonl from their own processes: TensorBoard, W&B, Trackio and MLflow."""

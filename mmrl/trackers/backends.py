@@ -70,7 +70,7 @@ class Tracker(Protocol):
 
 
 class _Tensorboard:
-    """Event files in RUN/tensorboard. A resumed run adds one; it voids what earlier ones hold from its step on."""
+    """Event files in RUN/tensorboard. A resumed run adds one, which voids earlier entries from its step on."""
 
     def __init__(self, run: RunFacts) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -88,7 +88,7 @@ class _Tensorboard:
 
     def begin(self, step: int, sent: Points) -> Points:
         self._write(file_version="brain.Event:2")
-        # Readers drop what earlier files have from `step` on, so that it is sent again.
+        # Readers drop the entries of earlier files from `step` on, so these steps are sent again.
         self._write(step=step, session_log=self._restart)
         if step == 0:
             self._write_text("run/config", 0, json.dumps(dict(self._config), indent=1))
@@ -162,7 +162,7 @@ class _Trackio:
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        # The name must be unique, as Trackio continues a run by it.
+        # The name must be unique, because Trackio finds the run to continue by its name.
         name = f"{run.name}-{run.id}"
         self._image, self._rows = trackio.Image, partial(SQLiteStorage.get_logs, run.project, name)
         self._is_local = not any(map(os.environ.get, ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")))

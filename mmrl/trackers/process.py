@@ -161,8 +161,8 @@ class RunReader:
             if global_step <= self._last_step:
                 times[int(global_step)] = record
             elif end > old_timings_end:
-                # Its metrics came after they were read: the next call reads both. An older line that has no metrics is
-                # of a killed run, and its step has yet to be repeated.
+                # Its metrics were written after metrics.jsonl was read: the next call reads both. An older line
+                # without metrics comes from a killed run, whose step has yet to be repeated.
                 break
             self._ends[timings] = end
         for step, record in times.items():
@@ -204,7 +204,7 @@ class Mark:
         write_atomically(path, json.dumps(record, indent=1) + "\n")
 
     def select_unsent(self, rows: Sequence[StepRow]) -> list[StepRow]:
-        """Return the rows that have values which were not sent, with these alone."""
+        """Return the rows that have unsent values, with only these values."""
         unsent = []
         for row in rows:
             values = {name: value for name, value in row.values.items() if (row.step, name) not in self.sent}

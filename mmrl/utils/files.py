@@ -21,7 +21,7 @@ RETIRED_SUFFIX: Final = ".retired"
 """Ends the name of a folder that is being replaced."""
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written."""
-_RESUME: Final = "put that right and run the same command again; a run continues from its last checkpoint"
+_RESUME: Final = "correct this and run the same command again; a run continues from its last checkpoint"
 _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -55,7 +55,7 @@ def resolve_inside(path: Path | str, roots: Sequence[Path], folders: dict[str, s
 
 def _resolve_links(path: str, folders: dict[str, str]) -> str:
     """Return a path without links; raises OSError for a loop of links, and ValueError for an impossible name."""
-    # With strings, as this runs for every medium: `Path.resolve` takes twice as long.
+    # Strings, because this runs for every medium and `Path.resolve` takes twice as long.
     folder, name = os.path.split(path)
     if folder in folders and name not in ("", os.curdir, os.pardir) and "\0" not in name:
         resolved = os.path.join(folders[folder], name)

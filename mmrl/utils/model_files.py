@@ -97,8 +97,8 @@ def _read_model_type(path: str) -> str:
     file = _find_folder(path) / "config.json"
     if not file.is_file():
         is_run = file.with_name("config.yaml").is_file()
-        hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
-        raise UserError(f"model.path: {path!r} is not a folder of a model, as it has no config.json; {hint}")
+        hint = "it is an mmrl run, and its model is in its folder `model`" if is_run else "name another"
+        raise UserError(f"model.path: {path!r} is not a model folder, because it has no config.json; {hint}")
     try:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
@@ -119,7 +119,7 @@ def _find_folder(path: str) -> Path:
     cached = try_to_load_from_cache(path, "config.json")
     if isinstance(cached, str):
         return Path(cached).parent
-    head = f"model.path: there is no folder {path!r} (looked in {Path.cwd()}), and as a hub id it cannot be had"
+    head = f"model.path: there is no folder {path!r} (looked in {Path.cwd()}), and it cannot be fetched as a hub id"
     try:
         # One request first: without a network, a download would retry five times, for half a minute.
         HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)

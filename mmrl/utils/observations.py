@@ -70,7 +70,7 @@ def ask_expert(environment: Environment) -> str | Action:
     """Return the action that the environment's expert would take; raises UserError if it has none, or names none."""
     expert = getattr(environment, "expert", None)
     if expert is None:
-        raise UserError(f"{type(environment).__name__} has no method `expert`, which demonstrations are made with")
+        raise UserError(f"{type(environment).__name__} has no method `expert`, which makes demonstrations")
     action: str | Action = expert()
     if not isinstance(action, str | Action) or not action:
         raise UserError(f"expert returned {action!r:.80}; it returns the action that it would take")

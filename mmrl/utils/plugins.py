@@ -175,8 +175,8 @@ def _import_errors_explained(name: str, imported: str) -> Iterator[None]:
 def _import_deadline(seconds: float) -> Iterator[None]:
     """Raise `_ImportTimeoutError` at the line that this block has reached after so many seconds.
 
-    A signal interrupts sleeps, locks and endless loops, and its traceback shows the line. Python delivers signals to
-    the main thread alone; in another thread the block has no deadline. The first load of a run is in the main thread.
+    A signal interrupts sleeps, locks and endless loops, and its traceback shows the line. Python delivers signals only
+    to the main thread; in another thread the block has no deadline. The first load of a run is in the main thread.
     """
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield

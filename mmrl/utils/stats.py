@@ -133,7 +133,7 @@ def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
         ValueError: the runs did not answer the same questions.
     """
     if a.keys() != b.keys():
-        raise ValueError(f"{len(a.keys() ^ b.keys())} questions are in one run alone")
+        raise ValueError(f"{len(a.keys() ^ b.keys())} questions are only in one of the runs")
     pairs = Counter((a[name], b[name]) for name in a)
     a_only, b_only = pairs[True, False], pairs[False, True]
     num_differing = a_only + b_only

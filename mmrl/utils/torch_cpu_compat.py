@@ -64,7 +64,7 @@ def import_torchvision() -> None:
 def vllm_platform_plugin() -> None:
     """Apply `tolerate_cuda_builds` in each process that vLLM starts. None tells vLLM that this is not a platform.
 
-    pyproject.toml registers it. vLLM inspects models and runs its engine in processes of their own, which do not import
+    pyproject.toml registers it. vLLM inspects models and runs its engine in its own processes, which do not import
     mmrl. It calls platform plug-ins before its own imports. General plug-ins come after these imports, which would
     have failed by then.
     """

@@ -2,7 +2,7 @@
 
 The kernel's limits do not fit. RLIMIT_AS and RLIMIT_DATA count address space, of which torch reserves far more than it
 uses; RLIMIT_NPROC counts all processes of a user; a cgroup needs rights that a run does not have. So a thread of the
-pool reads /proc ten times a second, which Linux alone has: elsewhere only the output is limited.
+pool reads /proc ten times a second. Only Linux has /proc: elsewhere only the output is limited.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class WorkerWatch:
     def _check_trees(self) -> None:
         """Kill each worker that exceeds a limit, with its processes, and record the reason.
 
-        Processes that workers have left behind are counted together, as those of the server.
+        Processes that workers have left behind are counted together, as the server's.
         """
         trees = [(pid, list_tree(pid)) for pid in tuple(self.workers)]
         in_workers = {member for _, tree in trees for member in tree}

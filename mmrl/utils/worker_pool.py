@@ -128,9 +128,9 @@ class WorkerPool(Generic[PayloadT, ResultT]):
     def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:
         """Return the future result of one call. Calls begin in the order in which they are submitted.
 
-        The future raises a UserError that the call raised, and WorkerError (or what `make_error` makes of it) where the
-        call took more than `timeout_s` seconds (by default the limits' `call_timeout_s`), its process exceeded a limit
-        or died, or none can be started.
+        The future raises a UserError that the call raised. It raises WorkerError, or the error that `make_error` makes
+        of it, if the call took more than `timeout_s` seconds (by default the limits' `call_timeout_s`), its process
+        exceeded a limit or died, or no process can be started.
         """
         return self.submit_all([payload], [timeout_s])[0]
 
@@ -187,7 +187,7 @@ class _TaskQueue:
 
     def __init__(self, num_workers: int, max_batch_size: int) -> None:
         self.num_submitted = 0
-        self.longest_call_s = 0.0  # of those that returned
+        self.longest_call_s = 0.0  # of all calls that returned
         self._num_workers, self._max_batch_size = num_workers, max_batch_size
         self._waiting: deque[_Task[Any]] = deque()
         self._changed = Condition()
@@ -242,7 +242,7 @@ class _TaskQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A worker process and the line to it."""
+    """A worker process and the connection to it."""
 
     pid: int
     line: MessageSocket
@@ -261,7 +261,7 @@ class _Server:
         self.watch: WorkerWatch | None = None
         ours, theirs = socket.socketpair()
         self._control = MessageSocket(ours)
-        # None: the output goes where that of this process goes.
+        # None: the server writes to this process's output.
         output_fds = os.pipe() if limits.reads_output else None
         with theirs:
             self._process = start_server(theirs.fileno(), output_fds[1] if output_fds else None)
@@ -445,7 +445,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             # Calls of the last milliseconds, whose results were not sent, are made again.
             queue.put_back([*tasks[num_done:failed], *tasks[failed + 1 :]])
             return None
-        # Results that were sent with that of the longest call add milliseconds to its time.
+        # Includes a few milliseconds for other results that were sent together with the longest call's.
         queue.longest_call_s = max(queue.longest_call_s, monotonic() - start)
         for task, result in zip(tasks[num_done:], results, strict=False):
             if isinstance(result, UserError):

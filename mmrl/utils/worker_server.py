@@ -38,7 +38,7 @@ class ReportActivity(Protocol):
     """Reports to the pool what a loader does next, for the error message if the loader then hangs or dies."""
 
     def __call__(self, activity: str, timeout_s: float | None = None) -> None:
-        """Report an activity, and the seconds after which it counts as hung; None for those of the limits."""
+        """Report an activity, and the seconds after which it counts as hung; None takes the seconds of the limits."""
 
 
 # Set before the server's libraries load, so that they start no threads: a fork would lose them.

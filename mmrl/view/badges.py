@@ -36,7 +36,7 @@ _TOOL_FAILED: Final = Badge("tool failed", "bad", "See its reply.")
 def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) -> Row:
     """Return status, flip (`up`, `down`, `same` or None), whether the rollout was trained, and badges.
 
-    `row` is its record and `segments` are those of the page. A rollout was trained if its tokens had a gradient.
+    `row` is its record, and `segments` are the page's. A rollout was trained if its tokens had a gradient.
     """
     selection, dropped = as_mapping(row.get("selection")), row.get("dropped") is not None
     status, age = selection.get("status"), selection.get("staleness")

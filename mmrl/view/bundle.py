@@ -44,7 +44,7 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # The page has a policy of its own in a meta element, where browsers ignore `frame-ancestors`.
+    # The page has its own policy in a meta element, where browsers ignore `frame-ancestors`.
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; frame-ancestors 'none'",
 }
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -114,7 +114,7 @@ def to_json(document: object) -> str:
 
 def linked_page(settings: dict[str, str]) -> bytes:
     """Return the page with links to its styles and scripts, which lie beside it; a live page has a token."""
-    # 'self' is what a server needs. Browsers do not agree on whether it covers file://, where a folder must open too.
+    # A server needs 'self'. Browsers disagree on whether it covers file://, and a folder must open there too.
     own = "'self'" if settings["mode"] == "live" else "'self' file:"
     policy = f"{_NOTHING_ELSE}; script-src {own}; style-src {own}; img-src {own}; connect-src 'self'"
     styles = "\n".join(f'<link rel="stylesheet" href="{name}">' for name in STYLES)
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             return 403, _TEXT, b"this name is not the address of the page\n"
         path, _, query = self.path.partition("?")
         path = path.lstrip("/")
-        # Scripts and styles hold nothing of the runs, and their elements have addresses without the token.
+        # Scripts and styles contain no data of the runs, and their elements have addresses without the token.
         file = page_file(path)
         if file is not None:
             return 200, *file

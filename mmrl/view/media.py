@@ -1,7 +1,7 @@
 """Pictures of the page: the images and video frames of a run's records, at the size that the model saw.
 
-A picture is named by a digest of what it shows: no request names a file. Files are opened as in training, inside the
-run's media folders alone, within its limits, and only if their sha256 is the recorded one.
+A picture is named by a digest of what it shows: no request names a file. Files are opened as in training:
+only inside the run's media folders, within its limits, and if their sha256 is the recorded one.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class RunFiles:
         return self.read(path, _parse_file, {})
 
     def read_lines(self, path: Path) -> Iterator[NumberedRow]:
-        """Yield index and object of each line of a JSONL file. Lines that are no JSON object are left out.
+        """Yield index and object of each line of a JSONL file. Lines that are not JSON objects are left out.
 
         A last line without a line break is left out silently: it is being written, or its writer was killed.
         """
@@ -119,7 +119,7 @@ def find_token_arrays(path: Path) -> dict[str, list[int]]:
         with np.load(path, allow_pickle=False) as arrays:
             offset = arrays["offset"]
     except (zipfile.BadZipFile, zlib.error, struct.error, KeyError, EOFError, RuntimeError) as error:
-        raise ValueError(f"no archive of arrays: {error}") from error
+        raise ValueError(f"not an archive of arrays: {error}") from error
     total = int(offset[-1]) if offset.ndim == 1 and offset.size else 0
     expected: dict[str, _ArrayKind] = {"offset": (offset.shape, np.dtype(np.int64))}
     expected |= {name: ((total,), np.dtype(dtype)) for name, dtype in TOKEN_COLUMNS.items()}

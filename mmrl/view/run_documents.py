@@ -152,7 +152,7 @@ class RunDocuments:
         return self._held[file][1]
 
     def _list_step_files(self) -> list[tuple[Path, Row]]:
-        """Return the files of rollouts in the order of the run, each with those index fields that its name decides."""
+        """Return the files of rollouts in the order of the run, each with the index fields that its name decides."""
         stages = [stage["name"] for stage in self._stages]
         found = []
         for path in (self._path / "rollouts").glob("*.jsonl"):
@@ -232,7 +232,7 @@ def _list_events(rows: Iterator[NumberedRow]) -> list[Row]:
 
 
 def _list_facts(manifest: Row, settings: Mapping[str, Any], generation: Mapping[str, Any]) -> list[list[str]]:
-    """Return name and text of the facts about a run or an evaluation, those that are known."""
+    """Return name and text of each known fact about a run or an evaluation."""
     git = as_mapping(manifest.get("git"))
     facts = {
         "model": as_mapping(settings.get("model")).get("path") or generation.get("model"),
@@ -256,7 +256,7 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
         stage, step = row.get("stage"), row.get("step")
         if isinstance(step, int) and isinstance(stage, str | None):
             points.setdefault((stage, step), {}).update(row)
-    # Steps from the start of the run. What is measured between stages belongs to the end of the one before.
+    # Steps from the start of the run. A measurement between stages belongs to the end of the earlier stage.
     running: dict[tuple[str | None, int], int] = {}
     starts: dict[str, int] = {}
     latest = 0
@@ -334,7 +334,7 @@ def build_benchmark(files: RunFiles, path: Path, name: str) -> dict[str, Any]:
     items: dict[str, Row] = {}
     for _, row in files.read_lines(path / "predictions.jsonl"):
         _add_response(items, row, verdicts.pop(str(pick(row, "pid", "sample")), {}))
-    # Items without a response have a verdict alone.
+    # Items without a response have only a verdict.
     for verdict in verdicts.values():
         _add_response(items, pick(verdict, "pid"), verdict)
     report = files.read_object(path / "report.json")

@@ -126,7 +126,7 @@ def _build_turns(row: Row) -> Iterator[Row]:
 
 
 def _check_types(row: Row) -> None:
-    """Raise a TypeError if a value that the page shows as text, or counts with, is something else."""
+    """Raise a TypeError if a value that the page shows as text, or uses as a number, has another type."""
     for key in (*_TEXTS, *_OPTIONAL_TEXTS):
         if not isinstance(row.get(key), str) and (key in _TEXTS or row.get(key) is not None):
             raise TypeError(f"{key} is not text")

@@ -168,7 +168,7 @@ def test_two_processes_share_the_questions(taken, again):
         ({"data": ["asked/gaps.jsonl"]}, "count them as incorrect with evaluation.benchmarks.ten.allow_missing=true"),
         ({"subsets": ["color"]}, "evaluation.benchmarks.ten.subsets: no question has 'color'; they have parity"),
         ({"every": 0}, "evaluation.benchmarks.0.every: must be"),
-        ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' is of no benchmark"),
+        ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' names no benchmark"),
     ],
 )
 def test_unusable_benchmark_is_refused_before_anything_is_trained(changed, said, tmp_path, here):

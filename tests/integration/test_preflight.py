@@ -107,7 +107,7 @@ MISTAKES = {
         {"model/config.json": '{"model_type": "bert"}'},
     ),
     "run as model": Mistake(
-        MODEL, ["model.path", "it is a run of mmrl", "its folder `model`"], {"model/config.yaml": ""}
+        MODEL, ["model.path", "it is an mmrl run", "its folder `model`"], {"model/config.yaml": ""}
     ),
     "no weights": Mistake(MODEL, ["model.path", "holds no weights"], QWEN),
     "lost shard": Mistake(
@@ -117,7 +117,7 @@ MISTAKES = {
     ),
     "hub id": Mistake(
         {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}},
-        ["as a hub id it cannot be had", "HF_HUB_OFFLINE", "HF_HOME", "`hf download Qwen/Qwen2.5-VL-3B-Instruct`"],
+        ["it cannot be fetched as a hub id", "HF_HUB_OFFLINE", "HF_HOME", "`hf download Qwen/Qwen2.5-VL-3B-Instruct`"],
     ),
     "reward option": Mistake(WRONG_REWARD_OPTION, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
     "tool option": Mistake(

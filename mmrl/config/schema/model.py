@@ -144,7 +144,7 @@ class LoraConfig(StrictModel):
     def _check_experts(self) -> LoraConfig:
         if "language.experts" in (self.targets or ()) and (self.dropout or self.use_dora):
             raise ValueError(
-                "`targets` has language.experts, whose adapter knows neither `dropout` nor `use_dora`; leave them out"
+                "`targets` has language.experts, whose adapter takes neither `dropout` nor `use_dora`; leave them out"
             )
         return self
 

@@ -375,7 +375,7 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
     check_unique([step_name(step) for step in steps if step.kind != "generate"], "rollout_steps")
     if any(isinstance(step, BlindProbeConfig) and step.name == GREEDY_PROBE for step in steps):
-        raise ValueError(f"a probe is named {GREEDY_PROBE!r}, as responses at temperature 0 are; choose another name")
+        raise ValueError(f"a probe is named {GREEDY_PROBE!r}, the name of responses at temperature 0; choose another")
     if "environment" in kinds:
         _check_environment(steps)
     return steps

@@ -205,7 +205,7 @@ class Config(StrictModel):
         # Other names depend on the tasks of the data, which is not read yet.
         if group == "benchmark" and rest.partition("/")[0] not in names:
             raise ValueError(
-                f"best.metric 'benchmark/{rest}' is of no benchmark in evaluation.benchmarks "
+                f"best.metric 'benchmark/{rest}' names no benchmark of evaluation.benchmarks "
                 f"({', '.join(names) or 'none'})"
             )
         return checkpoints

@@ -64,7 +64,7 @@ def _check_stage(
         _check_earlier_stage(stage, "samples_of", stage.samples_of, before, after)
     if isinstance(stage, SftStage | RlStage) and isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of:
         raise ValueError(
-            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `samples_of` is none of them"
+            f"stage {stage.name!r}: a mixture weights the sources of data.train, but `samples_of` replaces them"
         )
     if "data" in sections:
         _check_data(stage, sections["data"])

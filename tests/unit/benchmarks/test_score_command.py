@@ -284,9 +284,9 @@ def test_compare_prints_differences_by_subset(score, capsys):
     output = capsys.readouterr().out
     for line in (
         "strict: A 66.7, B 66.7, of 3 questions",
-        "correct in A alone 1, in B alone 1; McNemar's exact p = 1",
-        "correct in A alone: 1\n",
-        "correct in B alone: 2\n",
+        "correct only in A: 1, only in B: 1; McNemar's exact p = 1",
+        "correct only in A: 1\n",
+        "correct only in B: 2\n",
         "no significant difference",
     ):
         assert line in output

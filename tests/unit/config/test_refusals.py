@@ -223,7 +223,7 @@ BENCHMARK = "evaluation.benchmarks=[{name: a, data: [x]}, {name: b, benchmark: r
         ("evaluation.benchmarks.a.responses_per_question=4", "all 4 responses to a question are the same"),
         ("evaluation.benchmarks.b.coordinates=px_resized", "evaluation.benchmarks.1.coordinates: must be"),
         ("evaluation.benchmarks.b.name=a", "evaluation.benchmarks: two benchmarks are named 'a'"),
-        ("checkpoints.best={metric: benchmark/c/accuracy}", "is of no benchmark in evaluation.benchmarks"),
+        ("checkpoints.best={metric: benchmark/c/accuracy}", "names no benchmark of evaluation.benchmarks"),
         ("response_format={style: boxed, stop_at_answer: true}", "response_format: stop_at_answer needs `style: tags`"),
         ("response_format={stop_strings: ['']}", "response_format: stop_strings has an empty string"),
         ("response_format.answer_tag=think", "two parts of a response are named 'think'"),

@@ -389,7 +389,7 @@ def test_every_stage_that_trains_is_planned(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "Stages that train" not in printed and "while generating" not in printed
     assert main([*command, "--stage", "warm"]) == 2
-    assert "no stage 'warm' trains; those that do: cold, rl" in capsys.readouterr().err
+    assert "no stage 'warm' trains; the stages that train: cold, rl" in capsys.readouterr().err
 
 
 def test_settings_are_found_with_which_all_stages_fit(monkeypatch, capsys):
