@@ -21,7 +21,7 @@ def add_parser(commands: Subparsers) -> None:
     parser = add_command(commands, "recipe", "list published systems that can be trained by name, or show one", DETAILS)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = add_command(actions, "list", "list recipes by task", DETAILS)
-    listing.add_argument("words", nargs="*", metavar="WORD", help="show only those whose file contains all of these words")
+    listing.add_argument("words", nargs="*", metavar="WORD", help="show only recipes that contain all of these words")
     listing.set_defaults(run=_list)
     show = add_command(actions, "show", "show what a recipe is and needs", DETAILS)
     show.add_argument("name", metavar="NAME", help="name of the recipe, or a YAML file")
