@@ -6,7 +6,7 @@ DIR is one of these folders, which are not part of mmrl:
 
 - A checkout of github.com/mathllm/MATH-V, with data/test.jsonl, and in outputs/ responses with `correct`; or one of
   github.com/MMMU-Benchmark/MMMU, with responses in mmmu/example_outputs/ and mmmu-pro/output/. Our official verdicts
-  must be theirs. MMMU-Pro draws some letters at random without a seed; those verdicts nobody can repeat.
+  must equal theirs, but MMMU-Pro draws some letters at random without a seed, which nobody can repeat.
 - MathVista's published responses, GPT-4's extractions and the official verdicts: items.jsonl.gz,
   scores_official.json.gz, and public/ with truth.jsonl.gz and responses_RUN.jsonl.gz. Each row of a run has the
   response, GPT-4's extraction of it, and the official verdict, once as stored in 2023 (`true_false`) and once by the
@@ -14,7 +14,7 @@ DIR is one of these folders, which are not part of mmrl:
   compared: the official metric on the stored extractions, which must agree to the last verdict; and our rules on the
   raw responses, without any model, on rows where the official extraction is an answer at all (`clean`).
 - A checkout of github.com/huggingface/Math-Verify. The pairs of formulas in its tests are compared by `maths:equal`;
-  those of text from which its parser would extract a formula are left out. Our case table is measured beside them.
+  pairs of text from which its parser would extract a formula are left out. Our case table is measured too.
 
 Exit code 1: a threshold is missed. 2: DIR holds none of them.
 """
@@ -107,7 +107,7 @@ class FileAgreement(NamedTuple):
     name: str
     benchmark: str
     official: Count  # verdicts of our official rule that equal the published ones
-    strict: Count  # those of the strict rule, which need not be equal
+    strict: Count  # verdicts of the strict rule that equal the published ones; they need not
     malformed: Sequence[str]  # ids of rows that cannot be read
     accuracies: Sequence[float]  # by our official rule, by the strict one, and as published, in [0, 1]
 
@@ -123,7 +123,7 @@ class FormulaAgreement(NamedTuple):
 
     name: str  # of the file
     num_pairs: int
-    equal: Count  # verdicts that equal those of the file, and pairs of one formula each
+    equal: Count  # verdicts that equal the file's, and pairs of one formula each
     differing: Sequence[str]  # target, answer and verdict of the file, for each other pair
 
 
@@ -233,7 +233,7 @@ def measure_published(folder: Path) -> list[FileAgreement]:
         rows = []
         for file in sorted(path.parent.glob("*/output.json")):
             for row in json.loads(file.read_text(encoding="utf-8")):
-                # Of open questions no verdict is published.
+                # No verdicts are published for open questions.
                 if row["question_type"] == "multiple-choice":
                     item = _canonical_row(row, list(row["index2ans"].values()))
                     rows.append(PublishedRow(item, row["response"], letters[row["id"]] == row["answer"]))

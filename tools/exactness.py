@@ -3,8 +3,8 @@
     python tools/exactness.py                      # tiny models of all families, made on the spot
     python tools/exactness.py --model Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16
 
-Pictures and videos are noise, prompts and completions random: nothing but the two computations is looked at. The last
-rows of each model are computed wrongly on purpose, and must stand out.
+Pictures and videos are noise, prompts and completions are random: only the two computations matter. The last rows of
+each model are computed wrongly on purpose, and must stand out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NoiseProcessor:
         self._placeholder_runs: dict[str, dict[int, list[PlaceholderRun]]] = {}
 
     def random_tokens(self, count: int, seed: int) -> tuple[int, ...]:
-        """Random tokens, none of them special."""
+        """Return random tokens, none of them special."""
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(0, self._vocab_size, (4 * count,), generator=generator).tolist()
         return tuple(token for token in drawn if token not in self._special_tokens)[:count]
@@ -104,7 +104,7 @@ class NoiseProcessor:
         )
 
     def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
-        """Noise for its media."""
+        """Return the tensors of a prompt, with noise for its media."""
         generator = torch.Generator().manual_seed(1)
         counts = {kind: prompt.grids.count(grid) * prod(grid) for kind, grid in GRIDS.items()}
         patches = {kind: torch.randn(count, self._patch_width, generator=generator) for kind, count in counts.items()}
@@ -118,7 +118,7 @@ class NoiseProcessor:
         )
 
     def make_experiences(self, prompt: Prompt) -> list[Experience]:
-        """Completions of several lengths."""
+        """Return completions of several lengths."""
         sampling_params = SamplingParams(max_new_tokens=max(COMPLETION_LENGTHS))
         experiences = []
         for index, length in enumerate(COMPLETION_LENGTHS):
@@ -149,7 +149,7 @@ def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 
 def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:
-    """One model, prompt by prompt: what, activations, largest difference in nats, relative one of the gradient."""
+    """Yield rows for each prompt: name, activations, largest difference in nats, the gradient's relative difference."""
     policy, feeder = PolicyModel(loaded.model), NoiseProcessor(loaded)
     for recompute in (False, True):
         if recompute:

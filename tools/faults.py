@@ -6,9 +6,9 @@
 
 A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already, or
 in two that it launches (rank_faults.py, which needs DeepSpeed). It imitates and reinforces with a tool, rethinking,
-replay, KL and a decaying rate (`CONFIG` in lab.py), or in an environment (episode_faults.py). What it ends with is
-compared byte for byte with what an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts,
-export. Exits 1 if anything is lost in any row.
+replay, KL and a decaying rate (`CONFIG` in lab.py), or in an environment (episode_faults.py). Its results are compared
+byte for byte with an undisturbed run's: weights, optimizer, State, metrics, summary, rollouts, export. Exits 1 if
+anything is lost in any row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BEGIN_MARK, END_MARK = "<!-- tools/faults.py writes from here -->", "<!-- to her
 
 
 def kill_run(harness: FaultHarness) -> Iterator[FaultRow]:
-    """Kill -9, anywhere in a run's life: loading, training, measuring, exporting; every other time in a save."""
+    """Kill -9 at any moment of a run: loading, training, measuring, exporting; every other time in a save."""
     for overrides, where in (((), "the loop's thread"), ((ASYNC_CHECKPOINTS,), "the background")):
         lost, saving, tries = [], 0, harness.num_kills // 2
         for number in range(tries):
@@ -84,7 +84,7 @@ def send_sigterm(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def fill_disk(harness: FaultHarness) -> Iterator[FaultRow]:
-    """No file can grow any more, from some moment on; a limit of the process stands for the disk's."""
+    """From some moment on, no file can grow any more; a limit of the process stands for a full disk."""
     tries, lost, refused = max(2, harness.num_kills // 5), [], 0
     for _ in range(tries):
         moment = harness.random_moment()
@@ -114,7 +114,7 @@ def make_read_only(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def drop_capabilities() -> None:
-    """Be bound by permissions, even as root."""
+    """Obey file permissions, even as root."""
     nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; each in two halves
     assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing) == 0
 
@@ -165,7 +165,7 @@ def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
-    """Wall clocks jump back and forth by days at every look, and so do the dates of files."""
+    """Let wall clocks and the dates of files jump back and forth by days at every reading."""
     harness.restore_half_run()
     for path in harness.run_dir.rglob("*"):
         os.utime(path, (harness.rng.randrange(2**31),) * 2)
@@ -212,7 +212,7 @@ def markdown_rows(rows: Sequence[FaultRow]) -> list[str]:
 
 
 def update_table(path: Path, rows: Sequence[FaultRow]) -> None:
-    """Put rows between the marks, each fault's in the place of what was known of it."""
+    """Put rows between the marks, each in place of the old row of its fault."""
     before, _, rest = path.read_text().partition(BEGIN_MARK)
     old, _, after = rest.partition(END_MARK)
     known, fresh = (group_by_fault(lines) for lines in (old.strip().splitlines()[2:], markdown_rows(rows)))

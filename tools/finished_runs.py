@@ -1,4 +1,4 @@
-"""Runs that a table is made from: an ordinary `mmrl train` each, read and not repeated where it is finished."""
+"""The runs behind a table: each is an ordinary `mmrl train`; a finished run is read, not repeated."""
 
 from __future__ import annotations
 

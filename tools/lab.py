@@ -1,4 +1,4 @@
-"""Real runs of seconds that faults are caused in, always in the same folder, and the undisturbed runs beside them."""
+"""Real runs of a few seconds, in which faults are caused, always in the same folder, and the undisturbed runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SFT_STAGE = {
     **{"name": "cold", "kind": "sft", "steps": 4, "batch_size": 4, "target_field": "response"},
     **{"rollout_steps": [ZOOM], "optimizer": {"lr": 3e-4, "lr_schedule": "linear"}},
 }
-# What a resumed run might do differently is all in here: a tool, rethinking, replay, KL, and a rate that decays.
+# Everything that a resumed run might do differently: a tool, rethinking, replay, KL, and a rate that decays.
 RL_STAGE = {
     **{"name": "rl", "kind": "rl", "steps": 6, "prompts_per_step": 4, "group_size": 4},
     **{"rollout_steps": [{"kind": "generate"}, ZOOM, RETHINK], "sampling": {"max_new_tokens": 40}},
@@ -121,7 +121,7 @@ class FaultHarness:
         import_modules((self.folder / MODULES_FILE).read_text().splitlines())
 
     def start(self, *overrides: str, prepare: Callable[[], None] | None = None) -> ForkProcess:
-        """Begin or continue with the run in a process of its own."""
+        """Begin or continue the run in a separate process."""
         model = {**MODEL, "path": str(self.base_dir / "model")}
         return self._launch({**CONFIG, "model": model}, self.run_dir, *overrides, prepare=prepare)
 
@@ -160,14 +160,14 @@ class FaultHarness:
 
     def finish_and_compare(self, *overrides: str) -> list[str]:
         """Resume the run to its end, compare it with an undisturbed one, and clean up; returns what is lost."""
-        whole, _ = self.undisturbed_run(*overrides)  # made before, as it would take the run's place
+        whole, _ = self.undisturbed_run(*overrides)  # made before, because it runs in the same folder
         code = self.run_to_end(*overrides)
         lost = [f"ended with {code}: {self.log_text[-300:]}"] if code else find_differing_files(whole, self.run_dir)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         return lost
 
     def run_and_check(self, *overrides: str, words: str, prepare: Callable[[], None] | None = None) -> list[str]:
-        """Run until it is refused with exit code 2 and these words; returns what is wrong otherwise."""
+        """Run until it is refused with exit code 2 and these words; otherwise return what is wrong."""
         code = self.run_to_end(*overrides, prepare=prepare)
         is_refused = code == 2 and words in self.log_text
         return [] if is_refused else [f"ended with {code}: {self.log_text[-300:]}"]
@@ -187,7 +187,7 @@ class FaultHarness:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Import what an earlier run imported, so that the runs, which are forked from this process, need not."""
+    """Import what an earlier run imported: the runs, which are forked from this process, then need not."""
     for name in names:
         # Some have no file of their own, and came into being while another was imported.
         with suppress(Exception):

@@ -25,7 +25,7 @@ COLOURS = {"broadcast": "#2563eb", "gigpo": "#d97706"}
 
 
 def success_row(arm: str, seed: int, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table row: greedy success on the test mazes before and after, and that of the last blind rollouts."""
+    """Return a table row: greedy success on the test mazes before and after, and success of the last blind rollouts."""
     (task,) = summary["tasks"]
     before, after, (low, high) = task["before"], task["after"], task["ci"]
     probed = [record for record in metrics if PROBE_KEY in record][-LAST_PROBES:]

@@ -2,13 +2,13 @@
 
     python tools/mixture.py pilots.jsonl
 
-A line for each pilot run: the weights it trained with, by source, and what it scored on what you care about.
+The file has a line for each pilot run: the weights it trained with, by source, and its score on your measure.
 
     {"weights": {"count": 1, "ground": 3}, "score": 0.61}
 
-The way of MoDoMoDo (arXiv:2505.24871). On the simplex every quadratic in the shares w is one of Scheffé's (1958):
-score(w) = sum_i b_i w_i + sum_{i<j} c_ij w_i w_j, with k (k + 1) / 2 coefficients for k sources, which needs as many
-pilots and some more to tell how well it predicts.
+As in MoDoMoDo (arXiv:2505.24871). On the simplex every quadratic in the shares w is one of Scheffé's (1958):
+score(w) = sum_i b_i w_i + sum_{i<j} c_ij w_i w_j, with k (k + 1) / 2 coefficients for k sources. It needs as many
+pilots, and some more to estimate how well it predicts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASCENT_STEPS, ASCENT_RATE = 4000, 0.05
 
 
 def read_pilots(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of the k sources, shares [n, k] and scores [n] of the n pilots.
+    """Return the names of the k sources, and the shares [n, k] and scores [n] of the n pilots.
 
     Raises:
         ValueError: a pilot has no positive weight, or a score that is not finite; or there are too few.
@@ -51,13 +51,13 @@ def read_pilots(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def quadratic_features(shares: np.ndarray) -> np.ndarray:
-    """[n, k] shares to [n, k (k + 1) / 2]: each of them, then the product of each pair."""
+    """Return shares [n, k] as features [n, k (k + 1) / 2]: each share, then the product of each pair."""
     pairs = [shares[:, i] * shares[:, j] for i, j in combinations(range(shares.shape[1]), 2)]
     return np.column_stack([shares, *pairs])
 
 
 def fit(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Coefficients by least squares.
+    """Return the coefficients by least squares.
 
     Raises:
         ValueError: the pilots' mixtures are too similar to tell the coefficients.
@@ -65,12 +65,12 @@ def fit(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
     made = quadratic_features(shares)
     coefficients, _, rank, _ = np.linalg.lstsq(made, scores, rcond=None)
     if rank < made.shape[1]:
-        raise ValueError(f"the mixtures tell only {rank} of {made.shape[1]} coefficients; run pilots that differ more")
+        raise ValueError(f"the mixtures fix only {rank} of {made.shape[1]} coefficients; run pilots that differ more")
     return coefficients
 
 
 def leave_one_out_predictions(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return how the fit without each pilot predicts it, [n]: by the hat matrix H, y - (y - Hy) / (1 - diag H)."""
+    """Return each pilot's prediction by the fit without it, [n]: y - (y - Hy) / (1 - diag H), H the hat matrix."""
     made = quadratic_features(shares)
     hat = made @ np.linalg.pinv(made)
     return scores - (scores - hat @ scores) / (1.0 - np.diag(hat))

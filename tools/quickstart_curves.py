@@ -24,7 +24,7 @@ ARMS = {
 
 
 def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
-    """Markdown rows of one run: a line for each task and one for their mean."""
+    """Return the Markdown rows of one run: one for each task and one for their mean."""
     head = f"| {arm} | {seed} "
     lines = [
         f"{head}| {t['task']} | {t['n']} | {t['before']:.3f} | {t['after']:.3f} | "

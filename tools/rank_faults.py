@@ -59,7 +59,7 @@ def kill_rank_while_saving(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def kill_launcher(harness: FaultHarness) -> Iterator[FaultRow]:
-    """Kill -9 to the launcher, anywhere in a run's life."""
+    """Kill -9 to the launcher, at any moment of a run."""
     lost = []
     for _ in range(num_tries(harness)):
         moment = harness.random_moment(*TWO_PROCESSES)
@@ -96,12 +96,12 @@ def child_processes(pid: int) -> list[int]:
 
 
 def num_tries(harness: FaultHarness) -> int:
-    """Return the number of tries; two processes take long to start."""
+    """Return the number of tries, which is small because two processes take long to start."""
     return max(1, harness.num_kills // 25)
 
 
 def start_into_training(harness: FaultHarness, *overrides: str) -> tuple[ForkProcess, list[int]]:
-    """Begin a run and let it come into some step of training; the launcher, and the ranks in their order."""
+    """Begin a run and let it reach some training step; return the launcher, and the ranks in order."""
     whole, _ = harness.undisturbed_run(*overrides)
     lines = harness.rng.randrange(1, count_metric_lines(whole) - 2)
     launcher = harness.start(*overrides)
@@ -112,13 +112,13 @@ def start_into_training(harness: FaultHarness, *overrides: str) -> tuple[ForkPro
 
 
 def count_metric_lines(run_dir: Path) -> int:
-    """Lines of a run's metrics."""
+    """Return the number of lines of a run's metrics."""
     path = run_dir / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def kill_leftovers(processes: list[int], *, within_s: float) -> list[str]:
-    """Complaints about processes that have not ended within so many seconds."""
+    """Return a complaint for each process that has not ended within so many seconds."""
     until = time.monotonic() + within_s
     while (left := [pid for pid in processes if is_running(pid)]) and time.monotonic() < until:
         time.sleep(0.05)

@@ -2,11 +2,11 @@
 
     python tools/rethink_curves.py --seeds 0 1 2 --out runs/rethink
 
-For each seed a cold start (configs/rethink_cold.yaml), and from it configs/rethink.yaml as it is and with rollouts that
-are generated alone. Every run is an ordinary `mmrl train`; runs that are finished are read, not repeated.
+For each seed a cold start (configs/rethink_cold.yaml), and from it configs/rethink.yaml as it is and without its
+rethinking step. Every run is an ordinary `mmrl train`; runs that are finished are read, not repeated.
 
-Evaluation continues every response, so one run shows the accuracy of both: first responses, and responses after
-rethinking. Runs are compared on the latter, paired over the same held-out samples.
+Evaluation continues every response, so one run shows two accuracies: of first responses, and after rethinking. Runs are
+compared on the second, paired over the same held-out samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRIC_PREFIX = "test/rethink/"
 
 
 class RethinkAccuracy(NamedTuple):
-    """Shares of held-out samples: correct before and after rethinking, and turned correct or incorrect by it."""
+    """Shares of held-out samples: correct before rethinking, correct after it, turned correct or incorrect by it."""
 
     first_response: float
     after_rethink: float

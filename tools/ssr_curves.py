@@ -46,7 +46,7 @@ def mean_metric(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def goal_rows(curves: RewardCurves, goal: float) -> list[str]:
-    """Steps to a goal: a row for each seed, and the ratios of replay to plain at either rate, mean and deviation."""
+    """Return table rows of the steps to a goal: one for each seed, and the ratio replay / plain at either rate."""
     rows: list[str] = []
     ratios: dict[str, list[float]] = {"replay": [], "faster_replay": []}
     for seed in curves["replay"]:

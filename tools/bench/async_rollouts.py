@@ -1,12 +1,12 @@
-"""Seconds of a step with asynchronous rollouts, beside one that generates before it learns.
+"""Seconds of a step with asynchronous rollouts, compared with a step that generates before it learns.
 
     python tools/bench/async_rollouts.py                 # a vLLM server
     python tools/bench/async_rollouts.py --engine hf       # a copy of the model in a thread
 
-Runs of GRPO on counting questions, a from-scratch Qwen2.5-VL, `--rounds` of each arm in turn, a thread for the learner
-and a thread for the server. Seconds are of the clock, from `timings.jsonl`, medians over all steps but each run's first
-two. `bound` is the ratio that perfect overlap would reach: a step's seconds over those without the shorter of answering
-and learning. Where cores are shared with other work, or the server has none of its own, ratios come out lower.
+GRPO on counting questions with a from-scratch Qwen2.5-VL, `--rounds` of each arm in turn, a thread for the learner and
+a thread for the server. Seconds are wall-clock, from `timings.jsonl`, medians over all steps but each run's first two.
+`bound` is the ratio that perfect overlap would reach: a step's seconds, divided by the same without the shorter of
+generating and learning. If cores are shared with other work or by learner and server, ratios come out lower.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def make_config(arguments: argparse.Namespace, run_dir: Path, *, async_rollouts:
         "prompts_per_step": arguments.prompts,
         "async_rollouts": async_rollouts,
         "max_steps_without_signal": arguments.steps + 1,
-        "loss": {"entropy": {"coef": 0.01}},  # every rollout is learned from, whatever it earns
+        "loss": {"entropy": {"coef": 0.01}},  # the policy learns from every rollout, whatever it earns
         "sampling": {"max_new_tokens": arguments.tokens},
     }
     data = {"fn": "mmrl_datasets.generators.scenes:counting", "args": {"split": "train", "size": 64}}

@@ -4,14 +4,14 @@
     python tools/bench/checkpoint.py --resume          # continuing: about 2 minutes
     python tools/bench/checkpoint.py --busy            # saving, where others need the machine too
 
-Saving: the quickstart's model in steps that learn (steps.yaml), without checkpoints, with one after every step, and
-with these in the background, by turns. The stall is the time the loop spends in saving; in the background it is the
-copy in memory. Medians over the steps of a run; then over the runs, [least, most]. Exits 1 when the stall in the
-background exceeds 5 % of a step of reinforcement.
+Saving: the quickstart's model in steps that learn (steps.yaml): without checkpoints, with a checkpoint after every
+step, and with checkpoints in the background, by turns. The stall is the time that the loop spends on saving; in the
+background, on the copy in memory. Medians over the steps of a run, then over the runs, [least, most]. Exits 1 when the
+stall in the background exceeds 5 % of an rl step.
 
-Going on: configs/quickstart.yaml, killed after a step and begun again by the same command, from the command to the end
-of its first step, all 12,000 pictures included; and by turns a process that loads the libraries a model needs and ends.
-Exits 1 when the first takes more than 15 s longer than the second.
+Continuing: configs/quickstart.yaml, killed after a step and begun again by the same command, timed from the command to
+the end of its first step, all 12,000 pictures included; by turns with a process that only loads the libraries of a
+model. Exits 1 when the first takes more than 15 s longer than the second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STAGES = ("cold", "rl")
 
 
 class StepCosts(NamedTuple):
-    """Seconds, medians over the steps of a stage: of the step itself, and of the loop's waiting for its checkpoint."""
+    """Median seconds over the steps of a stage: the step itself, and the loop's wait for its checkpoint."""
 
     step: float
     stall: float
@@ -55,7 +55,7 @@ CostsByMode = Mapping[str, list[dict[str, StepCosts]]]
 
 
 def measure_mode(folder: Path, mode: str, steps: int, prompts: int, clock: Callable[[], float]) -> dict[str, StepCosts]:
-    """Train with checkpoints as `mode` says; the costs by stage."""
+    """Train with checkpoints as `mode` says; return the costs by stage."""
     spans: list[tuple[int, float, float]] = []  # stage, when the step ended, when its checkpoint was done with
     save_if_due = PeriodicCheckpointer.on_step_end
 
@@ -105,7 +105,7 @@ def benchmark_saving(rounds: int, steps: int, prompts: int, clock: Callable[[], 
 
 
 def benchmark_resume(rounds: int) -> tuple[str, dict[str, float]]:
-    """Print how long it takes. Return a complaint, empty if it is fast enough, and the numbers."""
+    """Print how long resuming takes. Return a complaint, empty if it is fast enough, and the numbers."""
     with TemporaryDirectory() as folder:
         time_to_next_step(Path(folder, "run"))
         both = [(time_to_next_step(Path(folder, "run")), time_imports()) for _ in range(rounds)]
@@ -118,14 +118,14 @@ def benchmark_resume(rounds: int) -> tuple[str, dict[str, float]]:
 
 
 def time_imports() -> float:
-    """Seconds of a process that imports what a run does."""
+    """Return the seconds of a process that only imports what a run imports."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import mmrl.training.run"], check=True)
     return time.perf_counter() - start
 
 
 def time_to_next_step(folder: Path) -> float:
-    """Begin the quickstart or continue with it, and kill it after a step; seconds until then."""
+    """Begin or continue the quickstart, and kill it after a step; return the seconds until then."""
     timings = folder / "timings.jsonl"
     before, start = count_lines(timings), time.perf_counter()
     enough = before + 1 if before else 2  # the first step's checkpoint comes before the second step's line

@@ -21,7 +21,7 @@ _IGNORED = (__file__, pretended_device.__file__)
 
 
 class CountingDevice(PretendedDevice):
-    """Offered by `pretend_device(CountingDevice)`. It also refuses a mask of FlexAttention from another device."""
+    """The device of `pretend_device(CountingDevice)`. It also refuses a mask of FlexAttention from another device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CountingDevice(PretendedDevice):
         self.synchronisations[place] += 1
 
     def count_call(self, func: Any, args: Sequence[Any], out: Any) -> None:
-        """Count a call, unless it made a view or allocated memory alone."""
+        """Count a call, unless it only made a view or allocated memory."""
         if func.__name__.startswith(("empty", "new_empty")):
             return
         if func._schema.is_mutable or _find_storages(out) - _find_storages(args):

@@ -2,8 +2,8 @@
 
     python tools/bench/environments.py [--episodes 64] [--steps 20] [--workers 1]
 
-Each step draws a new picture. "its own" is what the environment takes when it is called in this process; the rest is
-ours. Exits 1 if that is more than 2 ms a step.
+Each step draws a new picture. "its own" is the environment's time when it is called in this process; mmrl takes the
+rest. Exits 1 if that is more than 2 ms a step.
 """
 
 from __future__ import annotations

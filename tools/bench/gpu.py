@@ -6,7 +6,7 @@
     python tools/bench/gpu.py --json tiny.json --tiny        # exactness and a run without a GPU, on a tiny model
 
 Models have random weights, in the shape of Qwen2.5-VL-3B, so no hub is asked. Every part is a process with a time
-limit. The file is written anew after each, so that what was found stays if a later part fails.
+limit. The file is written again after each part, which keeps its results if a later part fails.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def make_config(folder: Path, *, tiny: bool, vllm: bool) -> dict[str, Any]:
 
 
 def run_part(command: list[str], limit_s: float) -> dict[str, Any]:
-    """Run a command; return its seconds, and what it printed last if it failed or took too long."""
+    """Run a command; return its seconds, and the end of its output if it failed or took too long."""
     start = time.monotonic()
     try:
         done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
@@ -75,7 +75,7 @@ def run_part(command: list[str], limit_s: float) -> dict[str, Any]:
 
 
 def check_exactness(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the tests of CUDA; return how many passed, and those that did not."""
+    """Run the tests of CUDA; return how many passed, and which did not."""
     file = folder / "tests.xml"
     # Most of the time goes into compiling kernels, which processes do beside each other. Without a GPU all are skipped.
     processes = "4" if torch.cuda.is_available() else "0"
@@ -125,7 +125,7 @@ def check_run(folder: Path, options: argparse.Namespace, *, vllm: bool = False) 
 
 
 def compare_with_plan(plan: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a step took beside what was planned. Learning was planned at the GPU's peak."""
+    """Return the measured and planned cost of a step. Learning was planned at the GPU's peak."""
     planned, seconds = plan["step_seconds"], step["seconds"]
     at_peak = planned["learning"] + planned["reference"]
     return {

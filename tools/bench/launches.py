@@ -1,6 +1,6 @@
 """Counts what a GPU would be asked to do: operators, and waits of the host, for one picture and for one token.
 
-Of the vision tower alone it also counts what transformers' own SDPA asks for.
+For the vision tower, it also counts what transformers' own SDPA asks for.
 
     python tools/bench/launches.py                  # Qwen2.5-VL of 3B and 7B, one picture of 4,096 patches
     python tools/bench/launches.py --sizes 3B --json
@@ -79,7 +79,7 @@ def count_tower(
         features.sum().backward()
         found["backward"] = take_counts(device)
     for counts in found.values():
-        # Nothing of these is ours without our attention, even where the backward pass does not say whose line waits.
+        # Without our attention, none of these waits are ours, even if the backward pass does not say which line waits.
         counts["waits"] = counts.pop("waits, ours") + counts.pop("waits, theirs")
     return found
 

@@ -7,13 +7,13 @@
     python tools/bench/learner_vs_trl.py --cell 3b-300x100              # Qwen2.5-VL-3B's shape, on a CUDA device
 
 A pass is the reference's log-probs, loss and backward, with entropies for the metrics; no optimizer. Each side is one
-process with one thread; they take turns, so that a busy machine slows both. Both are given the same weights, picture,
-question, completions, behaviour log-probs and rewards; turning these into a batch is timed here and not in TRL. Only
-where loss and gradients agree is a ratio printed.
+process with one thread; they take turns, so a busy machine slows both. Both are given the same weights, picture,
+question, completions, behaviour log-probs and rewards; turning these into a batch is timed here and not in TRL. A ratio
+is printed only if loss and gradients agree.
 
 A cell is named by the tokens of the prompt and of a completion; `ragged` ones are half as long on average. The vision
 tower attends to the whole picture in every block, without the windows of the released models. The cell `3b-300x100` is
-as large as Qwen2.5-VL-3B, windows included, in bfloat16; seconds there are those of the clock, and memory the device's.
+as large as Qwen2.5-VL-3B, windows included, in bfloat16; seconds there are wall-clock, and memory is the device's.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ MODEL = FromScratchConfig(
         num_heads=8,
         num_kv_heads=2,
         intermediate_size=1536,
-        # A token's experts are as wide together as the feed-forward network of a family without experts.
+        # Together, a token's experts are as wide as the feed-forward network of a family without experts.
         num_experts=16,
         experts_per_token=4,
         expert_intermediate_size=384,
@@ -203,7 +203,7 @@ class MmrlLearner:
 
 
 class TrlLearner:
-    """GRPOTrainer: its batch, its pass for the reference, its loss, its backward."""
+    """TRL's GRPOTrainer: its batch, reference pass, loss and backward."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         from datasets import Dataset
@@ -225,7 +225,7 @@ class TrlLearner:
         with hide_progress_bars():
             model = model_class.from_pretrained(folder / "policy", dtype=getattr(torch, workload.dtype))
         model.config._name_or_path = str(folder / "reference")  # from here the trainer loads its reference
-        # The prompts of a dataset are the same for all of a group; the rewards differ, so they come with the rollouts.
+        # A group shares its dataset row; its rewards differ, so they come with the rollouts.
         question = json.loads((folder / "rows.jsonl").read_text())["question"]
         row = {"prompt": [{"role": "user", "content": question}]}
         rollouts = read_rollouts(folder)
@@ -254,7 +254,7 @@ class TrlLearner:
         self._trainer.current_gradient_accumulation_steps = 1  # set by `train`, which we do not call
         asked = [row | {"image": make_image(workload)} for _ in rollouts]
         self._batch = self._trainer._prepare_inputs(asked)
-        # It reuses the current log-probs as the old ones unless it is given those.
+        # Without old log-probs, TRL would reuse the current ones.
         self._batch["old_per_token_logps"] = self._batch.pop("sampling_per_token_logps")
         self.settings = f"trl {version('trl')}: GRPOConfig {json.dumps(settings)}"
 
@@ -286,7 +286,7 @@ def read_rollouts(folder: Path) -> list[Rollout]:
 
 
 def mmrl_config(folder: Path, weights: str, workload: Workload) -> dict[str, Any]:
-    """Our config; what it does not say is the default."""
+    """Return our config; all other settings have their defaults."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
     stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch_groups": 1}
@@ -317,7 +317,7 @@ def open_run_context(folder: Path, weights: str, workload: Workload) -> RunCompo
 
 
 def write_inputs(folder: Path, workload: Workload) -> None:
-    """Write what both sides read: two models, a picture, a question, and rollouts sampled from the reference."""
+    """Write the files that both sides read: two models, a picture, a question, and rollouts of the reference."""
     torch.set_num_threads(1 if workload.device == "cpu" else torch.get_num_threads())
     processor = write_models(
         workload.model, {"reference": folder / "reference", "policy": folder / "policy"}, workload.dtype
@@ -334,7 +334,7 @@ def write_inputs(folder: Path, workload: Workload) -> None:
 
 
 def write_models(spec: FromScratchConfig, folders: Mapping[str, Path], dtype: str) -> ProcessorMixin:
-    """Write a model to each folder, that of `policy` away from the others; return their processor."""
+    """Write a model to each folder, with the policy moved away from the others; return their processor."""
     words = random.Random(0)
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
     tokenizer = train_tokenizer(text, spec.language.vocab_size)
@@ -379,7 +379,7 @@ def make_image(workload: Workload) -> Image.Image:
 
 
 def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
-    """Rollouts of the reference, none ended by itself."""
+    """Return rollouts of the reference, none of which ended by itself."""
     world = open_run_context(folder, "reference", workload)
     prompt = world.processor.build(world.samples.train[0])
     assert len(prompt.token_ids) == workload.prompt_tokens
@@ -390,7 +390,7 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     synced_engine = SyncedEngine(HfEngine(world.policy, world.processor), PolicyWeightStream(world.policy))
     sampler = EngineSampler(synced_engine, world.processor, seed_parts=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
-    # TRL's learner knows no banned tokens, so ours gets none either.
+    # TRL's learner has no banned tokens, so ours gets none either.
     return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]
 
 
@@ -408,9 +408,9 @@ def loss_and_gradients(learner: LearnerUnderTest, file: Path) -> float:
 
 
 def seconds_of_pass(learner: LearnerUnderTest) -> tuple[float, float]:
-    """Return the seconds of a pass, and those of the process's own code, without what the kernel did for it.
+    """Return the seconds of a pass, and the user-mode seconds among them.
 
-    On a CPU they are seconds of the CPU, on a CUDA device of the clock.
+    They are CPU seconds on a CPU, and wall-clock seconds on a CUDA device.
     """
     if next(learner.model.parameters()).is_cuda:
         torch.cuda.synchronize()
@@ -427,9 +427,9 @@ def seconds_of_pass(learner: LearnerUnderTest) -> tuple[float, float]:
 
 
 def peak_memory_of_pass(learner: LearnerUnderTest) -> int:
-    """Bytes by which a pass raises the memory of its device.
+    """Return the bytes by which a pass raises the memory of its device.
 
-    Of a CPU that is the resident memory of a process which has given back what it no longer uses.
+    On a CPU, this is the resident memory of a process that has returned all unused memory.
     """
     gc.collect()
     if next(learner.model.parameters()).is_cuda:
@@ -479,7 +479,7 @@ def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> I
 def relative_differences(
     ours: RunInProcess, theirs: RunInProcess, folder: Path, workload: Workload
 ) -> tuple[float, float]:
-    """Return how far loss and gradient are from TRL's, relatively; for the gradient, in the worst component."""
+    """Return the relative differences of loss and gradient from TRL's; for the gradient, in the worst component."""
     files = folder / "gradient.mmrl", folder / "gradient.trl"
     losses = [run(partial(loss_and_gradients, file=file)) for run, file in zip((ours, theirs), files, strict=True)]
     gradient, their_gradient = (torch.load(file, mmap=True) for file in files)
@@ -523,7 +523,7 @@ def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | N
 
 
 def format_ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
-    """Medians of both sides' seconds, and of their ratios with and without the kernel's share."""
+    """Return the medians of both sides' seconds, and of their ratios with and without the kernel's share."""
     sides = [f"{median(theirs[0] for theirs, _ in costs):.2f} s", f"{median(ours[0] for _, ours in costs):.2f} s"]
     whole = sorted(theirs[0] / ours[0] for theirs, ours in costs)
     user = sorted(theirs[1] / ours[1] for theirs, ours in costs)

@@ -65,7 +65,7 @@ def make_call(answer_type: AnswerType, value: object, refs: list[ImageRef]) -> t
 
 
 def time_fresh(calls: Sequence[Callable[[], object]], folder: Path, rounds: int) -> list[float]:
-    """Return the least CPU seconds of each call before which nothing is open; they take turns."""
+    """Return the least CPU seconds of each call, with no picture open before it; the calls take turns."""
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, times in zip(calls, seconds, strict=True):

@@ -2,9 +2,9 @@
 
     python tools/bench/math_rewards.py [--rounds 5]
 
-The targets are such as multimodal maths asks for, half of them plain numbers, each answered as eight siblings might:
-often alike, in other words, wrong, in prose. The judge sends them to its one worker and waits; no verdict is remembered
-from one round to the next. Wall-clock time of the fastest round. Exits 1 if that is less than 400 a second, or takes
+The targets are typical of multimodal maths, half of them plain numbers. Each is answered as eight siblings might: often
+alike, in other words, wrongly, in prose. The judge sends the answers to its one worker and waits; it forgets all
+verdicts after each round. Wall-clock time of the fastest round. Exits 1 if that is less than 400 a second, or takes
 over 15 % longer than math-verify.
 """
 
@@ -96,7 +96,7 @@ def fastest_round(work: Callable[[], object], rounds: int, setup: Callable[[], o
 
 
 def call_math_verify() -> None:
-    """Compare two formulas by math-verify alone."""
+    """Compare two formulas only by math-verify."""
     for target, answers in ANSWERS.items():
         for answer in answers:
             math_verify.verify(math_verify.parse(f"${target}$"), math_verify.parse(f"${answer}$"))

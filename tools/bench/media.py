@@ -81,8 +81,8 @@ def make_sample(path: Path) -> Sample:
 
 
 def reference_patches(hf: Any, path: Path) -> torch.Tensor:
-    """Patches of a file, the way the model cards of Qwen-VL show."""
-    from qwen_vl_utils import process_vision_info  # torchvision comes with it: after mmrl has made it loadable
+    """Return the patches of a file, made as the model cards of Qwen-VL show."""
+    from qwen_vl_utils import process_vision_info  # imports torchvision, which mmrl has made loadable by now
 
     medium = "video" if path.suffix == ".mp4" else "image"
     content = [{"type": medium, medium: str(path), **PIXEL_LIMITS[medium]}, {"type": "text", "text": QUESTION}]
@@ -105,7 +105,7 @@ def reference_patches(hf: Any, path: Path) -> torch.Tensor:
 
 
 def make_encoder(hf: Any) -> PromptEncoder:
-    """Ours, with nothing cached."""
+    """Return mmrl's patches, with nothing cached."""
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=2**26)
     limit = MODEL.max_prompt_tokens
     return PromptEncoder(

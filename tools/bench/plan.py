@@ -68,7 +68,7 @@ def compare_cell(cell: str) -> dict[str, float]:
         parameter.grad = torch.zeros_like(parameter)
 
     def run() -> None:
-        # A copy, as a GPU is given one: nobody else holds it.
+        # A copy, as on a GPU: nobody else holds it.
         policy.compute_logprobs(copy.deepcopy(batch)).logprobs_N.sum().backward()
 
     counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
@@ -120,7 +120,7 @@ CPU_ATTENTION = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A published run, in the settings of mmrl that are nearest."""
+    """A published run, in mmrl's nearest settings."""
 
     row: str
     path: str
@@ -134,8 +134,8 @@ class Published:
     response: int
     sequences: int | None = None  # sequences of a supervised micro-batch; None for a stage of GRPO
     efficiency: float = 0.3
-    is_limit: bool = False  # the memory is that of a GPU on which it fits, by its publisher
-    # What mmrl cannot do, of a source that did: the memory is counted as there.
+    is_limit: bool = False  # the memory is a GPU's on which it fits, by its publisher
+    # Features of a source that mmrl lacks: the memory is counted with them.
     reference_in_host: bool = False
     engine_gpus: int = 1  # GPUs over which an engine beside the learner divides its weights
 

@@ -4,7 +4,7 @@
 
 The quickstart's model in steps that learn (steps.yaml), whose rollouts are all recorded after every step, tokens
 included. A run records one step in ten (`logging.rollouts.every`), so a tenth of the seconds counts against a step.
-The model is the smallest there is: with a larger one the step takes longer and recording the same. Medians over the
+The model is the smallest there is: with a larger one, steps take longer but recording does not. Medians over the
 steps. Exits 1 when recording costs more than 2 % of a step.
 """
 

@@ -1,9 +1,9 @@
-"""Cost of selective sample replay: selecting with a buffer of 4096 rollouts, beside selecting without one.
+"""Cost of selective sample replay: selecting with a buffer of 4096 rollouts, compared with none.
 
     python tools/bench/replay.py [--capacity 4096] [--step-s 0.3]
 
-Exits 1 when replay adds 1 % or more to a step of `--step-s` seconds (by default what the quickstart's step takes: the
-shortest that learns anything). Asking for the media of what is drawn is the learner's work, done earlier, and left out.
+Exits 1 when replay adds 1 % or more to a step of `--step-s` seconds (by default the quickstart's, the shortest step
+that learns anything). Loading the media of drawn rollouts is the learner's work, done earlier, and not counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def center_rewards(groups: Sequence[Group]) -> list[list[float]]:
 
 
 def time_selection(selector: Selector, prompts: dict[str, Prompt]) -> tuple[float, int]:
-    """Median CPU time to choose, with half of the groups saturated, once the memory is full; and what it then holds."""
+    """Return the median CPU time of selecting, with half of the groups saturated and a full buffer; and its size."""
     dice, state, times = random.Random(0), TrainingState(), []
     for step in range(ROUNDS):
         groups = []

@@ -1,4 +1,4 @@
-"""Responses that each reward scores per second on one core, beside the floor that it must keep.
+"""Responses that each reward scores per second on one core, and the floor that it must keep.
 
     python tools/bench/rewards.py [--seconds 1.0]
 
@@ -39,7 +39,7 @@ MISREAD_TEXT = "".join("x" if place % 20 == 7 else letter for place, letter in e
 
 
 def measure_rate(calls: Sequence[Callable[[], object]], seconds: float) -> float:
-    """Calls a second of processor time, all of them in turn, once libraries are loaded; the best of ten turns."""
+    """Return the calls per second of CPU time, once libraries are loaded; the best of ten turns over all calls."""
     for call in calls:
         call()
     best = 0.0

@@ -6,8 +6,8 @@
     python tools/bench/rollout.py --size 3b --prompts 8      # Qwen2.5-VL-3B's shape, on a CUDA device
 
 Both draw the same tokens: transformers' logits are turned into our choice by the same random numbers. Then the learner
-scores what was sampled, and the mean difference of log-probs is printed. A model of 3B is in bfloat16, whose rounding
-lets the two draw different tokens, as many of them; its seconds are those of the clock.
+scores the samples, and the mean difference of log-probs is printed. A model of 3B is in bfloat16, whose rounding lets
+the two draw different tokens, but equally many; its seconds are wall-clock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MODEL = FromScratchConfig(
         num_heads=4,
         num_kv_heads=2,
         intermediate_size=1024,
-        # A token's experts are as wide together as the feed-forward network of a family without experts.
+        # Together, a token's experts are as wide as the feed-forward network of a family without experts.
         num_experts=8,
         experts_per_token=2,
         expert_intermediate_size=512,
@@ -87,7 +87,7 @@ class GenerationComparison:
 
     policy: PolicyModel
     plain_model: PreTrainedModel
-    """The same model, as transformers runs it."""
+    """Return the same model, as transformers runs it."""
     processor: PromptProcessor
     prompts: Sequence[Prompt]
     sampling_params: SamplingParams
@@ -114,8 +114,8 @@ class GenerationComparison:
         patches, grids = batch.media.image_patches_MD, batch.media.image_grids_I3.to(self.policy.model.device)
         images = {"pixel_values": patches}
         if "image" not in self.plain_model.input_modalities:
-            # Of such a class, Qwen3.5's, `generate` repeats single patches in place of images. Others encode them once,
-            # before rows are repeated; so does this.
+            # For Qwen3.5's class, `generate` would repeat single patches instead of images. Other classes encode images
+            # once, before rows are repeated; so does this.
             features = self.plain_model.base_model.get_image_features(patches, grids, return_dict=True)
             images = {"mm_encoder_outputs": {"image": features}}
         out = self.plain_model.generate(
@@ -136,7 +136,7 @@ class GenerationComparison:
         return EngineSampler(synced_engine, self.processor, seed_parts=SEED_PARTS)
 
     def logprob_diff(self) -> float:
-        """Mean difference between log-probs as sampled and as the learner computes them, nats."""
+        """Return the mean difference, in nats, between log-probs as sampled and as the learner computes them."""
         groups = self.make_sampler().generate(self.prompts, self.group_size, self.sampling_params, step=0)
         experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
         batch = collate(group_by_prompt(experiences), self.processor, pad_id=self.processor.tokenizer.eos_token_id)
@@ -220,7 +220,7 @@ def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
 
 
 def main() -> None:
-    """Measure in pairs, and say the median of their ratios."""
+    """Measure in pairs, and print the median of their ratios."""
     options = make_parser(__doc__)
     options.add_argument("--family", choices=tuple(FAMILIES), default=MODEL.family)
     options.add_argument("--prompts", type=int, default=2)

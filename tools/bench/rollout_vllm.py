@@ -1,11 +1,11 @@
-"""Speed of rollouts by vLLM beside vLLM alone, cost of a weight sync, and difference between engine and learner.
+"""Speed of rollouts by vLLM compared with vLLM alone, cost of a weight sync, and engine minus learner.
 
     python tools/bench/rollout_vllm.py            # in float32
     python tools/bench/rollout_vllm.py --dtype bfloat16
 
-Ours is `EngineSampler.generate`: from prompts to rollouts with text and parsed answers. Beside it, taking turns, the
-very requests go to vLLM's engine: inputs ready, parameters made, answers left as they come. Seconds are of this
-process's CPU time on a CPU, where all runs in one process, and of the clock on a GPU. Questions are a picture each, of
+Ours is `EngineSampler.generate`: from prompts to rollouts with text and parsed answers. By turns, the same
+requests go straight to vLLM's engine: inputs and parameters are ready, answers are not parsed. Seconds are CPU time of
+this process on a CPU, where all runs in one process, and wall-clock on a GPU. Questions are a picture each, of
 the `counting` scenes; the model is a Qwen2.5-VL with random weights.
 """
 
@@ -136,7 +136,7 @@ def read_clock() -> float:
 def compare_speed(
     engine: VllmEngine, sampler: EngineSampler, prompts: list, sampling_params: SamplingParams, cli_args: Any
 ) -> dict[str, Any]:
-    """Tokens per second of both, by turns; prompts are in the caches of neither."""
+    """Measure tokens per second of both, by turns; neither has the prompts in its caches."""
     speeds: dict[str, list[float]] = {"ours": [], "direct": []}
     for step in range(cli_args.rounds + 1):
         for name, measured in speeds.items():
@@ -186,7 +186,7 @@ def prepare_requests(engine: VllmEngine, prompts: list, sampling_params: Samplin
 
 
 def measure_weight_sync(engine: VllmEngine, weights: PolicyWeightStream) -> dict[str, Any]:
-    """Milliseconds a MB (10^6 bytes) of weights, all of it and the checking alone."""
+    """Return the milliseconds per MB (10^6 bytes) of a weight sync, and of its checks alone."""
     size = sum(tensor.nbytes for _, tensor in weights) / 1e6
     whole, checking = [], []
     for _ in range(5):

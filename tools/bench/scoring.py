@@ -1,4 +1,4 @@
-"""Cost of scoring: the scorer's own work on one core, worker processes, and calls that hang.
+"""Cost of scoring: the scorer's own work on one core, with worker processes, and with calls that hang.
 
     python tools/bench/scoring.py [--seconds 1.0]
 
@@ -94,7 +94,7 @@ def measure_rate(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Rollouts judged a second by `clock`, the best of five turns."""
+    """Return the rollouts judged per second of `clock`, the best of five turns."""
     count, best = sum(map(len, groups)), 0.0
     for _ in range(5):
         done, start = 0, clock()

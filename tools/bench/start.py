@@ -1,11 +1,11 @@
-"""What the start of a run costs, from the command to the first stage, with processes that it starts.
+"""Cost of starting a run, from the command to the first stage, with the processes that it starts.
 
     python tools/bench/start.py                        # half a minute: the quickstart's data, all pictures drawn anew
     python tools/bench/start.py --rows 2000 20000      # rows with a 56-pixel picture each; what a row adds
 
 With `--rows` each number of rows is started twice: with an empty index of files (cold) and again in another run
-directory (warm). What a row costs is the difference between the most and the fewest rows. Exits 1 when the quickstart
-takes more than 15 s of CPU time, or a row more than 0.6 ms or 2 KB.
+directory (warm). The cost of a row follows from the difference between the most and the fewest rows. Exits 1 when
+the quickstart takes more than 15 s of CPU time, or a row more than 0.6 ms or 2 KB.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def write_rows(folder: Path, count: int) -> Path:
 
 
 def measure_start(config: Path, run_dir: Path, cache: Path) -> dict[str, float]:
-    """Start a run in a process of its own; return its CPU seconds, its children's included, and its peak in MB."""
+    """Start a run in a separate process; return its CPU seconds, its children's included, and its peak in MB."""
     program = run_dir.with_name("start_only.py")
     program.write_text(START_ONLY)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A callback that writes what each step took: its seconds, and on a CUDA device its memory."""
+"""A callback that writes the seconds of each step, and on a CUDA device its memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepMemory:
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             record["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-            record["used_gb"] = (total - free) / 1e9  # with the engine and what the allocators keep
+            record["used_gb"] = (total - free) / 1e9  # including the engine and cached memory of the allocators
             torch.cuda.reset_peak_memory_stats()
         with self._file.open("a") as lines:
             lines.write(json.dumps(record) + "\n")

@@ -5,9 +5,9 @@
     python tools/bench/two_processes.py --busy                  # twice that; where others need the machine too
 
 Runs of tools/bench/steps.yaml with the same 256 rollouts a step (`--prompts`), of a model of 9.8 million parameters.
-Arms take turns; a ratio is that of a round, printed as median [least, most]. Seconds are the clock's, of a step's six
-verbs, the first steps left out. With `--busy` they are CPU seconds of a process instead, a long run's less a short
-one's: what a step would take if every process had a core. Exits 1 when two processes are less than 1.6 times as fast
+Arms take turns; each round gives a ratio, printed as median [least, most]. Seconds are wall-clock, of a step's six
+verbs, without the first steps. With `--busy` they are CPU seconds of a process, a long run's minus a short one's: the
+time that a step would take if every process had a core. Exits 1 when two processes are less than 1.6 times as fast
 as one, or when ZeRO-0 on one process takes more than 10 % longer than plain torch.
 """
 
@@ -43,7 +43,7 @@ MIN_SPEEDUP, MAX_SLOWDOWN = 1.6, 1.1
 
 
 class RunSeconds(NamedTuple):
-    """Seconds of a step by the clock, and CPU seconds of the whole run, of all processes together."""
+    """Wall-clock seconds of a step, and CPU seconds of the whole run, over all processes."""
 
     step: float
     cpu: float
@@ -74,7 +74,7 @@ def run_arm(arm: tuple[str, ...], steps: int, prompts: int) -> RunSeconds:
 
 
 def step_seconds(arm: tuple[str, ...], steps: int, prompts: int, *, busy: bool) -> float:
-    """Of a step: by the clock, or CPU seconds of one process."""
+    """Return the seconds of a step: wall-clock, or CPU seconds of one process."""
     if not busy:
         return run_arm(arm, steps, prompts).step
     long, short = run_arm(arm, steps, prompts), run_arm(arm, 1, prompts)

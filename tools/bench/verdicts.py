@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def time_verdicts(responses: list[ItemResponse], items: Mapping[str, Item]) -> float:
-    """Seconds of CPU for a verdict on each."""
+    """Return the CPU seconds of the verdicts on all responses."""
     bench, start = BENCHMARKS["mathvista"], time.process_time()
     for response in responses:
         grade_response(bench, items[response.id], response)

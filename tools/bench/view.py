@@ -1,4 +1,4 @@
-"""CPU seconds in which `mmrl view` shows a run with many kept rollouts, live and as a folder, and the folder's size.
+"""CPU seconds that `mmrl view` takes to show a run with many kept rollouts, live and as a folder; the folder's size.
 
 python tools/bench/view.py --rollouts 10000 --tokens 1000
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure_live(run: Path, num_pictures: int) -> float:
-    """Return CPU seconds until the live page has what it shows first, with this number of pictures."""
+    """Return CPU seconds until the live page has its first view, with this number of pictures."""
     before = cpu_seconds()
     command = [sys.executable, "-m", "mmrl", "view", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -4,7 +4,7 @@
     python tools/bench/vision.py --family qwen2_5_vl --pairs 9
 
 Both run the same weights in float32 and one thread, in turns; their outputs and gradients must agree. Heads are as wide
-as in Qwen2.5-VL-3B, blocks half as wide, one of four attends to whole images as there.
+as in Qwen2.5-VL-3B, and blocks half as wide. As there, one block in four attends to whole images.
 """
 
 from __future__ import annotations

@@ -7,6 +7,6 @@ from mmrl import Response, RewardValue, Sample, reward
 
 @reward(name="vowels")
 def vowel_fraction(response: Response, sample: Sample) -> RewardValue:
-    """Share of a response's characters that are vowels."""
+    """Return the share of a response's characters that are vowels."""
     found = sum(character in "aeiou" for character in response.text.lower())
     return RewardValue(found / max(1, len(response.text)), f"{found} of {len(response.text)}")

@@ -85,7 +85,7 @@ def test_the_command_prints_the_best_weights(run_tool, capsys):
     ("weights", "score", "count", "message"),
     [
         ({"a": 1, "b": 1}, 1, 3, "2 sources have 3 coefficients, and there are 3 pilots"),
-        ({"a": 1, "b": 1}, 1, 4, "the mixtures tell only 1 of 3 coefficients"),
+        ({"a": 1, "b": 1}, 1, 4, "the mixtures fix only 1 of 3 coefficients"),
         ({"a": 0, "b": 0}, 1, 4, "pilots.jsonl:1: weights must be 0 or more, one of them"),
         ({"a": -1, "b": 2}, 1, 4, "pilots.jsonl:1: weights must be 0 or more"),
         ({"a": 1, "b": 2}, float("nan"), 4, "and the score finite"),
