@@ -1,4 +1,4 @@
-"""Log a metric, and stop a stage early: a callback that ends it when the best answer of a group gets no better.
+"""Log a metric, and stop a stage early: a callback that ends it when the best answers of its groups stop improving.
 
 Use it in a config with
 

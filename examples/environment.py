@@ -7,7 +7,7 @@ class GuessNumber:
     """An episode. The number follows from the seed, so siblings look for the same one."""
 
     def __init__(self, largest: int) -> None:
-        self.low, self.high = 1, largest  # between which it may still be
+        self.low, self.high = 1, largest  # bounds of the hidden number
 
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Choose a number and ask for it."""
@@ -15,7 +15,7 @@ class GuessNumber:
         return Observation(text=f"Guess my number, from 1 to {self.high}. Answer with the number alone.")
 
     def step(self, action: str) -> StepResult:
-        """Say how a guess lies to the number."""
+        """Say whether the number is higher or lower than a guess."""
         if not action.isdecimal():
             return StepResult(observation=Observation(text="That is not a number."), valid=False)
         guess = int(action)
@@ -28,7 +28,7 @@ class GuessNumber:
         return StepResult(observation=Observation(text=f"It is {hint}.", state=f"{self.low} to {self.high}"))
 
     def expert(self) -> str:
-        """Halve what is left."""
+        """Guess the middle of what is left."""
         return str((self.low + self.high) // 2)
 
     def close(self) -> None:

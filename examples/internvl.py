@@ -39,7 +39,7 @@ LAYERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class InternVLFamily(ModelFamily):
-    """InternVL: a tower for squares of one size, a projector beside it, positions that simply count."""
+    """InternVL: a tower for squares of one size, a projector beside it, positions that count tokens."""
 
     def component_of(self, parameter_name: str) -> Component:
         """Return the component that a parameter belongs to."""
@@ -64,7 +64,7 @@ class InternVLFamily(ModelFamily):
         return Size(isqrt(max_pixels), isqrt(max_pixels))
 
     def cut_patches(self, processor: ProcessorMixin, images: Sequence[Image]) -> torch.Tensor:
-        """Return patches [M, D] of normalised images: those of a token follow each other."""
+        """Return patches [M, D] of normalised images; the patches of a token follow each other."""
         side = self.image_format(processor).patch_size
         options = {"do_resize": False, "crop_to_patches": False, "return_tensors": "pt"}
         pixels_ICHW = processor.image_processor(images, **options)["pixel_values"]
@@ -75,7 +75,7 @@ class InternVLFamily(ModelFamily):
     def model_arguments(
         self, position_ids_3BL: torch.Tensor, token_types_BL: torch.Tensor, media: BatchMedia
     ) -> dict[str, torch.Tensor]:
-        """Return positions, and images put together from their patches: the inverse of `cut_patches`."""
+        """Return positions, and images reassembled from their patches: the inverse of `cut_patches`."""
         arguments = {"position_ids": position_ids_3BL[0]}
         if len(media.image_grids_I3):
             _, rows, columns = (media.image_grids_I3[0] // MERGE_SIZE).tolist()

@@ -22,7 +22,7 @@ def name_colour(red: float, green: float, blue: float) -> str:
 def colour(response: Response, sample: Sample, *, column: str = "box") -> RewardValue:
     """Return 1 if the answer is the name of the mean colour inside the row's box, x1, y1, x2, y2 in pixels, else 0.
 
-    Source: this example; hues are those of the colour circle. Departures: none.
+    Source: this example; hues as on the colour circle. Departures: none.
     Unscorable: the picture cannot be opened, or the row's box is not within it.
     """
     target_value(sample, AnswerType.TEXT)

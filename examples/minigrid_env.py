@@ -17,7 +17,7 @@ class Room(GymnasiumEnvironment):
         room = self.env.unwrapped
         start = (int(room.agent_pos[0]), int(room.agent_pos[1]), int(room.agent_dir))
         seen, waiting = {start}, [(start, "")]
-        for (x, y, facing), first in waiting:  # grows while it is read: first what is one action away, then two
+        for (x, y, facing), first in waiting:  # grows while it is read: first states one action away, then two
             if room.grid.get(x, y) and room.grid.get(x, y).type == "goal":
                 return first
             dx, dy = AHEAD[facing]

@@ -8,9 +8,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from mmrl import Action, Observation, Sample, StepResult
 
-SIDE = 224  # of a picture, in pixels: processors of all families keep this size, so coordinates are those of the page
+SIDE = 224  # of a picture, in pixels: processors of all families keep this size, so coordinates are in page pixels
 PAGE = Path(distribution("miniwob").locate_file("miniwob/html/miniwob/click-button.html")).as_uri()
-# The page counts down from 10 s, which would make the reward a matter of speed.
+# The page counts down from 10 s, which would make the reward depend on speed.
 START = """seed => {
   Math.seedrandom(seed); core.EPISODE_MAX_TIME = 2 ** 31 - 1; core.startEpisodeReal(); core.hideDisplay(); }"""
 MIDDLE = """() => {

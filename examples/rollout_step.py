@@ -1,4 +1,4 @@
-"""A rollout step of your own: a response that was cut off is made to answer (budget forcing, arXiv:2501.19393).
+"""A rollout step of your own: it makes a response that was cut off give an answer (budget forcing, arXiv:2501.19393).
 
 rollout_steps: [{kind: generate}, {fn: ./rollout_step.py:make_step, args: {max_new_tokens: 8}, max_added_tokens: 24}]
 """
@@ -9,7 +9,7 @@ from mmrl import Author, FinishReason, RolloutBatch, RolloutContext, Segment, wi
 
 
 class ForceAnswer:
-    """Continues responses that reached their length limit after the words that introduce an answer."""
+    """Appends the words that introduce an answer to responses that reached their length limit, and continues them."""
 
     def __init__(self, context: RolloutContext, text: str, max_new_tokens: int) -> None:
         self.sampler = context.sampler

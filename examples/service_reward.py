@@ -1,4 +1,4 @@
-"""A reward that asks an HTTP service of yours. The service is given answer and target, and replies {"score": 0.7}."""
+"""A reward that asks your HTTP service. The service gets answer and target, and replies {"score": 0.7}."""
 
 import json
 
@@ -9,7 +9,7 @@ from mmrl_rewards import Endpoint, answer_value, target_value
 # A call may take as long as all tries of the service, which is more than the 10 seconds of other rewards.
 @reward(name="served", answer_types=(AnswerType.TEXT,), uses_service=True, timeout_s=300.0)
 def served(response: Response, sample: Sample, *, service: Endpoint, max_chars: int = 8000) -> RewardValue:
-    """Return the score that the service gives; 0 without asking for an answer that is longer than `max_chars`.
+    """Return the score that the service gives; an answer longer than `max_chars` gets 0 without a request.
 
     Unscorable: the target is not text, or the service fails.
     """

@@ -1,4 +1,4 @@
-"""Train from Python with a reward from memory, then ask the trained model. docs/python.md shows this file."""
+"""Train from Python with a reward defined here, then ask the trained model. docs/python.md shows this file."""
 
 import mmrl
 

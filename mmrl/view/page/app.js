@@ -1,4 +1,4 @@
-// The frame of the page: what the URL names is shown, keys are obeyed, and a live run is followed.
+// The frame of the page: it shows what the URL names, obeys keys, and follows a live run.
 "use strict";
 
 const POLL_MS = 2000;
@@ -100,7 +100,7 @@ function obeyKey(event) {
   action();
 }
 
-// Follows a run: its head, curves and list of steps. What is being read stays.
+// Follows a run: its head, curves and list of steps. Open content stays.
 async function follow() {
   const light = byId("live");
   try {

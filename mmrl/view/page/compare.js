@@ -65,7 +65,7 @@ function pairCard(title, sides) {
   return el(sides.length > 1 ? "article.group.pair" : "article.group", head, body);
 }
 
-// What to begin with: the last step of each of two runs; with one run, its first and last. Steps of two kinds have
+// The first choice: the last step of each of two runs; with one run, its first and last. Steps of two kinds have
 // other samples.
 function defaultPair(steps) {
   const [first, second] = index.runs;

@@ -70,7 +70,7 @@ function alignRuns(runs) {
     for (const [name, values] of Object.entries(metrics.columns)) {
       const column = new Array(steps.length).fill(null);
       axisSteps(metrics).forEach((step, index) => {
-        // What is measured after a stage has its last step's number, whose values stay.
+        // A measurement after a stage has its last step's number, whose values stay.
         if (step !== null) column[place.get(step)] ??= values[index];
       });
       if (column.some(isNumber)) columns[name] = column;

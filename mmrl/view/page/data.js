@@ -1,4 +1,4 @@
-// The documents of the page and its state. URLs are made from keys of documents and ids of pictures alone.
+// The documents of the page and its state. URLs are made only from keys of documents and ids of pictures.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -13,7 +13,7 @@ function mmrlData(key, content) {
   if (arrive) arrive(content);
 }
 
-// Returns a promise of the document. `fresh` reads it again, for what grows while the run goes on.
+// Returns a promise of the document. `fresh` reads it again, because it grows while the run continues.
 function load(key, fresh = false) {
   let promise = fresh ? null : documents.get(key);
   const read = { single: loadElement, folder: loadScript, live: loadFromServer }[page.mode];

@@ -1,6 +1,6 @@
 // Elements and the controls that are made of them.
 //
-// What models and datasets wrote is untrusted. `el` makes text nodes of it, so that it is never parsed as HTML.
+// Text of models and datasets is untrusted. `el` makes text nodes of it, so it is never parsed as HTML.
 "use strict";
 
 // Makes an element: el("div.box", { title: "x" }, child, ...). Properties may be left out; they are style (an object),

@@ -11,7 +11,7 @@ function rewardColour(value, low, high) {
   return `color-mix(in oklab, var(--high) ${Math.round(100 * share)}%, var(--low))`;
 }
 
-// Returns what a card draws: gold marks, those of rollouts in the colour of their reward, crops of tools.
+// Returns what a card draws: gold marks, rollouts' marks in the colour of their reward, crops of tools.
 // `side` distinguishes the rollouts of two steps in one card.
 function collectMarks(group, scale, side = "") {
   const marks = group.marks.map((mark) => ({ ...mark, kind: "gold", owner: null }));
@@ -26,7 +26,7 @@ function collectMarks(group, scale, side = "") {
   return marks;
 }
 
-// Returns a picture or a strip of frames with its marks. Where nobody knows the size, any shape will do.
+// Returns a picture or a strip of frames with its marks. If the size is unknown, any shape will do.
 function mediaElement(given, place, marks) {
   const medium = given.width && given.height ? given : { ...given, width: 400, height: 300, original: null };
   const own = marks.filter((mark) => mark.medium === place);

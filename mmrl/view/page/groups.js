@@ -209,7 +209,7 @@ function cardElement(group, matched, pattern) {
     const above = card.getBoundingClientRect().bottom < 70;
     show(card, cardContent(group, matched, pattern));
     card.style.minHeight = "";
-    // What is being read must stay where it is.
+    // The text being read must stay in place.
     if (above) scrollBy(0, card.offsetHeight - before);
   };
   const watch = new IntersectionObserver((entries) => {
@@ -300,7 +300,7 @@ function focusGroup(number) {
   card.classList.add("current");
   card.scrollIntoView();
   setState({ group: String(number) });
-  // Once more when the cards around it are drawn, and have their heights.
+  // Again once the cards around it are drawn and have heights.
   setTimeout(() => state.group === String(number) && card.scrollIntoView(), 50);
 }
 

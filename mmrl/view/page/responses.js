@@ -1,12 +1,12 @@
 // One response: its text by author and token, its badges, and the table of its rewards.
 "use strict";
 
-const MOST_CHARACTERS = 20_000; // of a text at first; what is beyond comes on demand
+const MOST_CHARACTERS = 20_000; // of a text at first; the rest comes on demand
 const LONG_TEXT = 900; // characters above which a response is clamped in height
 const LONG_THINKING = 400; // characters above which thinking is folded at first
 const AUTHORS = ["policy", "demonstration", "forced", "environment"];
 
-// What tokens can be coloured by. `share` maps a number to -1..1; its sign picks the colour, its size the strength.
+// The numbers that can colour tokens. `share` maps a number to -1..1; its sign picks the colour, its size the strength.
 const TOKEN_COLOURS = {
   recorded_logprob: { name: "Log-prob of the sampler", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
   logprob: { name: "Log-prob of the learner", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
@@ -112,7 +112,7 @@ function colourToken(element, { tokens }, token, scale) {
   element.dataset.token = token;
 }
 
-// Where tokens begin and end in the text. One whose end is unknown has no text of its own.
+// Where tokens begin and end in the text. A token whose end is unknown has no text.
 function tokenPlaces(tokens) {
   const starts = new Map();
   const ends = [];
@@ -145,7 +145,7 @@ function tokenTip({ tokens }, token) {
   return [el("div.tip-head", `token ${token}`, el("b", `id ${tokens.token_id[token]}`)), el("dl", list)];
 }
 
-// What each term gave, and what it added to the total.
+// Each term's value, and its part of the total.
 function rewardTable(rollout) {
   const rows = Object.entries(rollout.terms).map(([name, term]) => {
     const off = term.counts === false;
@@ -162,7 +162,7 @@ function rewardTable(rollout) {
   return table("rewards", ["Term", "Value", "Transformed", "Weight", "Adds", "Reason"], rows);
 }
 
-// What each turn in an environment did and earned.
+// Action and reward of each turn in an environment.
 function turnTable({ turns = [] }) {
   const rows = turns.map(({ action, state, valid, end, earned, advantage }, place) => el(
     "tr", [place + 1, cut(action || "", 300), state, number(earned), signed(advantage, 3), valid ? end : "invalid"]
