@@ -189,7 +189,7 @@ class FaultHarness:
 def import_modules(names: Sequence[str]) -> None:
     """Import what an earlier run imported: the runs, which are forked from this process, then need not."""
     for name in names:
-        # Some have no file of their own, and came into being while another was imported.
+        # Some have no file, and were created while another was imported.
         with suppress(Exception):
             importlib.import_module(name)
 

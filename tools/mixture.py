@@ -60,7 +60,7 @@ def fit(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Return the coefficients by least squares.
 
     Raises:
-        ValueError: the pilots' mixtures are too similar to tell the coefficients.
+        ValueError: the pilots' mixtures are too similar to fix the coefficients.
     """
     made = quadratic_features(shares)
     coefficients, _, rank, _ = np.linalg.lstsq(made, scores, rcond=None)

@@ -43,7 +43,7 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
     if kind == "too_short" and len(given) >= error["ctx"]["min_length"]:
         return None
     path = place.path
-    # An old name of the missing key is an error of its own, which names the new key.
+    # An old name of the missing key is a separate error, which names the new key.
     old_names = given if kind == "missing" and isinstance(given, dict) else ()
     if any(_find_renamed(place.owner, name) == path[-1] for name in old_names):
         return None

@@ -1,4 +1,4 @@
-"""`mmrl explain`: every setting with its origin, the meaning of those that are set, and each stage's objective."""
+"""`mmrl explain`: every setting with its origin, the meaning of the set ones, and each stage's objective."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _state_parts(plan: Plan) -> Iterator[MemoryPart]:
     if isinstance(plan.stage, RlStage) and plan.stage.loss.kl.coef:
         yield from _reference_parts(plan, plan.stage)
     if zero.zero_stage < 3 and {"vision", "projector"} <= set(plan.options.freeze):
-        # Each image adds its features to those that are kept, until they are full.
+        # Each image adds its features to the kept ones, until they are full.
         vision, tokens = plan.model.config.vision_config, plan.model.image_tokens(plan.micro_batch.grids)
         layers = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
         features = plan.width * tokens * plan.model.config.text_config.hidden_size * layers

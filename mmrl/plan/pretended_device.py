@@ -77,7 +77,7 @@ class PretendedDevice(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch
     def dispatch(
         self, func: _Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> _Values:
-        """Run an operator: as usual if it concerns the CPU alone, else on the pretended device."""
+        """Run an operator: as usual if it concerns only the CPU, else on the pretended device."""
         kwargs, name = kwargs or {}, func._overloadpacket.__name__
         if func is torch.ops.prim.device.default:
             return super().dispatch(func, types, args, kwargs)  # asked for more often than all others together

@@ -1,6 +1,6 @@
 """The process of each tracker, `python -m mmrl.trackers.process RUN NAME BASE_DIR`, and how a run starts and ends it.
 
-A tracker's library has threads, exit handlers and a server that may not answer; in a process of its own it can delay
+A tracker's library has threads, exit handlers and a server that may not answer; in a separate process it can delay
 neither a step nor the run's end. Standard input receives the run's status when it ends, and nothing when it is killed.
 Standard output has lines for the user; what libraries print goes to RUN/trackers/NAME.log.
 
@@ -58,7 +58,7 @@ Started = tuple[str, subprocess.Popen[str], Thread]
 
 @contextmanager
 def follow_run(config: Config, base_dir: Path, run_dir: RunDir, console: Console) -> Iterator[None]:
-    """Let the trackers of a config follow the run inside this block. Nothing that happens to them ends it."""
+    """Let the trackers of a config follow the run inside this block. A tracker's failure never ends the run."""
     started = [start_tracker(name, base_dir, run_dir, console) for name in config.logging.trackers]
     with report_end(partial(_end, started, run_dir, console)):
         yield
@@ -68,7 +68,7 @@ def start_tracker(name: str, base_dir: Path, run_dir: RunDir, console: Console) 
     """Start the process of a tracker, and a thread that prints its lines."""
     command = [sys.executable, "-m", "mmrl.trackers.process", str(run_dir.path), name, str(base_dir)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    # In a session of its own: Ctrl-C in a terminal is for the run, which then ends this process.
+    # In a separate session: Ctrl-C in a terminal is for the run, which then ends this process.
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True)
 
     def print_lines() -> None:

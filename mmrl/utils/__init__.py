@@ -1,1 +1,1 @@
-"""Helpers without a package of their own: files, plug-ins, statistics, threads, CPU-torch compatibility."""
+"""Helpers that need no package of their own: files, plug-ins, statistics, threads, CPU-torch compatibility."""

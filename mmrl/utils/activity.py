@@ -15,7 +15,7 @@ class Activity:
     Writing takes a microsecond and prints nothing, so it may be done in any loop and on any rank.
     """
 
-    name: str = ""  # an activity of `StepTimer.time`, such as `rollout`, or words of its own; empty between activities
+    name: str = ""  # an activity of `StepTimer.time`, such as `rollout`, or other words; empty between activities
     started_at: float = 0.0  # of the monotonic clock, in seconds
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # finished parts and all parts, by name
 

@@ -1,7 +1,7 @@
 """The installed libraries: their versions and builds, and whether torch and its companions fit. Imports without torch.
 
 PyTorch publishes torch, torchvision, torchaudio and torchcodec as builds for CPUs (2.13.0+cpu) and for a version of
-CUDA (2.13.0+cu130). Those of different builds cannot be imported together, and transformers imports all that it finds.
+CUDA (2.13.0+cu130). Different builds cannot be imported together, and transformers imports all that it finds.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ class FileIndex:
         self._database: sqlite3.Connection | None = None
         self._pending: list[tuple[bytes, str, int, int, str, int]] = []
         self._today = int(time.time() // 86400)
-        self.problems: list[str] = []  # sentences for the user, who reads them once
+        self.problems: list[str] = []  # sentences to show the user once
         try:
             self._open()
-        except (sqlite3.Error, OSError, RuntimeError) as error:  # the last for a user without a home
+        except (sqlite3.Error, OSError, RuntimeError) as error:  # RuntimeError: the user has no home
             self._recover(error)
 
     def get(self, kind: str, path: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-_NUM_LISTED: Final = 5  # things of one kind that a message names
+_NUM_LISTED: Final = 5  # things that a message names before it counts the rest
 # All of C0 and C1 but tab and line feed. A terminal obeys them: ESC begins commands that clear the screen or rename
 # the window, a carriage return hides the start of a line, and 0x9b is ESC [ in one character.
 _ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}

@@ -53,7 +53,7 @@ def check_step_result(value: object) -> StepResult:
 
 
 def observation_digest(observation: Observation) -> str:
-    """Return the hash of what is shown, in hex: equal for equal text and pictures, wherever their files lie."""
+    """Return the hash of an observation, in hex: equal for equal text and pictures, wherever their files lie."""
     shown = [observation.text]
     for medium in observation.media:
         match medium:

@@ -40,7 +40,7 @@ def check_positional_parameters(function: Callable[..., Any], parameters: Sequen
 
 
 def check_methods(found: object, port: type, names: Sequence[str], *, owner: str) -> None:
-    """Check that an object from a user's function has the methods `names`, callable as those of `port`.
+    """Check that an object from a user's function has the methods `names`, callable like the methods of `port`.
 
     Raises:
         UserError: `owner` returned an object without one of the methods `names`, or with other parameters.
@@ -142,7 +142,7 @@ def _option_error(message: str, option: str, args: Mapping[str, Any]) -> UserErr
 
 
 def locate_function(function: Callable[..., Any]) -> str:
-    """Return `file:line: name` of a function, or its name alone where it has no Python source."""
+    """Return `file:line: name` of a function, or only its name if it has no Python source."""
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(inspect.unwrap(function), "__code__", None)
     return name if code is None else f"{code.co_filename}:{code.co_firstlineno}: {name}"

@@ -51,7 +51,7 @@ def list_tree(pid: int) -> list[int]:
     tree = [pid]
     # The list grows while it is read.
     for parent in tree:
-        # Each thread has children of its own.
+        # Each thread has its own children.
         for path in glob.glob(f"/proc/{parent}/task/*/children"):
             with suppress(OSError):
                 tree += map(int, Path(path).read_text().split())

@@ -69,7 +69,7 @@ def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) 
 def wilson_interval(successes: float, trials: int) -> Interval:
     """Return the share of successes with Wilson's score interval; (0, 0, 1) for no trials.
 
-    A success may be a fraction, as the mean of several responses to one question is.
+    A success may be a fraction: the mean of several responses to one question.
 
     Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
 

@@ -35,7 +35,7 @@ class WorkerLimits(NamedTuple):
     """Limits of one worker, with all processes that it starts. None sets no limit."""
 
     startup_timeout_s: float  # seconds after a report of a loader before it counts as hung; a report may name others
-    call_timeout_s: float | None = None  # seconds of a call that is submitted without a deadline of its own
+    call_timeout_s: float | None = None  # seconds of a call that is submitted without its own deadline
     memory_mib: int | None = None  # memory held at any time
     processes: int | None = None  # processes at any time, the worker included
     reads_output: bool = False  # show up to MAX_OUTPUT_KIB of what all workers of a server print, and drop the rest

@@ -135,7 +135,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         return self.submit_all([payload], [timeout_s])[0]
 
     def submit_all(self, payloads: Sequence[PayloadT], timeouts_s: Sequence[float | None]) -> list[Future[ResultT]]:
-        """Submit calls together, so that they can be sent in batches. The futures raise as those of `submit`."""
+        """Submit calls together, so that they can be sent in batches. The futures raise like those of `submit`."""
         tasks = []
         for payload, timeout_s in zip(payloads, timeouts_s, strict=True):
             tasks.append(_Task[Any](payload, timeout_s or self._workers.limits.call_timeout_s, self._make_error))
@@ -397,13 +397,13 @@ class _WorkerStarter:
 @cache
 def _share_server(process_id: int, imports: tuple[str, ...], limits: WorkerLimits) -> _Server:
     """Return the server of all pools of this process that load after the fork."""
-    # The id is only a part of the cache's key: a fork of this process needs a server of its own.
+    # The id is only a part of the cache's key: a fork of this process needs its own server.
     del process_id
     return _Server(imports, None, limits)
 
 
 def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool) -> None:
-    """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
+    """Keep one worker busy until the queue is closed. Each worker has its own thread, which runs this."""
     worker: _Worker | None = None
     while tasks := queue.take():
         # An idle worker sends nothing, so its socket becomes readable only when it has died.

@@ -196,7 +196,7 @@ def run_server(control_fd: int) -> None:
 def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> None:
     """Fork and end workers as the pool asks; end all that are left when the pool has closed its end or died."""
     worker_pids: set[int] = set()
-    # So that processes that a worker leaves behind can be found and killed.
+    # Processes that a worker leaves behind can then be found and killed.
     inherit_orphans()
     # A user's file may have started processes while it was loaded. They stay.
     kept = set(list_tree(os.getpid()))
@@ -248,11 +248,11 @@ def _fork_worker(
     connection = socket.socket(fileno=fds[0])
     server_pid = os.getpid()
     pid = os.fork()
-    # A group of its own, which can be killed at once. Both sides set it: neither knows which of them is first.
+    # Its own group, which can be killed at once. Both sides set it: neither knows which of them is first.
     with suppress(OSError):
         os.setpgid(pid, 0)
     if pid == 0:
-        # A server that is killed with the group of its run cannot end its workers, which have groups of their own.
+        # A server that is killed with the group of its run cannot end its workers, which have their own groups.
         die_with_parent(signal.SIGKILL)
         if os.getppid() != server_pid:
             os._exit(1)
@@ -302,7 +302,7 @@ def _answer_batch(
     work: Callable[[Any], object],
     pickler: type[pickle.Pickler],
 ) -> None:
-    """Make the calls of a batch, and send the results of those that take microseconds together."""
+    """Make the calls of a batch, and send the results of calls that take microseconds together."""
     results: list[object] = []
     sent_at = monotonic()
     for index, payload in enumerate(payloads):

@@ -152,7 +152,7 @@ def as_list(value: object) -> list[Any]:
 
 
 def pick(row: Mapping[str, Any], *keys: str) -> Row:
-    """Return these keys of a row, None for those that it lacks."""
+    """Return these keys of a row, None for each that it lacks."""
     return {key: row.get(key) for key in keys}
 
 

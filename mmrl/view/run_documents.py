@@ -248,7 +248,7 @@ def _list_facts(manifest: Row, settings: Mapping[str, Any], generation: Mapping[
 def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
     """Return the document of metrics and timings, as columns with one entry for each step.
 
-    Lines of one stage and step are merged; the last value of a metric counts, as a resumed run repeats the timings of
+    Lines of one stage and step are merged; the last value of a metric counts: a resumed run repeats the timings of
     its last steps. Between stages the stage is None.
     """
     points: dict[tuple[str | None, int], Row] = {}

@@ -467,7 +467,7 @@ def run_task(task: Callable[[LearnerUnderTest], Any], make: MakeLearner, folder:
 
 @contextmanager
 def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> Iterator[RunInProcess]:
-    """Start a learner in a process of its own; return a function that runs a task there."""
+    """Start a learner in a separate process; return a function that runs a task there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
 
         def run(task: Callable[[LearnerUnderTest], Any]) -> Any:
@@ -553,7 +553,7 @@ def main() -> None:
     for name in options.cell or DEFAULT_WORKLOADS:
         workload = WORKLOADS[name]
         target = MIN_SPEEDUPS.get((options.family, name), workload.min_speedup)
-        # The shape of 3B is that of one family.
+        # The shape of 3B belongs to one family.
         model = workload.model if workload.model is MODEL_3B else make_spec(MODEL, options.family)
         workload = replace(workload, model=model, min_speedup=target)
         rows[name] = measure_workload(name, workload, options.pairs)

@@ -2,8 +2,8 @@
 
     python tools/bench/rewards.py [--seconds 1.0]
 
-Each is timed on the rows of its own case table that earn something and are not made long on purpose; those that read
-text, on 200 characters of which every twentieth is wrong. A response is parsed once for all of its rewards, so parsing
+Each is timed on the rows of its case table that earn something and are not made long on purpose; rewards that read text
+on 200 characters of which every twentieth is wrong. A response is parsed once for all of its rewards, so parsing
 is not timed here. Exits 1 if a reward is below its floor.
 """
 
@@ -33,7 +33,7 @@ REWARDS_BY_FLOOR = {
         "text:repetition table:teds ranking:ndcg length:cosine"
     ),
 }
-"""Rewards by the calls a second that they must reach; 0 for those that are only shown."""
+"""Rewards by the calls a second that they must reach; 0 for rewards that are only shown."""
 PAGE_TEXT = ("Goods received in Zürich on 3 May, net weight 1,250 kg, 12 boxes, total due 93.50 EUR. " * 3)[:200]
 MISREAD_TEXT = "".join("x" if place % 20 == 7 else letter for place, letter in enumerate(PAGE_TEXT))
 

@@ -1,8 +1,8 @@
-"""CPU time of transformers' `generate` with `num_return_sequences`, divided by that of our sampler.
+"""CPU time of transformers' `generate` with `num_return_sequences`, divided by our sampler's.
 
     python tools/bench/rollout.py
     python tools/bench/rollout.py --family qwen3_5
-    python tools/bench/rollout.py --size wide --prompts 4    # a language model as wide as that of learner_vs_trl.py
+    python tools/bench/rollout.py --size wide --prompts 4    # a language model as wide as in learner_vs_trl.py
     python tools/bench/rollout.py --size 3b --prompts 8      # Qwen2.5-VL-3B's shape, on a CUDA device
 
 Both draw the same tokens: transformers' logits are turned into our choice by the same random numbers. Then the learner
@@ -74,7 +74,7 @@ MODEL = FromScratchConfig(
         vocab_size=2000,
     ),
 )
-# With patches of this model's size, so that a picture has as many tokens.
+# With patches of this model's size, so a picture has as many tokens.
 WIDE = LEARNER_MODEL.model_copy(
     update={"vision": LEARNER_MODEL.vision.model_copy(update={"patch_size": MODEL.vision.patch_size})}
 )
@@ -147,7 +147,7 @@ class GenerationComparison:
 
 
 class ForcedTokenProcessor(LogitsProcessor):
-    """Masks all logits but that of the token that our sampling parameters and random numbers choose."""
+    """Masks all logits but one: the token that our sampling parameters and random numbers choose."""
 
     def __init__(self, comparison: GenerationComparison) -> None:
         rows = [(prompt.sample.id, index) for prompt in comparison.prompts for index in range(comparison.group_size)]

@@ -53,7 +53,7 @@ SMALL: Sizes = {"side": 4, "prompt": 40, "completion": 8}
 
 
 def write_inputs(folder: Path, sizes: Sizes) -> None:
-    """Write what both sides read: a model, pictures and questions."""
+    """Write the files that both sides read: a model, pictures and questions."""
     processor = write_models(MODEL, {"model": folder / "model"}, "float32")
     blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
     template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
@@ -71,7 +71,7 @@ def write_inputs(folder: Path, sizes: Sizes) -> None:
 
 
 def mmrl_config(folder: Path, sizes: Sizes) -> dict[str, Any]:
-    """Our config; what it does not say is the default."""
+    """Return our config; all other settings have their defaults."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": str(folder / "rows.jsonl"), "answer_type": "number", "columns": columns}
     stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": NUM_PROMPTS, "group_size": GROUP_SIZE}
@@ -249,7 +249,7 @@ def count_seconds(trainer: Any, name: str, seconds: Counter[str], within: str | 
 
 
 def run_alone(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task in a process of its own."""
+    """Run a task in a separate process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(task, *arguments).result()
 
@@ -276,7 +276,7 @@ def run_pair(sizes: Sizes) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure in pairs; say the seconds of each part, and the ratio of whole steps."""
+    """Measure in pairs; print the seconds of each part, and the ratio of whole steps."""
     parser: argparse.ArgumentParser = make_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a prompt of 40 tokens and responses of 8")

@@ -145,7 +145,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def compare(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return a line for each difference; those of names alone begin with `renamed`."""
+    """Return a line for each difference; differences only in names begin with `renamed`."""
     gone = [name for name in base if name not in new]
     added = [name for name in new if name not in base]
     changed = [name for name in base if name in new and base[name] != new[name]]

@@ -239,7 +239,7 @@ def render_metrics() -> str:
     lines += [f"| {metric.label} | `{metric.name}` |" for metric in METRICS if metric.label]
     lines += [
         "",
-        "All others are in metrics.jsonl. Those of `learner/` and `policy/` are of the last epoch of a step.",
+        "All others are in metrics.jsonl. Metrics of `learner/` and `policy/` cover the last epoch of a step.",
         "Warnings and the line `Health at the end` show means of some",
     ]
     lines += ["of them, such as entropy. A callback may add metrics: docs/extending/callback.md."]

@@ -31,7 +31,7 @@ QUALITY = 82
 
 
 def take_picture(page: Page, address: str, state: str, element: str) -> bytes:
-    """Return what the page shows in a state, as WebP."""
+    """Return a picture of the page in a state, as WebP."""
     page.goto("about:blank")
     page.goto(f"{address}#{state}")
     page.wait_for_selector("html[data-ready]")

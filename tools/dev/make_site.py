@@ -1,7 +1,7 @@
 """Collects the pages of the documentation site, and builds it with mkdocs: `make docs`.
 
 A site holds only files below one folder, and our pages link to code, recipes and pages of other folders. So docs/ is
-copied to build/site, what its pages link to elsewhere goes to build/site/repo, and the links are changed accordingly.
+copied to build/site, other files that its pages link to go to build/site/repo, and the links are changed accordingly.
 A file that is not Markdown gets the ending .txt, because browsers show that and download .py and .yaml.
 
     python tools/dev/make_site.py [--out FOLDER]

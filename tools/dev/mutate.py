@@ -1,7 +1,7 @@
 """Break the code in the places that `mutations.toml` lists, one at a time, and see whether the named test notices.
 
     python tools/dev/mutate.py                           # all mutations
-    python tools/dev/mutate.py --only replay/            # those whose id begins so
+    python tools/dev/mutate.py --only replay/            # mutations whose id begins so
     python tools/dev/mutate.py --json                    # the outcomes as JSON, by id
 
 Mutations are applied in a temporary copy of the tree, never in the checkout. An outcome is one of these:

@@ -1,4 +1,4 @@
-"""Writes what `mmrl plan` prints of a GPU's memory into the recipes that state it.
+"""Writes the GPU memory that `mmrl plan` prints into the recipes that state it.
 
     python tools/dev/recipe_memory.py                                             # all of them: half an hour
     python tools/dev/recipe_memory.py configs/recipes/qwen2_5_vl_7b_8x80gb.yaml

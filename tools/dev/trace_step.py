@@ -1,7 +1,7 @@
 """Count what one RL step of the quickstart touches: functions, modules, and the depth of our own call stack.
 
     python tools/dev/trace_step.py            # three numbers and the deepest stack
-    python tools/dev/trace_step.py --json     # the numbers alone
+    python tools/dev/trace_step.py --json     # only the numbers
     python tools/dev/trace_step.py --list     # every function, by module
 
 The quickstart runs two steps of each stage on few samples, with a KL penalty, so that a reference is in the step too.

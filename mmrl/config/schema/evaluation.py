@@ -92,7 +92,7 @@ class BenchmarkConfig(StrictModel):
     allow_missing: bool = False
     """Count malformed rows and questions without their media as incorrect; otherwise they end the run at its start."""
     subsets: tuple[str, ...] = ()
-    """Columns whose values get metrics of their own, `benchmark/<name>/<column>/<value>`; reports have all columns."""
+    """Columns whose values get their own metrics, `benchmark/<name>/<column>/<value>`; reports have all columns."""
 
     @property
     def benchmark_name(self) -> str:

@@ -108,7 +108,7 @@ class AdvantageConfig(StrictModel):
         for name, values in needed.items():
             if getattr(self, name) not in values:
                 raise ValueError(
-                    f"`credit: {self.credit}` gives each turn an advantage of its own, which `{name}` is not defined "
+                    f"`credit: {self.credit}` gives each turn its own advantage, which `{name}` is not defined "
                     f"for; leave `{name}` at its default, or use `credit: broadcast`"
                 )
         return self
@@ -151,7 +151,7 @@ class KlConfig(LossCoefficientConfig):
 
     @model_validator(mode="after")
     def _check_k1_gradient(self) -> KlConfig:
-        # The gradient of -d is that of log policy, whose mean under the policy is 0.
+        # The gradient of -d is the gradient of log policy, whose mean under the policy is 0.
         if self.coef and self.estimator == "k1" and self.apply_to == "loss":
             raise ValueError(
                 "the gradient of k1 in the loss is 0 on average; use estimator k2 or k3, or `apply_to: reward`"

@@ -72,8 +72,8 @@ class RethinkTriggerConfig(StrictModel):
 class RethinkConfig(StrictModel):
     """Forced rethinking: finished responses are continued after a trigger, and the last answer counts.
 
-    A response is continued whether it is correct or not. Keys that make a difference between correct and incorrect
-    responses bias the group; `mmrl explain` warns of them.
+    A response is continued whether it is correct or not. Keys that treat correct and incorrect responses differently
+    bias the group; `mmrl explain` warns of them.
     """
 
     kind: Literal["rethink"]
@@ -138,7 +138,7 @@ class RethinkConfig(StrictModel):
         # Warnings, not errors: VL-Rethinker's code does both.
         biases = []
         if self._has_verdict_triggers:
-            biases.append("some triggers are for correct or incorrect responses alone, and tell the model its verdict")
+            biases.append("some triggers follow only correct or only incorrect responses, which reveals the verdict")
         if self.keep != "all":
             biases.append("continuations are dropped by their outcome, so group means exceed the policy's own")
         return biases
