@@ -220,9 +220,7 @@ def test_overlays_that_disagree_are_refused(shipped):
     assert "kind sets stages.rl.rollout_steps to [{'kind': 'generate'}] and longer to [{" in refused(
         "counter", "overlays=[kind, longer]"
     )
-    assert "named sets stages.rl.steps to 6 and without to None" in refused(
-        "counter", "overlays=[named, without]"
-    )
+    assert "named sets stages.rl.steps to 6 and without to None" in refused("counter", "overlays=[named, without]")
     assert "none of the overlays has this name; did you mean one?" in refused("counter", "overlays=[on]")
     assert "must be a file name" in refused("counter", "overlays=[3]")
 
