@@ -11,7 +11,7 @@ Letters in shapes: T patches, H heads, D channels of a head, N windows, I images
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,30 +84,37 @@ def vision_attention(
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     lengths, borders = cu_seq_lens_q
     varlen_attn = _find_varlen_kernel(query)
-    if varlen_attn is not None:
+    if varlen_attn is None:
+        output_THD = _attend_by_length((query_THD, key_THD, value_THD), lengths, scaling)
+    else:
         # torch 2.10 has no argument for the scale; its default is that of the towers.
         output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
-        return output_THD.unsqueeze(0), None
+    return output_THD.unsqueeze(0), None
+
+
+def _attend_by_length(tensors_THD: Sequence[torch.Tensor], lengths: Sequence[int], scaling: float) -> torch.Tensor:
+    """Return the output [T, H, D] of queries, keys and values, with a call of SDPA for each length of a window."""
     # Runs of equal windows rather than windows: fewer pieces to cut and join.
     runs = [(length, length * len(list(run))) for length, run in groupby(lengths)]
     run_sizes = [size for _, size in runs]
-    pieces = [torch.split(tensor, run_sizes) for tensor in (query_THD, key_THD, value_THD)]
-    outputs: dict[int, torch.Tensor] = {}
+    split_tensors = [torch.split(tensor_THD, run_sizes) for tensor_THD in tensors_THD]
+    outputs: dict[int, torch.Tensor] = {}  # by number of the run
     for length in set(lengths):
         members = [number for number, run in enumerate(runs) if run[0] == length]
         batch = []
-        for runs_THD in pieces:
-            own = [runs_THD[number] for number in members]
-            # `torch.cat` would copy a single tensor.
-            joined = torch.cat(own) if len(own) > 1 else own[0]
+        for runs_THD in split_tensors:
+            joined = _join([runs_THD[number] for number in members])
             batch.append(joined.view(-1, length, *joined.shape[1:]).transpose(1, 2))  # [windows, H, length, D]
         output = scaled_dot_product_attention(batch[0], batch[1], batch[2], scale=scaling)
         member_sizes = [run_sizes[number] for number in members]
         member_outputs = torch.split(output.transpose(1, 2).flatten(0, 1), member_sizes)
         outputs |= zip(members, member_outputs, strict=True)
-    in_order = [outputs[number] for number in range(len(runs))]
-    output_THD = torch.cat(in_order) if len(in_order) > 1 else in_order[0]
-    return output_THD.unsqueeze(0), None
+    return _join([outputs[number] for number in range(len(runs))])
+
+
+def _join(pieces: list[torch.Tensor]) -> torch.Tensor:
+    # `torch.cat` would copy a single tensor.
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _find_varlen_kernel(query: torch.Tensor) -> Callable[..., Any] | None:
