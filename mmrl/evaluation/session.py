@@ -171,7 +171,7 @@ def build_eval_pipeline(
         processor=processor,
         sampling_params=sampling_params,
         group_size=eval_config.responses_per_question,
-        groups_per_step=eval_config.evaluation.batch_size,
+        prompts_per_step=eval_config.evaluation.batch_size,
         seed=derive_seed(eval_config.run.seed, "evaluation"),
         tool_runner=tool_runner,
         custom_steps=custom_steps,

@@ -81,7 +81,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                     group_size=context.group_size,
                     sampling_params=context.sampling_params,
                     chunk_tokens=config.partial_rollout_tokens,
-                    groups_per_step=context.groups_per_step,
+                    prompts_per_step=context.prompts_per_step,
                     ranks=context.ranks,
                     token_budget=config.max_tokens_per_step,
                 )

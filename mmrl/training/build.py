@@ -1,4 +1,4 @@
-"""Builds what outlives the stages of a run: rewards, data, model, rollout engine.
+"""Builds the parts of a run that outlive its stages: rewards, data, model, rollout engine.
 
 `mmrl.training.run` calls `build_run`. The parts of a single stage are built when it begins (`mmrl.training.stage`).
 """
@@ -125,7 +125,7 @@ class RunComponents(RunSetup):
             processor=self.processor,
             sampling_params=self.build_sampling_params(stage.sampling),
             group_size=stage.group_size,
-            groups_per_step=stage.prompts_per_step,
+            prompts_per_step=stage.prompts_per_step,
             seed=derive_seed(self.config.run.seed, stage.name),
             tool_runner=self.tool_runner,
             swap_samples=self.samples.train,

@@ -31,7 +31,7 @@ class HeldOutEvaluation:
             processor=run.processor,
             sampling_params=run.build_sampling_params(options),
             group_size=1,
-            groups_per_step=options.batch_size,
+            prompts_per_step=options.batch_size,
             seed=derive_seed(seed, "evaluation"),
             tool_runner=run.tool_runner,
             custom_steps=run.functions.evaluation_steps,
@@ -91,6 +91,6 @@ class HeldOutEvaluation:
 
 
 def first_compared_stage(config: Config) -> int:
-    """Return the stage before which the test samples are measured: the first RL stage, or else the last SFT stage."""
+    """Return the stage before which the test samples are measured: the first RL stage, else the last SFT stage."""
     kinds = [stage.kind for stage in config.stages]
     return kinds.index("rl") if "rl" in kinds else len(kinds) - 1 - kinds[::-1].index("sft")

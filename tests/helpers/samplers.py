@@ -42,7 +42,7 @@ def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:
         "processor": tiny.processor,
         "sampling_params": tiny.params,
         "group_size": 2,
-        "groups_per_step": 1,
+        "prompts_per_step": 1,
         "seed": 0,
         "tool_runner": ToolRunner(Path.cwd()),
     }

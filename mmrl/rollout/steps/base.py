@@ -49,8 +49,8 @@ class RolloutContext:
     """The distribution of first responses, with their stop strings and length limit."""
     group_size: int
     """First responses to each prompt."""
-    groups_per_step: int
-    """Complete groups that a training step wants, over all ranks."""
+    prompts_per_step: int
+    """Prompts of a training step over all ranks; partial rollouts end a round once so many groups are complete."""
     seed: int
     """Root of every random choice of the steps."""
     tool_runner: ToolRunner

@@ -27,7 +27,7 @@ class PartialRollouts:
     sampling_params: SamplingParams
     """The distribution of whole responses; `max_new_tokens` bounds a response, not a chunk."""
     chunk_tokens: int  # tokens that every unfinished response is extended by between two counts
-    groups_per_step: int  # complete groups, over all ranks, that end the round
+    prompts_per_step: int  # complete groups, over all ranks, that end the round
     token_budget: int | None = None  # new tokens, over all ranks, that end the round once a group is complete
     ranks: Ranks = field(default_factory=SingleProcess)
 
@@ -68,7 +68,7 @@ class PartialRollouts:
         of_ranks = self.ranks.all_gather((num_complete, len(groups), num_new_tokens))
         num_complete, num_groups, num_new_tokens = map(sum, zip(*of_ranks, strict=True))
         over_budget = self.token_budget is not None and num_new_tokens >= self.token_budget
-        return num_complete >= min(self.groups_per_step, num_groups) or (over_budget and num_complete > 0)
+        return num_complete >= min(self.prompts_per_step, num_groups) or (over_budget and num_complete > 0)
 
     def _is_unfinished(self, rollout: Rollout) -> bool:
         return rollout.finish_reason is FinishReason.LENGTH and rollout.num_tokens < self.sampling_params.max_new_tokens

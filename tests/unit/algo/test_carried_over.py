@@ -163,7 +163,7 @@ class Run:
                 group_size=GROUP_SIZE,
                 sampling_params=PARAMS,
                 chunk_tokens=plan.chunk,
-                groups_per_step=plan.prompts_per_step,
+                prompts_per_step=plan.prompts_per_step,
                 ranks=ranks,
             )
         pipeline = StepPipeline(sampler=sampler, group_size=GROUP_SIZE, sampling_params=PARAMS, partial_rollouts=parts)
@@ -214,8 +214,8 @@ def check_against_a_queue(run):
             assert run.arrived[step]
         lost = len(queue) - len(usable)
         num_carried = min(len(usable), plan.prompts_per_step)
-        fresh = [each for each in run.arrived[step] if plan.dynamic_sampling is None or plan.is_mixed(each)]
-        queue = deque([*usable, *fresh])
+        new = [each for each in run.arrived[step] if plan.dynamic_sampling is None or plan.is_mixed(each)]
+        queue = deque([*usable, *new])
         expected = [queue.popleft() for _ in range(min(plan.prompts_per_step, len(queue)))]
         dropped = []
         if not plan.carry_over:
@@ -226,8 +226,8 @@ def check_against_a_queue(run):
         if plan.carry_over:
             assert run.metrics[step]["groups/carried_over"] == num_carried
             assert run.metrics[step]["groups/dropped_changed_media"] == lost
-        fresh_learned = {each for each, _, _ in run.learned[step]} & set(expected)
-        assert fresh_learned == {each for each in expected if plan.is_mixed(each) or not plan.replay}
+        learned = {each for each, _, _ in run.learned[step]} & set(expected)
+        assert learned == {each for each in expected if plan.is_mixed(each) or not plan.replay}
         if plan.replay:
             assert all(age <= 2 for each, _, age in run.learned[step] if each not in expected)
         else:

@@ -28,7 +28,7 @@ def prompts(tiny):
 
 
 def partial_rollouts(tiny, params, *, sampler=None, **options):
-    options = {"group_size": GROUP, "chunk_tokens": 3, "groups_per_step": 6, **options}
+    options = {"group_size": GROUP, "chunk_tokens": 3, "prompts_per_step": 6, **options}
     return PartialRollouts(sampler=sampler or tiny.sampler(), sampling_params=params, **options)
 
 
@@ -76,7 +76,7 @@ def test_chunks_equal_whole_responses_also_where_a_stop_string_lies_across_them(
 
 def test_step_ends_with_enough_groups_and_the_others_continue_under_newer_weights(tiny, params, prompts):
     sampler = tiny.sampler()
-    step = partial_rollouts(tiny, params, sampler=sampler, groups_per_step=2)
+    step = partial_rollouts(tiny, params, sampler=sampler, prompts_per_step=2)
     first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
     assert len(first.groups) + len(first.unfinished) == 6
@@ -84,7 +84,7 @@ def test_step_ends_with_enough_groups_and_the_others_continue_under_newer_weight
     assert all(ended(rollout) for group in first.groups for rollout in group)
     assert not any(all(map(ended, group)) for group in first.unfinished)
     sampler.sync(7)
-    step = replace(step, groups_per_step=len(first.unfinished))
+    step = replace(step, prompts_per_step=len(first.unfinished))
     second = step.generate([], step=1, unfinished=first.unfinished)
     assert digests(second.groups) == digests(first.unfinished)
     versions = [{segment.version for segment in rollout.segments} for group in second.groups for rollout in group]
@@ -101,7 +101,7 @@ def test_token_budget_ends_a_step_once_a_group_is_complete(tiny, params, prompts
 
 
 def test_unfinished_groups_survive_a_checkpoint(tiny, params, prompts):
-    unfinished = partial_rollouts(tiny, params, groups_per_step=1).generate(prompts, step=0).unfinished
+    unfinished = partial_rollouts(tiny, params, prompts_per_step=1).generate(prompts, step=0).unfinished
     read = loads(dumps(TrainingState(unfinished=unfinished)), TrainingState).unfinished
     assert read == unfinished != ()
     step = partial_rollouts(tiny, params)
