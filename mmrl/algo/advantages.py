@@ -80,9 +80,9 @@ def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[
     """Return A_i = (R_i - baseline) / scale for each rollout.
 
     Baselines: `group_mean` is GRPO's (DeepSeekMath, arXiv:2402.03300 v3, 4.1.2). `leave_one_out`, the mean of the other
-    rollouts, is RLOO's (arXiv:2402.14740, eq. 6); A is then G / (G - 1) times that of `group_mean`. `batch_mean`, over
-    the step, is REINFORCE++'s (arXiv:2501.03262). Scales: `group_std` is GRPO's. Its paper does not say which deviation
-    it means; this is the sample deviation (divisor G - 1) plus `eps`, as torch.std in TRL and its relatives. `none` is
+    rollouts, is RLOO's (arXiv:2402.14740, eq. 6); it gives G / (G - 1) times the A of `group_mean`. `batch_mean`, over
+    the step, is REINFORCE++'s (arXiv:2501.03262). Scales: `group_std` is GRPO's. Its paper does not name the deviation;
+    here it is the sample deviation (divisor G - 1) plus `eps`, as torch.std in TRL and its relatives. `none` is
     Dr.GRPO's (arXiv:2503.20783, 3.2). `batch_std`, over the step, is Lite PPO's (arXiv:2508.08221).
     """
     step_rewards = list(chain.from_iterable(rows))
@@ -134,8 +134,8 @@ def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
 def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
     """Return the advantages, with 0 for each that is more than `max_std` sample deviations from the step's mean.
 
-    Source: the advantage filter of StableReinforce (R1-Reward, arXiv:2505.02835, 4.1), on the z-score as in the paper
-    (its code compares the advantage itself).
+    Source: the advantage filter of StableReinforce (R1-Reward, arXiv:2505.02835, 4.1). As in the paper, it compares the
+    z-score; the code compares the advantage itself.
     """
     advantages = list(chain.from_iterable(rows))
     if not rewards_differ(advantages):

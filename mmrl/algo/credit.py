@@ -2,8 +2,8 @@
 
 Turn t of rollout i has the reward r(i, t), and its return is R(i, t) = Σ_{u >= t} γ^(u - t) r(i, u), with γ the
 discount. Only rollouts of one group are compared. z(x) = (x - mean) / (std + eps), over the values that are compared,
-with the sample deviation (divisor n - 1), or without the division for `scale: none`. A value without another to
-compare it with has z = 0, and so have equal values.
+with the sample deviation (divisor n - 1), or without the division for `scale: none`. z is 0 if there is only one value,
+or if all are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def compute_turn_advantages(
 ) -> list[tuple[float, ...]] | None:
     """Return the advantages of each turn by `credit: to_go` or `gigpo`, a row for each rollout; None without turns.
 
-    `advantages` has one number for each rollout; `credit: broadcast` (GRPO) gives that to all turns.
+    `advantages` has one number for each rollout, which `credit: broadcast` (GRPO) would give to all turns.
     """
     if not any(score.by_turn for score in group.scores):
         return None
@@ -32,8 +32,8 @@ def compute_turn_advantages(
     # Siblings at equal states chose between the same actions.
     states: list[list[Hashable]] = [[turn.state for turn in rollout.turns] for rollout in group.rollouts]
     rows = []
-    for advantage, own_of_turns in zip(advantages, compare_turns(returns, states, options), strict=True):
-        rows.append(tuple(advantage + options.step_weight * own for own in own_of_turns))
+    for advantage, turn_values in zip(advantages, compare_turns(returns, states, options), strict=True):
+        rows.append(tuple(advantage + options.step_weight * value for value in turn_values))
     return rows
 
 

@@ -12,11 +12,11 @@ from mmrl.config.schema.rollout_steps import GREEDY_PROBE
 from mmrl.types import Experience, FinishReason, Group, RewardFailure, Rollout
 
 
-def compute_step_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Experience]]) -> dict[str, float]:
-    """Return metrics of a step's groups, and of the advantages in `scored`, a row for each; empty without groups.
+def compute_step_metrics(groups: Sequence[Group], rows: Sequence[Sequence[Experience]]) -> dict[str, float]:
+    """Return metrics of a step's groups; empty without groups. `rows` has the experiences of each group.
 
-    A metric without a value in this step is left out. Rewards and advantages are those of scored rollouts; lengths and
-    duplicates count dropped rollouts too.
+    A metric without a value in this step is left out. Rewards and advantages come from scored rollouts alone, lengths
+    and duplicates from dropped ones too.
     """
     if not groups:
         return {}
@@ -30,7 +30,7 @@ def compute_step_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Expe
     metrics = {
         **compute_reward_metrics(groups),
         **compute_blind_gaps(groups),
-        "groups/nonzero_advantage_frac": fmean(any(map(attrgetter("mean_abs_advantage"), row)) for row in scored),
+        "groups/nonzero_advantage_frac": fmean(any(map(attrgetter("mean_abs_advantage"), row)) for row in rows),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_min": float(min(lengths)),
         "rollout/response_tokens_max": float(max(lengths)),
@@ -40,7 +40,7 @@ def compute_step_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Expe
         "rollout/duplicate_answer_frac": 1.0 - num_answers / len(rollouts),
     }
     # Groups that are not trained on count with their advantages of 0.
-    all_advantages = list(chain.from_iterable(map(attrgetter("advantages"), chain.from_iterable(scored))))
+    all_advantages = list(chain.from_iterable(map(attrgetter("advantages"), chain.from_iterable(rows))))
     if all_advantages:
         metrics["advantage/min"], metrics["advantage/max"] = min(all_advantages), max(all_advantages)
     return metrics

@@ -106,7 +106,7 @@ def dynamic_length(
     """Give -(1 + cos(pi L / T)) / 2 to incorrect responses of L tokens, -1 to those of 2 T or more, 0 to correct ones.
 
     T is the mean length of the group's correct responses; an incorrect one of that length loses nothing. In a group
-    without a correct response T is `target`, and the value is half of that below T, 0 from T, -1/2 from `limit` on.
+    without a correct response T is `target`, and the value is half as large below T, 0 from T, -1/2 from `limit` on.
 
     Source: VL-Cogito (arXiv:2507.22607), dynamic length reward; its code has half of it, and 750 tokens in stage 3.
     Departures: none.
@@ -137,8 +137,8 @@ def blind_contrast(
 ) -> tuple[RewardValue, ...]:
     """Give 1 to each correct response if p >= ratio x p_probe, else 0 to all.
 
-    p is the fraction of correct responses in the group. p_probe is that of the responses of `probe`, which answer the
-    same question with shuffled frames or without the image.
+    p is the fraction of correct responses in the group, p_probe the fraction among the responses of `probe`, which
+    answer the same question with shuffled frames or without the image.
 
     Source: T-GRPO of Video-R1 (arXiv:2503.21776), which adds 0.3 of it. Departures: none.
 
@@ -224,10 +224,10 @@ def diversity(
         ngram_sets.append({tuple(tokens[start : start + words]) for start in range(len(tokens) - words + 1)})
     values = []
     for index, ok in enumerate(is_correct):
-        own = ngram_sets[index]
+        ngrams = ngram_sets[index]
         siblings = [*ngram_sets[:index], *ngram_sets[index + 1 :]]
         # Two texts too short for a single n-gram count as equal; otherwise short wrong guesses would count as diverse.
-        similarities = [len(own & other) / len(own | other) if own or other else 1.0 for other in siblings]
+        similarities = [len(ngrams & other) / len(ngrams | other) if ngrams or other else 1.0 for other in siblings]
         value = 1.0 - fmean(similarities) if ok and similarities else 0.0
         values.append(RewardValue(value, f"unlike {len(siblings)} siblings"))
     return tuple(values)

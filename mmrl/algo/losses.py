@@ -1,8 +1,8 @@
 """The terms of the RL loss, as pure functions of per-token tensors.
 
 The suffix N of tensor names is the number of trained tokens, with all responses concatenated. `response_N` is the index
-of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats. Arguments without
-a suffix also have one entry for each token, in any shape that they share.
+of each token's response, int64 from 0. Log-probs and log ratios are in nats. Arguments without a suffix also have one
+entry for each token, in any shape that they share.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def importance_ratios(log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["t
     """Return the importance ratio that multiplies each token's advantage, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
-    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs, and
-    `sequence_N` like `response_N`, or the index of a token's turn where turns have advantages of their own.
+    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs. `sequence_N`
+    is `response_N`, or the index of each token's turn where turns have advantages of their own.
     """
     if level == "token":
         return log_ratio_N.exp()
@@ -67,8 +67,8 @@ def mirror_descent(
 ) -> Tensor:
     """Return -A log policy + (tau / 2) s^2 / T for each of the T tokens of a response, [tokens]: a `policy_loss.fn`.
 
-    s is the log ratio of the whole response, the sum of `logprobs` - `old_logprobs`. Summed over the tokens, its
-    gradient is that of (A - tau s)^2 / (2 tau), which keeps the policy near the one that sampled; there is no clip.
+    s is the log ratio of the whole response, the sum of `logprobs` - `old_logprobs`. The sum over the tokens has the
+    gradient of (A - tau s)^2 / (2 tau), which keeps the policy near the sampling policy without a clip.
 
     Source: Kimi k1.5 (arXiv:2501.12599, 2.3.2, eq. 3). Departures: none with `advantage: {scale: none}`, which makes A
     the reward minus the group's mean, and `aggregation: fixed` of length 1, which sums over tokens.
@@ -83,14 +83,14 @@ def estimate_kl(
     """Return an estimate of KL(policy || reference) at each token, nats, shaped like `logprobs`.
 
     With d = ref_logprobs - logprobs at a token that the policy sampled, k1 is -d, k2 is d^2 / 2, and k3 is
-    exp(d) - d - 1. As a loss, k2 has on average the gradient of the KL, k3 that of KL(reference || policy), and k1
-    none (arXiv:2506.09477). As part of the reward, only k1 is unbiased. `log_ratio_clip`, in nats, bounds |d| so that
-    exp(d) cannot overflow (Video-R1). No gradient flows where it clips, nor into the reference.
+    exp(d) - d - 1. As a loss, k2 has on average the gradient of the KL, k3 the gradient of KL(reference || policy), and
+    k1 none (arXiv:2506.09477). As part of the reward, only k1 is unbiased. `log_ratio_clip`, in nats, bounds |d| so
+    that exp(d) cannot overflow (Video-R1). No gradient flows where it clips, nor into the reference.
 
-    Source: Schulman, "Approximating KL Divergence" (2020). k2 is the penalty of REINFORCE++ (arXiv:2501.03262), k3 that
-    of GRPO (arXiv:2402.03300 v3, eq. 4).
+    Source: Schulman, "Approximating KL Divergence" (2020). REINFORCE++ (arXiv:2501.03262) penalizes with k2, GRPO
+    (arXiv:2402.03300 v3, eq. 4) with k3.
     """
-    # The papers write d as log ref - log policy: the sign is opposite to that of PPO's ratio.
+    # The papers write d as log ref - log policy: PPO's ratio has the opposite sign.
     log_ratio = ref_logprobs.detach() - logprobs
     if log_ratio_clip is not None:
         log_ratio = log_ratio.clamp(-log_ratio_clip, log_ratio_clip)
@@ -109,14 +109,14 @@ def correction_weights(log_weight_N: Tensor, response_N: Tensor, options: Rollou
 
     tis: min(w, high), truncated importance sampling. Source: Yao et al., "Your Efficient RL Framework Secretly Brings
     You Off-Policy RL Training" (2025); the idea is Ionides, "Truncated Importance Sampling" (2008).
-    mask: w inside [low, high] and 0 outside, so tokens that sampler and learner disagree on too much do not train.
+    mask: w inside [low, high] and 0 outside, so a token does not train if sampler and learner disagree too much on it.
     Source: IcePop, Ling team, "Small Leak Can Sink a Great Ship" (2025); there low 0.5, high 5.
 
     `log_weight_N` are old minus recorded log-probs.
     """
     if options.method == "none":
         return torch.ones_like(log_weight_N)
-    # A weight carries no gradient: it corrects for tokens that are already sampled.
+    # A weight carries no gradient, because it corrects for tokens that are already sampled.
     log_weight_N = log_weight_N.detach()
     if options.level == "sequence":
         log_weight_N = response_sums(log_weight_N, response_N)
@@ -140,9 +140,8 @@ def aggregation_weights(
     v3, eq. 3). fixed: 1 / (sequences x length) (Dr.GRPO, arXiv:2503.20783, 3.2); with length 1 it is the sum over
     tokens of REINFORCE. All three are equal where every response has `length` tokens.
 
-    `num_tokens` and `num_responses` count what the policy sampled for the whole update, over all micro-batches and
-    ranks, so the gradient does not depend on how the update is divided among them. `lengths_N` has the length that
-    `fixed` divides by.
+    `num_tokens` and `num_responses` count the policy's tokens and responses in the whole update, over all micro-batches
+    and ranks, so the gradient does not depend on how they divide the update. `fixed` divides by `lengths_N`.
     """
     ones_N = torch.ones(len(response_N), device=response_N.device)
     match aggregation:
@@ -177,7 +176,7 @@ def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
 
 
 def _number_responses(response_N: Tensor) -> Tensor:
-    """Return the number of each token's response among those that have tokens, [N]."""
+    """Number the responses that have tokens, and return the number of each token's response, [N]."""
     # All numbers are below N, so sums fit [N], and the CPU need not wait for a GPU to count the responses.
     changes_N = torch.zeros_like(response_N)
     changes_N[1:] = response_N[1:] != response_N[:-1]

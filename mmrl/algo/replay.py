@@ -1,4 +1,4 @@
-"""Replay: stored rollouts of earlier steps with a nonzero advantage fill up a step that has too few fresh ones.
+"""Replay: stored rollouts of earlier steps with a nonzero advantage fill up a step that has too few.
 
 Rollouts are kept as references and tokens, without pixels. Before an old one is trained on, its prompt and the media
 that tools showed are built again. If the pixels differ, its recorded log-probs belong to another input, so it is
@@ -12,10 +12,11 @@ options say so; each step derives its own seed, so a resumed run samples what an
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,26 +53,33 @@ class ReplaySettings:
         return self.options.capacity or self.target_size
 
 
+class ReplayResult(NamedTuple):
+    """The experiences that a step trains on, and metrics of its replay."""
+
+    trained: Sequence[Experience]  # of the current step
+    replayed: Sequence[Experience] = ()  # drawn from the buffer
+    metrics: Mapping[str, float] = {}
+
+
 def replay_experiences(
-    fresh_experiences: Sequence[Experience],
+    current_experiences: Sequence[Experience],
     state: TrainingState,
     settings: ReplaySettings,
     find_changed_media: ChangedMediaFinder,
-) -> tuple[tuple[Experience, ...], tuple[Experience, ...], dict[str, float]]:
-    """Return the fresh experiences that a step trains on, those that it replays, and metrics of the replay.
+) -> ReplayResult:
+    """Return the experiences of the current step to train on, and stored ones that fill up the step.
 
-    Fresh experiences are those of the step itself. Those with a nonzero advantage enter `state.replay_buffer`, which
-    replayed ones are drawn from. Drawn ones whose media have changed leave it, and the draw is made again.
+    The current step's experiences with a nonzero advantage enter `state.replay_buffer` before the draw from it. Drawn
+    experiences whose media have changed leave it, and the draw is made again.
     """
     options = settings.options
-    informative = [experience for experience in fresh_experiences if experience.mean_abs_advantage]
-    trained = informative if options.drop_zero_advantage else list(fresh_experiences)
+    informative = [experience for experience in current_experiences if experience.mean_abs_advantage]
+    trained = informative if options.drop_zero_advantage else current_experiences
     if options.resample_fresh:
-        # Fresh rollouts are drawn with replacement, by the same weights as old ones, instead of trained on once each.
+        # Drawn with replacement, by the same weights as stored ones, instead of trained on once each.
         seed = derive_seed(*settings.seed, "replay", "own", state.step)
         count = min(settings.target_size, len(informative))
         trained = draw_experiences(informative, count, seed, options, without_replacement=False)
-
     buffer = update_buffer(
         state.replay_buffer,
         informative,
@@ -79,53 +87,65 @@ def replay_experiences(
         version=state.version,
         max_staleness=options.max_staleness,
     )
-    fresh_ids = set(map(id, informative))
+    # By identity: a comparison by value would read every token.
+    current_ids = set(map(id, informative))
+    # Without replacement, no rollout of the current step is drawn: it is trained on already.
+    excluded_ids = current_ids if options.without_replacement else set()
     seed = derive_seed(*settings.seed, "replay", "memory", state.step)
     count = settings.target_size - len(trained)
-
-    def draw(stored: ReplayBuffer) -> list[Experience]:
-        # Without replacement fresh rollouts are not drawn again: they are trained on already.
-        candidates = [each for each in stored if not (options.without_replacement and id(each) in fresh_ids)]
-        return draw_experiences(candidates, count, seed, options, without_replacement=options.without_replacement)
-
-    usable, drawn = buffer, draw(buffer)
-    # Media are checked only for what was drawn. A pass that finds a change drops rollouts, so this ends.
-    while changed := find_changed_media(experience.rollout for experience in drawn):
-        usable = tuple(each for each in usable if each.rollout.media_digests not in changed)
-        drawn = draw(usable)
-
-    replayed = []
-    for experience in drawn:
-        if id(experience) in fresh_ids:
-            # Drawn again, it keeps its old log-probs: one rollout has one importance ratio.
-            replayed.append(experience)
-        else:
+    drawn, usable = draw_usable(buffer, excluded_ids, count, seed, options, find_changed_media)
+    replayed = list(drawn)
+    for index, experience in enumerate(drawn):
+        # A rollout of the current step that is drawn again keeps its old log-probs: it has one importance ratio.
+        if id(experience) not in current_ids:
             staleness = state.version - experience.rollout.oldest_version
-            replayed.append(replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs))
+            replayed[index] = replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs)
     state.replay_buffer = usable
-    metrics = _replay_metrics((*trained, *replayed), replayed, usable, options)
+    metrics = _replay_metrics([*trained, *replayed], replayed, usable, options)
     metrics["replay/dropped_changed_media"] = float(len(buffer) - len(usable))
-    return tuple(trained), tuple(replayed), metrics
+    return ReplayResult(trained, replayed, metrics)
+
+
+def draw_usable(
+    buffer: ReplayBuffer,
+    excluded_ids: Set[int],
+    count: int,
+    seed: int,
+    options: ReplayConfig,
+    find_changed_media: ChangedMediaFinder,
+) -> tuple[list[Experience], ReplayBuffer]:
+    """Draw stored experiences with unchanged media. Return them, and the buffer without those found changed.
+
+    Experiences whose `id` is in `excluded_ids` are not drawn. Media are checked only for drawn experiences.
+    """
+    while True:
+        candidates = [experience for experience in buffer if id(experience) not in excluded_ids]
+        drawn = draw_experiences(candidates, count, seed, options, without_replacement=options.without_replacement)
+        changed = find_changed_media(experience.rollout for experience in drawn)
+        if not changed:
+            return drawn, buffer
+        # This drops at least one rollout, so the loop ends.
+        buffer = tuple(experience for experience in buffer if experience.rollout.media_digests not in changed)
 
 
 def update_buffer(
-    buffer: ReplayBuffer, fresh: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
+    buffer: ReplayBuffer, informative: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
 ) -> ReplayBuffer:
-    """Return the buffer with fresh rollouts added: of those that are not too stale, the `capacity` youngest.
+    """Add experiences to the buffer, and return the `capacity` youngest that are not too stale.
 
     `max_staleness` is the number of policy versions before `version` after which a rollout is dropped; None for never.
     """
-    version_of = attrgetter("rollout.oldest_version")
-    # Partial rollouts and groups carried over arrive in any order of age: each goes after all that are not younger.
+    get_version = attrgetter("rollout.oldest_version")
+    # Partial rollouts and groups carried over arrive in any order of age. Equally old ones stay in order of arrival.
     by_age = list(buffer)
-    for experience in fresh:
-        insort(by_age, experience, key=version_of)
-    start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=version_of)
+    for experience in informative:
+        insort(by_age, experience, key=get_version)
+    start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=get_version)
     return tuple(by_age[start:][-capacity:])
 
 
 def find_media_problems(rollouts: Iterable[Rollout], check_media: Callable[[Rollout], None]) -> dict[MediaDigests, str]:
-    """Return why `check_media` refuses rollouts: what they saw cannot be used any more, or has changed."""
+    """Return why `check_media` refuses rollouts: media that they saw have changed, or cannot be used any more."""
     problems = {}
     for rollout in rollouts:
         try:

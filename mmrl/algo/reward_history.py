@@ -23,8 +23,8 @@ def record_rewards(
 ) -> list[float]:
     """Append the statistics of each group to the history of its sample, and return the means that were added.
 
-    The reward of one rollout is the mean of those of `terms` that apply to it. A group adds nothing when it has no
-    scored rollout or none of `terms` applies to it.
+    The reward of a rollout is the mean over the `terms` that apply to it. A group adds nothing when it has no scored
+    rollout or none of `terms` applies to it.
     """
     means = []
     for group in groups:
@@ -99,7 +99,7 @@ def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: S
 
 
 def has_plateaued(rewards: Sequence[float], window: int, min_rise: float) -> bool:
-    """Return True when the mean of the last `window` rewards is less than `min_rise` above that of the `window` before.
+    """Return True when the mean of the last `window` rewards has risen by less than `min_rise` since the window before.
 
     False until there are two full windows.
     """

@@ -3,12 +3,12 @@
 `ExperienceSelector.select` calls all parts, in this order: record rewards, filter groups, compute advantages,
 mark staleness, replay, advance the curriculum.
 
-Staleness is the age of a rollout's oldest token, in policy versions. A stale rollout is learned from off-policy: its
-importance ratio is pi / pi_sampling, with the log-probs that were recorded while sampling. (`replay.old_logprobs` can
-choose otherwise for replayed rollouts; groups carried over always use the recorded ones.) With
-`loss.rollout_correction`, which needs `loss.old_logprobs: recomputed`, the ratio is that of the policy now to the
-policy at the start of the step, and a separate weight corrects for the older policy that sampled: the decoupled
-objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
+Staleness is the age of a rollout's oldest token, in policy versions. A rollout of staleness 0 is on-policy. Training on
+a stale rollout is off-policy: its importance ratio is pi / pi_sampling, with the log-probs that were recorded while
+sampling. (`replay.old_logprobs` can choose otherwise for replayed rollouts; groups carried over always use the recorded
+ones.) With `loss.rollout_correction`, which needs `loss.old_logprobs: recomputed`, the ratio divides the current policy
+by the policy at the start of the step. A separate weight then corrects for the older policy that sampled. This is the
+decoupled objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import isfinite
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mmrl.algo.advantages import EQUALITY_TOLERANCE
-from mmrl.algo.replay import ChangedMediaFinder, ReplaySettings, replay_experiences
+from mmrl.algo.replay import ChangedMediaFinder, ReplayResult, ReplaySettings, replay_experiences
 from mmrl.algo.reward_history import advance_phase, record_rewards
 from mmrl.config.schema import CurriculumPhaseConfig, DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import Experience, FinishReason, Group, GroupSelection, SelectedExperiences, TrainingState
@@ -31,7 +30,10 @@ AdvantageFunction = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 """Returns one advantage for each rollout of each group."""
 
 TurnAdvantageFunction = Callable[[Group, Sequence[float]], Sequence[tuple[float, ...]] | None]
-"""Returns advantages of the turns of each rollout of a group, from those of the rollouts; None if turns share them."""
+"""Returns advantages of turns, a row for each rollout, from the rollouts' advantages; None if turns share them."""
+
+GroupDecision = tuple[Group, GroupSelection]
+"""A group, and the decision if the step trains on it."""
 
 OldLogprobs = Literal["recorded", "recomputed"]
 
@@ -49,8 +51,8 @@ class ExperienceSelector:
     mask_truncated: bool = False  # responses that the length limit cut train nothing: `loss.mask_truncated`
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
-    # Denominator of a stale rollout's importance ratio. "recorded": always the recorded log-probs. None: those that
-    # `loss.old_logprobs` says, as a rollout correction needs. Groups carried over always use the recorded ones.
+    # Denominator of a stale rollout's importance ratio. "recorded": always the recorded log-probs. None: as
+    # `loss.old_logprobs` says, which a rollout correction needs. Groups carried over always use the recorded ones.
     # `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists all settings that decide.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     rollouts_may_be_stale: bool = False  # True with async or partial rollouts, whose staleness is logged
@@ -74,8 +76,8 @@ class ExperienceSelector:
         """Return True while another sampling round is needed.
 
         The first round is needed unless the groups carried over fill the step: further groups would only become stale.
-        Later rounds need dynamic sampling. They continue while fewer than `prompts_per_step` groups have passed, those
-        carried over included, and rounds are left.
+        Later rounds need dynamic sampling. They continue while rounds are left and fewer than `prompts_per_step` groups
+        have passed, counting those carried over.
         """
         num_passed = len(state.carried_over)
         if rounds == 0:
@@ -93,65 +95,61 @@ class ExperienceSelector:
         Raises:
             ValueError: an advantage is not finite.
         """
-        # The rewards of each sample, for later stages, the curriculum and resets of the reference.
-        sample_means: Sequence[float] = ()
-        if self.tracked_terms:
-            sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
-            if sample_means:
-                state.reset_rewards.append(fmean(sample_means))
-            # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
-            state.step_data_start = state.data_position
-
-        # The groups to train on, and an experience with its advantage for each of their rollouts.
-        filtered = self._filter_groups(groups, state)
-        trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
-        all_advantages = self.compute_advantages(trained_groups)
-        rows: list[tuple[Experience, ...]] = []
-        for index, (group, advantages) in enumerate(zip(trained_groups, all_advantages, strict=True)):
-            # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
-            stale_old_logprobs = "recorded" if index < len(filtered.carried) else self.stale_old_logprobs
-            rows.append(self._make_experiences(group, advantages, state.version, stale_old_logprobs))
-        experiences = tuple(chain.from_iterable(rows))
-        metrics = dict(filtered.metrics)
-        if self.rollouts_may_be_stale and experiences:
-            ages = [experience.staleness for experience in experiences]
-            metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
-
-        # Replay. The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
-        unmasked = experiences
-        if self.mask_truncated:
-            unmasked = tuple(each for each in experiences if each.rollout.finish_reason is not FinishReason.LENGTH)
-        fresh = experiences
-        replayed: tuple[Experience, ...] = ()
+        sample_means = self._record_rewards(groups, state)
+        decisions, metrics = self._filter_groups(groups, state)
+        rows = self._make_experiences(decisions, state.version)
+        experiences: list[Experience] = []
+        for (_, selection), row in zip(decisions, rows, strict=True):
+            experiences += row if selection.status == "trained" else ()
+        # The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
+        unmasked = [experience for experience in experiences if not self._is_masked(experience)]
+        replay = ReplayResult(trained=experiences)
         if self.replay is not None:
-            fresh, replayed, replay_metrics = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
-            metrics |= replay_metrics
-
+            replay = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
+        metrics |= {**self._measure_staleness(experiences), **replay.metrics}
         # Last, because until here the current phase is the one that this step's samples came from.
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
-
-        shown = show_groups(groups, filtered, rows)
         return SelectedExperiences(
-            groups=tuple(group for group, _, _ in shown),
-            scored=tuple(row for _, row, _ in shown),
-            selections=tuple(selection for _, _, selection in shown),
-            experiences=(*fresh, *replayed),
-            replayed=replayed,
-            # Replayed advantages would hide that a task is solved: without new signal a run would train on stale
-            # rollouts alone.
+            groups=tuple(group for group, _ in decisions),
+            experiences_by_group=tuple(rows),
+            selections=tuple(selection for _, selection in decisions),
+            experiences=(*replay.trained, *replay.replayed),
+            replayed=tuple(replay.replayed),
+            # Replay is not counted: a solved task would otherwise look alive while only old rollouts train.
             has_signal=any(experience.mean_abs_advantage for experience in unmasked),
             metrics=metrics,
         )
 
-    def _make_experiences(
+    def _record_rewards(self, groups: Sequence[Group], state: TrainingState) -> Sequence[float]:
+        """Record the tracked rewards of the step's samples in `state`, and return the mean of each sample."""
+        if not self.tracked_terms:
+            return ()
+        sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
+        if sample_means:
+            state.reset_rewards.append(fmean(sample_means))
+        # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
+        state.step_data_start = state.data_position
+        return sample_means
+
+    def _make_experiences(self, decisions: Sequence[GroupDecision], version: int) -> list[tuple[Experience, ...]]:
+        """Return a row of experiences for each group, with advantages of 0 if it is not trained on."""
+        trained_groups = [group for group, selection in decisions if selection.status == "trained"]
+        remaining = iter(self.compute_advantages(trained_groups))
+        rows = []
+        for group, selection in decisions:
+            if selection.status != "trained":
+                rows.append(tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts))
+                continue
+            # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
+            stale_old_logprobs = "recorded" if selection.carried_over else self.stale_old_logprobs
+            rows.append(self._make_group_experiences(group, next(remaining), version, stale_old_logprobs))
+        return rows
+
+    def _make_group_experiences(
         self, group: Group, advantages: Sequence[float], version: int, stale_old_logprobs: OldLogprobs | None
     ) -> tuple[Experience, ...]:
-        """Return an experience for each rollout, with its advantage, those of its turns, and its staleness.
-
-        Raises:
-            ValueError: an advantage is not finite, so it gives no gradient and no replay weight.
-        """
+        """Return an experience for each rollout of a group that is trained on."""
         turn_rows: Sequence[tuple[float, ...] | None] | None = None
         if self.compute_turn_advantages is not None:
             turn_rows = self.compute_turn_advantages(group, advantages)
@@ -160,7 +158,7 @@ class ExperienceSelector:
         for rollout, advantage, turns in zip(group.rollouts, advantages, turn_rows, strict=True):
             if turns is not None:
                 advantage = fmean(turns)  # noqa: PLW2901  # one number for the records of a rollout
-            if not isfinite(advantage):
+            if not isfinite(advantage):  # it would give no gradient and no replay weight
                 owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
                 raise ValueError(f"{owner}: advantage {advantage} is not finite")
             staleness = version - rollout.oldest_version
@@ -169,76 +167,62 @@ class ExperienceSelector:
                 advantage=advantage,
                 turn_advantages=turns,
                 staleness=staleness,
-                # Only `loss.old_logprobs` decides about a fresh rollout.
+                # Only `loss.old_logprobs` decides about an on-policy rollout.
                 old_logprobs_source=stale_old_logprobs if staleness else None,
             )
             experiences.append(experience)
         return tuple(experiences)
 
-    def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
-        """Choose the groups to train on: those carried over first, then as many that pass as there is room for.
+    def _is_masked(self, experience: Experience) -> bool:
+        return self.mask_truncated and experience.rollout.finish_reason is FinishReason.LENGTH
 
-        Groups beyond `prompts_per_step` wait for the next step or are dropped, as `carry_over` says.
+    def _measure_staleness(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        if not self.rollouts_may_be_stale or not experiences:
+            return {}
+        ages = [experience.staleness for experience in experiences]
+        return {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
+
+    def _filter_groups(
+        self, groups: Sequence[Group], state: TrainingState
+    ) -> tuple[list[GroupDecision], dict[str, float]]:
+        """Decide which groups the step trains on: those carried over first, then as many that pass as it has room for.
+
+        Returns:
+            The groups that files and metrics of this step show, in that order, and metrics of the filter. A group that
+            waits in `state.carried_over` is missing: it is shown once, in the step that trains on it.
         """
-        if self.dynamic_sampling is None and not self.carry_over:
-            return FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], rejected={}, metrics={})
-        passed: list[int] = []
-        rejected: dict[int, str] = {}
-        metrics: dict[str, float] = {}
-        for index, group in enumerate(groups):
+        decisions: list[GroupDecision] = []
+        waiting: list[Group] = []
+        room = len(groups) if self.dynamic_sampling is None and not self.carry_over else self.prompts_per_step
+        if self.carry_over:
+            # In order of arrival: there may be more of them than one step has room for.
+            for group in state.carried_over[:room]:
+                decisions.append((group, GroupSelection("trained", carried_over=True)))
+            waiting += state.carried_over[room:]
+        num_carried, num_passed = len(decisions), 0
+        rejected: Counter[str] = Counter()
+        for group in groups:
             reason = None if self.dynamic_sampling is None else rejection_reason(group, self.dynamic_sampling)
-            if reason is None:
-                passed.append(index)
+            if reason is not None:
+                rejected[reason] += 1
+                decisions.append((group, GroupSelection("rejected", reason)))
+                continue
+            num_passed += 1
+            if num_carried + num_passed <= room:
+                decisions.append((group, GroupSelection("trained")))
+            elif self.carry_over:
+                waiting.append(group)
             else:
-                rejected[index] = reason
+                decisions.append((group, GroupSelection("no_room")))
+        metrics: dict[str, float] = {}
         if self.dynamic_sampling is not None and groups:
-            metrics["dynamic_sampling/passed_frac"] = len(passed) / len(groups)
-        for reason, count in Counter(rejected.values()).items():
+            metrics["dynamic_sampling/passed_frac"] = num_passed / len(groups)
+        for reason, count in rejected.items():
             metrics[f"dynamic_sampling/rejected/{reason}"] = float(count)
-        if not self.carry_over:
-            return FilteredGroups([], passed[: self.prompts_per_step], [], rejected, metrics)
-
-        # In order of arrival: there may be more of them than one step has room for.
-        trained = list(state.carried_over[: self.prompts_per_step])
-        still_waiting = state.carried_over[self.prompts_per_step :]
-        metrics["groups/carried_over"] = float(len(trained))
-        room = self.prompts_per_step - len(trained)
-        state.carried_over = (*still_waiting, *(groups[index] for index in passed[room:]))
-        return FilteredGroups(trained, passed[:room], passed[room:], rejected, metrics)
-
-
-class FilteredGroups(NamedTuple):
-    """The groups of a step by their use. It trains on `carried` and `passed`, together `prompts_per_step` at most."""
-
-    carried: list[Group]  # groups that passed in an earlier step, which had no room for them
-    passed: list[int]  # indices of this step's groups that are trained on now
-    waiting: list[int]  # indices of this step's groups that are carried over to the next
-    rejected: dict[int, str]  # indices of this step's groups that did not pass, with the reason
-    metrics: dict[str, float]  # metrics of the filter and of the groups carried over
-
-
-def show_groups(
-    groups: Sequence[Group], filtered: FilteredGroups, rows: Sequence[tuple[Experience, ...]]
-) -> list[tuple[Group, tuple[Experience, ...], GroupSelection]]:
-    """Return the groups that files and metrics of this step show, with the experiences and the selection of each.
-
-    `rows` has the experiences of the groups that are trained on, those carried over first. Each group is shown once: in
-    the step that trains on it, or leaves it out with advantages of 0.
-    """
-    num_carried = len(filtered.carried)
-    shown = []
-    for group, row in zip(filtered.carried, rows[:num_carried], strict=True):
-        shown.append((group, row, GroupSelection("trained", carried_over=True)))
-    row_by_index = dict(zip(filtered.passed, rows[num_carried:], strict=True))
-    for index, group in enumerate(groups):
-        if index in row_by_index:
-            shown.append((group, row_by_index[index], GroupSelection("trained")))
-        elif index not in filtered.waiting:
-            untrained = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts)
-            reason = filtered.rejected.get(index)
-            selection = GroupSelection("no_room") if reason is None else GroupSelection("rejected", reason)
-            shown.append((group, untrained, selection))
-    return shown
+        if self.carry_over:
+            metrics["groups/carried_over"] = float(num_carried)
+            state.carried_over = tuple(waiting)
+        return decisions, metrics
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:

@@ -91,10 +91,10 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
         index_by_id.setdefault(id(experience.rollout), position)
     records: list[RolloutRecord] = []
     selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
-    rows = zip(selected.groups, selected.scored, selections, strict=True)
-    for number, (group, scored, selection) in enumerate(islice(rows, max_groups)):
+    rows = zip(selected.groups, selected.experiences_by_group, selections, strict=True)
+    for number, (group, experiences, selection) in enumerate(islice(rows, max_groups)):
         outcomes: list[dict[str, Any]] = []
-        for score, experience in zip(group.scores, scored, strict=True):
+        for score, experience in zip(group.scores, experiences, strict=True):
             outcomes.append(_score_fields(score) | _advantage_fields(experience))
         for _, failures in group.dropped:
             # There are no failures if the rollout was dropped because a sibling failed.

@@ -1,6 +1,6 @@
 """The reinforcement learning loop: build prompts, roll out, score, select, learn, sync weights, call back.
 
-What a step generates depends on the run's seed, the step and the sample, never on a clock or on earlier random draws,
+The rollouts of a step depend on the run's seed, the step and the sample, never on a clock or on earlier random draws,
 so a run resumed from a checkpoint equals one that was never interrupted. Imports without torch.
 
 A round is one batch of prompts, rolled out and scored together. A step has one round, several with dynamic sampling, or
@@ -9,7 +9,7 @@ none if groups of earlier steps fill it. Three kinds of rollouts cross from one 
 are `carried_over`.
 
 The functions of `mmrl.distributed.exchanges`, all but `own_share`, are collective: all ranks of a run call them, in the
-same order, even a rank without samples. In a single process they return what they are given.
+same order, even a rank without samples. In a single process they return their argument.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
 
         # From here on rollouts are sampled from the new weights, whose number is `state.version`.
         state.step, state.version = state.step + 1, state.version + 1
-        metrics = {**rollout_metrics, **compute_step_metrics(selected.groups, selected.scored), **selected.metrics}
-        metrics |= learner_metrics
+        step_metrics = compute_step_metrics(selected.groups, selected.experiences_by_group)
+        metrics = {**rollout_metrics, **step_metrics, **selected.metrics, **learner_metrics}
         result = TrainStepResult(selected=selected, metrics=metrics, seconds=timer.seconds)
         for callback in parts.callbacks:
             callback.on_step_end(state, result)
@@ -107,7 +107,7 @@ def collect_groups(
     """Generate and score rounds: one, several with dynamic sampling, or none if enough groups wait.
 
     Returns:
-        The scored groups of all ranks, and sums over the rounds of what the rollout steps counted, by full name.
+        The scored groups of all ranks, and the counts of the rollout steps, summed over rounds, by full name.
     """
     groups: list[Group] = []
     metrics: Counter[str] = Counter()
@@ -162,7 +162,7 @@ def build_prompts(parts: RlParts, state: TrainingState, count: int, timer: StepT
 
 
 def finish_next_round(next_round: PendingRound, prompts_per_round: int, ranks: Ranks) -> RolloutBatch:
-    """Wait for this rank's rollouts; return those of all ranks, so that every rank can save the same state."""
+    """Wait for this rank's rollouts. Return the rollouts of all ranks, so that every rank can save the same state."""
     own_batch = next_round.wait()
     metrics = sum_metrics(own_batch.metrics, ranks)
     metrics |= count_dropped_samples(prompts_per_round, len(next_round.prompts), ranks)

@@ -1,6 +1,6 @@
 """The supervised loop: build demonstrations, learn, call back. Imports without torch.
 
-Ranks exchange their demonstrations; each then trains on its share of all of them.
+Ranks exchange their demonstrations. Each then trains on a share of all of them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
             parts.media_ranks.clear()
             # A demonstration is a group of one rollout, without a reward.
             unscored = Score(terms={}, total=math.nan)
-            own_groups = [Group(prompt=each.prompt, rollouts=(each,), scores=(unscored,)) for each in demonstrations]
+            own_groups = [Group(prompt=demo.prompt, rollouts=(demo,), scores=(unscored,)) for demo in demonstrations]
             groups = gather_groups(own_groups, ranks, parts.media_ranks)
             parts.engine.sleep()
             metrics |= parts.learner.step(make_experiences(groups), step=state.step)
@@ -97,5 +97,7 @@ def make_experiences(groups: Sequence[Group]) -> list[Experience]:
 def select_demonstrations(groups: Sequence[Group]) -> SelectedExperiences:
     """Return a rank's demonstrations as callbacks expect them."""
     experiences = tuple(make_experiences(groups))
-    scored = tuple((experience,) for experience in experiences)
-    return SelectedExperiences(groups=tuple(groups), scored=scored, experiences=experiences, has_signal=False)
+    rows = tuple((experience,) for experience in experiences)
+    return SelectedExperiences(
+        groups=tuple(groups), experiences_by_group=rows, experiences=experiences, has_signal=False
+    )

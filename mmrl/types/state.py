@@ -67,7 +67,8 @@ class SelectedExperiences:
     # For metrics and rollout files: first the groups carried over from earlier steps, then those of this step. A group
     # that is carried over to the next step is missing.
     groups: tuple[Group, ...]
-    scored: tuple[tuple[Experience, ...], ...]  # the scored rollouts of each of `groups`; advantage 0 if not trained
+    # A row for each of `groups`: an experience for each scored rollout, with an advantage of 0 if it is not trained on.
+    experiences_by_group: tuple[tuple[Experience, ...], ...]
     experiences: tuple[Experience, ...]  # for the learner: replayed and carried-over ones too, no filtered ones
     selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
     replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
@@ -77,7 +78,7 @@ class SelectedExperiences:
     @property
     def advantages(self) -> tuple[tuple[float, ...], ...]:
         """A row for each of `groups`, with the advantage of each scored rollout: the mean of its turns'."""
-        return tuple(tuple(map(attrgetter("advantage"), row)) for row in self.scored)
+        return tuple(tuple(map(attrgetter("advantage"), row)) for row in self.experiences_by_group)
 
 
 class SampleStats(NamedTuple):

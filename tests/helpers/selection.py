@@ -28,7 +28,7 @@ def centered(groups: Sequence[Group]) -> list[list[float]]:
     return [[total - sum(group.totals) / len(group.totals) for total in group.totals] for group in groups]
 
 
-def scored(group: Group, *advantages: float) -> tuple[Experience, ...]:
+def make_experiences(group: Group, *advantages: float) -> tuple[Experience, ...]:
     """The rollouts of a group with these advantages."""
     pairs = zip(group.rollouts, advantages, strict=True)
     return tuple(Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs)

@@ -81,10 +81,11 @@ class ReplayConfig(StrictModel):
     max_staleness: PositiveInt | None = 4
     """A rollout leaves the buffer when its oldest token is more than this many policy versions old; null: no limit."""
     without_replacement: bool = True
-    """Train on no rollout twice in a step. If false, draw from the buffer, fresh rollouts included, with
+    """Train on no rollout twice in a step. If false, draw from the buffer, the current step's rollouts included, with
     replacement."""
     resample_fresh: bool = False
-    """Draw fresh rollouts by priority too, instead of training on each once; needs `without_replacement: false`."""
+    """Draw the current step's rollouts by priority too, instead of training on each once; needs
+    `without_replacement: false`."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of a replayed rollout's importance ratio: the log-probabilities recorded when it was sampled, or
     the learner's at the start of the step."""
@@ -112,8 +113,8 @@ class HealthConfig(StrictModel):
     window: PositiveInt = 20
     """Steps that are averaged; no warning about a mean is printed before this many steps."""
     max_logprob_diff: PositiveFloat | None = 0.05
-    """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
-    nats."""
+    """Warn above this mean |log-probability of the rollout engine - learner| of an on-policy token before the update,
+    in nats."""
     max_stale_logprob_diff: PositiveFloat | None = 0.2
     """Warn above this mean difference of a token that the previous policy version sampled, in nats. The difference
     includes the change of one training step."""

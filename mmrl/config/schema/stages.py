@@ -135,7 +135,7 @@ class TrainingStage(StrictModel):
     freeze: tuple[Component, ...] | None = None
     """Components that this stage does not train; null takes `model.freeze`."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Settings of AdamW; each stage starts with a fresh optimizer."""
+    """Settings of AdamW; each stage starts with a new optimizer."""
     micro_batch_tokens: PositiveInt = 16384
     """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
     single sequence gets its own pass. The gradient does not depend on this key."""
@@ -261,7 +261,7 @@ class RlStage(TrainingStage):
     health: HealthConfig = HealthConfig()
     """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
-    """The run ends after this many steps in a row in which no fresh rollout has a nonzero advantage."""
+    """The run ends after this many steps in a row in which no rollout of the current step has a nonzero advantage."""
 
     @property
     def prompts_per_round(self) -> int:

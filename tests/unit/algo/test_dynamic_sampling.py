@@ -107,9 +107,9 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
         "groups/carried_over": 0.0,
     }
     state.step, state.version = 1, 1
-    fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
-    assert not selector.needs_another_round(fresh, state, rounds=1)
-    selection = selector.select(fresh, state)
+    new = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
+    assert not selector.needs_another_round(new, state, rounds=1)
+    selection = selector.select(new, state)
     learned = [(e.rollout.prompt.sample.id, e.staleness, e.old_logprobs_source) for e in selection.experiences]
     assert learned == [("c", 1, "recorded")] * 4 + [("d", 0, None)] * 3
     assert sample_ids(selection.groups) == ["c", "d"]

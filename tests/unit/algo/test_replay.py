@@ -90,9 +90,9 @@ def oldest_version(experience):
     return min(segment.version for segment in experience.rollout.segments)
 
 
-def update_slowly(buffer, fresh, *, capacity, version, max_staleness):
+def update_slowly(buffer, new, *, capacity, version, max_staleness):
     """Drop what is too stale, then the oldest, one by one; the first to arrive first among equally old ones."""
-    kept = [*buffer, *fresh]
+    kept = [*buffer, *new]
     if max_staleness is not None:
         kept = [each for each in kept if version - oldest_version(each) <= max_staleness]
     while len(kept) > capacity:
@@ -111,12 +111,12 @@ def test_the_buffer_of_partial_rollouts_equals_that_of_a_slow_version(seed):
     limits = {"capacity": rng.choice((1, 3, 8, 30, 1000)), "max_staleness": rng.choice((None, 1, 2, 4))}
     buffer = slow = ()
     for version in range(25):
-        fresh = []
+        new = []
         for experience in make_experiences(*(rng.uniform(-2.0, 2.0) for _ in range(rng.randrange(6)))):
             oldest = max(0, version - rng.randrange(7))
-            fresh.append(replace(experience, rollout=at_version(experience.rollout, version, oldest, version)))
-        buffer = update_buffer(buffer, fresh, version=version, **limits)
-        slow = update_slowly(slow, fresh, version=version, **limits)
+            new.append(replace(experience, rollout=at_version(experience.rollout, version, oldest, version)))
+        buffer = update_buffer(buffer, new, version=version, **limits)
+        slow = update_slowly(slow, new, version=version, **limits)
         assert buffer == slow
 
 
@@ -145,8 +145,8 @@ def test_a_step_that_lacks_signal_is_filled_from_the_buffer():
     selections, _ = run(Bank(groups=4, informative=1), make_options(), 3, size=16)
     assert sizes(selections) == [4, 8, 12]  # nothing comes twice
     last = selections[-1]
-    fresh, replayed = last.experiences[:4], last.experiences[4:]
-    assert {(e.staleness, e.old_logprobs_source) for e in fresh} == {(0, None)}
+    current, replayed = last.experiences[:4], last.experiences[4:]
+    assert {(e.staleness, e.old_logprobs_source) for e in current} == {(0, None)}
     assert Counter((e.staleness, e.old_logprobs_source) for e in replayed) == {(1, "recorded"): 4, (2, "recorded"): 4}
     assert last.metrics == {
         "replay/buffer_size": 12.0,
@@ -186,10 +186,10 @@ def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
     selections, state = run(bank, make_options(max_staleness=4, capacity=40), 30, size=48)
     num_replayed = 0
     for version, selection in enumerate(selections):
-        fresh = {id(r) for g in selection.groups for r in g.rollouts}
-        own = [e.rollout for e in selection.experiences if id(e.rollout) in fresh]
-        replayed = [e.rollout for e in selection.experiences if id(e.rollout) not in fresh]
-        assert len(own) == len({id(r) for r in own}) == 12  # each of the step's own once, also a stale one
+        current_ids = {id(r) for g in selection.groups for r in g.rollouts}
+        current = [e.rollout for e in selection.experiences if id(e.rollout) in current_ids]
+        replayed = [e.rollout for e in selection.experiences if id(e.rollout) not in current_ids]
+        assert len(current) == len({id(r) for r in current}) == 12  # each rollout of the step once, also a stale one
         assert len({id(r) for r in replayed}) == len(replayed)
         num_replayed += len(replayed)
         assert max((version - r.oldest_version for r in replayed), default=0) <= 4

@@ -54,7 +54,7 @@ def test_groups_count_as_informative_by_their_turns():
     )
     assert [e.turn_advantages for e in selected.experiences[:4]] == [(0.0, -0.5), (0.0, 0.5), (-0.5, 0.5), (0.5, -0.5)]
     assert selected.advantages == ((-0.25, 0.25), (0.0, 0.0), (0.0, 0.0))
-    metrics = compute_step_metrics(selected.groups, selected.scored)
+    metrics = compute_step_metrics(selected.groups, selected.experiences_by_group)
     assert metrics["groups/nonzero_advantage_frac"] == pytest.approx(2 / 3)
     assert (metrics["advantage/min"], metrics["advantage/max"]) == (-0.5, 0.5)
     assert selected.has_signal
@@ -78,7 +78,7 @@ def test_broadcast_records_no_advantages_of_turns():
     outcomes = [record.outcome for record in list_step_records(selected, max_groups=9, version=0)]
     assert [outcome["advantage"] for outcome in outcomes] == [-0.5, 0.5]
     assert all("turn_advantages" not in outcome for outcome in outcomes)
-    metrics = compute_step_metrics(selected.groups, selected.scored)
+    metrics = compute_step_metrics(selected.groups, selected.experiences_by_group)
     assert (metrics["advantage/min"], metrics["advantage/max"]) == (-0.5, 0.5)
 
 

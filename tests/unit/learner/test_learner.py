@@ -64,7 +64,7 @@ def shift_all(experiences, by):
 def warnings_of(metrics):
     """The warnings that the metrics of one step cause."""
     warnings = []
-    nothing = SelectedExperiences(groups=(), scored=(), experiences=(), has_signal=True)
+    nothing = SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=True)
     result = TrainStepResult(selected=nothing, metrics=metrics, seconds={})
     HealthMonitor(HealthConfig(), warnings.append).on_step_end(TrainingState(step=1), result)
     return warnings
@@ -269,7 +269,7 @@ def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(mak
 def test_only_mini_batches_after_the_first_are_scored_in_advance_and_only_if_needed(
     make_tiny, monkeypatch, replayed_source, num_extra
 ):
-    """Replayed rollouts may use recomputed log-probs where fresh ones do not."""
+    """Replayed rollouts may use recomputed log-probs where those of the current step do not."""
     ours, slow = make_tiny(), make_tiny()
     experiences = shift_all(make_experiences(slow), -0.1)
     experiences = [replace(e, old_logprobs_source="recorded") for e in experiences[:6]] + [
@@ -335,8 +335,8 @@ def test_token_values_without_an_update_are_the_policys_logprobs(make_tiny):
 # What the metrics of a step are taken over
 
 
-def test_the_first_update_trains_on_fresh_tokens_so_that_it_can_be_compared_with_the_engine(make_tiny):
-    """The first mini-batch has no fresh token with a gradient: its group is idle, and the rest is replayed."""
+def test_the_first_update_trains_on_on_policy_tokens_so_that_it_can_be_compared_with_the_engine(make_tiny):
+    """The first mini-batch has no on-policy token with a gradient: its group is idle, and the rest is replayed."""
     tiny = make_tiny()
     first, second, third = group_by_prompt(make_experiences(tiny))
     idle = [replace(experience, advantage=0.0) for experience in first]

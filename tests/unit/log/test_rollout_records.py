@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score, write_file
 from json_lines import read_json_lines
-from selection import scored as as_scored
+from selection import make_experiences
 
 from mmrl.log.rollout_records import list_scored_records, list_step_records, write_records
 from mmrl.types import (
@@ -46,11 +46,9 @@ TEXTS = SimpleNamespace(render_prompt=lambda prompt: f"prompt of {prompt.sample.
 
 def select(groups, advantages, **fields):
     """Select all rollouts of some groups for training."""
-    scored = []
-    for group, row in zip(groups, advantages, strict=True):
-        scored.append(as_scored(group, *row))
-    defaults = {"experiences": tuple(chain.from_iterable(scored)), "has_signal": True}
-    return SelectedExperiences(groups=tuple(groups), scored=tuple(scored), **defaults | fields)
+    rows = tuple(make_experiences(group, *row) for group, row in zip(groups, advantages, strict=True))
+    defaults = {"experiences": tuple(chain.from_iterable(rows)), "has_signal": True}
+    return SelectedExperiences(groups=tuple(groups), experiences_by_group=rows, **defaults | fields)
 
 
 def make_pair(name="a", **prompt_fields):
@@ -158,10 +156,10 @@ def test_rejected_groups_are_there_with_the_reason_and_groups_beyond_the_most_ar
 
 
 def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often_they_were_drawn(tmp_path):
-    fresh, old, older = make_pair("a"), make_pair("b"), make_pair("c")
+    new, old, older = make_pair("a"), make_pair("b"), make_pair("c")
     drawn = [Experience(rollout=old.rollouts[index], advantage=0.5, staleness=3) for index in (0, 1, 0)]
     drawn.append(Experience(rollout=older.rollouts[0], advantage=-0.5, staleness=9))
-    selected = select([fresh], [(1.0, -1.0)])
+    selected = select([new], [(1.0, -1.0)])
     selected = replace(selected, experiences=(*selected.experiences, *drawn), replayed=tuple(drawn))
     lines = record(tmp_path, selected)[2:]
     assert [(line["group"], line["sample"], line["rollout"], line["advantage"]) for line in lines] == [

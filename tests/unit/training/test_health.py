@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
-from selection import scored
+from selection import make_experiences
 
 from mmrl.algo.group_metrics import compute_reward_metrics, compute_step_metrics
 from mmrl.config.schema import HealthConfig
@@ -38,7 +38,7 @@ HEALTHY = {
 
 
 def monitor_steps(monitor, steps):
-    selected = SelectedExperiences(groups=(), scored=(), experiences=(), has_signal=False)
+    selected = SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
     for number, metrics in enumerate(steps, 1):
         monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
 
@@ -109,7 +109,7 @@ def test_resumed_monitor_reports_what_one_that_was_never_interrupted_reports_aft
     monitor_steps(HealthMonitor(HealthConfig(window=3), print, lambda *event: whole.append(event)), steps)
     resumed = HealthMonitor(HealthConfig(window=3), print, lambda *event: later.append(event))
     resumed.restore((number, metrics) for number, metrics in enumerate(steps[:resumed_at], 1))
-    selected = SelectedExperiences(groups=(), scored=(), experiences=(), has_signal=False)
+    selected = SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
     for number, metrics in enumerate(steps[resumed_at:], resumed_at + 1):
         resumed.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
     assert later == [event for event in whole if event[0].step > resumed_at]
@@ -160,7 +160,7 @@ def failing_step(outcomes, name="judge"):
     kept = [made for made, end in zip(rollouts, outcomes, strict=True) if not end]
     scores = tuple(make_score(count=1.0) for _ in kept)
     group = Group(prompt=prompt, rollouts=tuple(kept), scores=scores, dropped=tuple(dropped))
-    selected = SelectedExperiences(groups=(group,), scored=((),), experiences=(), has_signal=False)
+    selected = SelectedExperiences(groups=(group,), experiences_by_group=((),), experiences=(), has_signal=False)
     counted = {**HEALTHY, **compute_reward_metrics([group])}
     return TrainStepResult(selected=selected, metrics=counted, seconds={})
 
@@ -233,6 +233,6 @@ def test_duplicates_are_counted_within_groups():
             answer = replace(make_answer(), text=text.split()[-1])
             rollouts.append(make_rollout(prompt, index, text, answer))
         groups.append(make_group(prompt, rollouts, [make_score(count=0.0)] * len(texts)))
-    metrics = compute_step_metrics(groups, [scored(group, *group.totals) for group in groups])
+    metrics = compute_step_metrics(groups, [make_experiences(group, *group.totals) for group in groups])
     assert metrics["rollout/duplicate_frac"] == pytest.approx(2 / 6)
     assert metrics["rollout/duplicate_answer_frac"] == pytest.approx(3 / 6)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from rl_loop import LABEL, FakePipeline, FakeRun, FakeScorer, FakeSource, numbered_sample, train_rl
-from selection import centered, scored, select_all
+from selection import centered, make_experiences, select_all
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
@@ -177,7 +177,8 @@ def test_step_metrics_equal_those_computed_by_hand():
         ),
         make_group(b, [make_rollout(b, 0, num_tokens=3), make_rollout(b, 1, num_tokens=4)], [make_score(iou=0.25)] * 2),
     ]
-    assert compute_step_metrics(groups, [scored(groups[0], 0.5, -0.5), scored(groups[1], 0.0, 0.0)]) == {
+    rows = [make_experiences(groups[0], 0.5, -0.5), make_experiences(groups[1], 0.0, 0.0)]
+    assert compute_step_metrics(groups, rows) == {
         "reward/mean": 0.625,
         "reward/std": pytest.approx(math.sqrt((0.875**2 + 0.125**2 + 2 * 0.375**2) / 4)),
         "reward/min": 0.25,
