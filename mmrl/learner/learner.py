@@ -107,41 +107,28 @@ class PolicyLearner:
         """Train on the experiences of all ranks: one update for each mini-batch in each epoch.
 
         Returns:
-            Metrics of the last epoch, with two exceptions: differences to the rollout engine come from the first update
+            Metrics of the last epoch, with two exceptions. Differences to the rollout engine come from the first update
             alone, and `learner/nonfinite_updates` counts over all epochs.
 
         Raises:
             UserError: the first shared-prefix forward differs from the plain one, the engine's routes cannot be
                 replayed, or a user's policy loss does not return a loss for each token.
         """
-        config, objective = self._config, self._objective
+        config = self._config
         # Replay may draw an experience twice; both then share the values of the first.
-        self._index_by_id = {id(each): index for index, each in reversed(list(enumerate(experiences)))}
+        self._index_by_id = {id(experience): index for index, experience in reversed(list(enumerate(experiences)))}
         self._loss_columns = []
+        lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = list(experiences)
         if config.loss.mask_truncated:
             in_loss = [each for each in in_loss if each.rollout.finish_reason is not FinishReason.LENGTH]
-        active = list(filter(objective.has_gradient, in_loss))
-        lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
+        active = list(filter(self._objective.needs_forward, in_loss))
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         if not active:
             return metrics
 
-        if self._replays_engine_routes:
-            check_routes_recorded(active)
-        if not self._shared_prefix_checked:
-            # Once, before the first update; on the experiences of all ranks, since ZeRO-3 needs all ranks in a forward.
-            self._shared_prefix_checked = check_shared_prefix(
-                self._policy, active, self._processor, pad_id=config.pad_id, ranks=self._ranks
-            )
-
-        mini_batches = self._make_mini_batches(in_loss)
-        num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        self._activity.begin_count("learn", config.epochs * num_micro_batches)
-        if self._replays_routes or objective.needs_recomputed_logprobs(active):
-            # Old log-probs are those before any update. The first mini-batch gets them from its first pass anyway.
-            self._recompute_logprobs(mini_batches[1:])
+        mini_batches = self._prepare_mini_batches(in_loss, active)
         nonfinite_updates = 0.0
         for epoch in range(config.epochs):
             self._loss_columns = []
@@ -153,78 +140,94 @@ class PolicyLearner:
         return metrics | {"learner/nonfinite_updates": nonfinite_updates}
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
-        """Return what the last epoch of the last step computed for some of its experiences, by their index.
+        """Return values that the last epoch of the last step computed for some of its experiences, by their index.
 
-        Those that were not in this rank's share, or not in the forward pass, are missing.
+        Experiences outside this rank's share, or outside the forward pass, are missing.
         """
         wanted = set(indices)
         values: dict[int, TokenValues] = {}
-        for own in self._loss_columns:
-            num_tokens = torch.bincount(own.response_N, minlength=len(own.experiences)).tolist()
-            columns = torch.stack([column.float() for column in own.columns]).cpu()
-            for experience, numbers in zip(own.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
+        for experiences, response_N, columns in self._loss_columns:
+            num_tokens = torch.bincount(response_N, minlength=len(experiences)).tolist()
+            numbers_N = torch.stack([column.float() for column in columns]).cpu()
+            for experience, numbers in zip(experiences, torch.split(numbers_N, num_tokens, dim=1), strict=True):
                 index = self._index_by_id[id(experience)]
                 if index in wanted and numbers.shape[1]:
                     values[index] = TokenValues(*map(tuple, numbers.tolist()))
         return values
 
+    def _prepare_mini_batches(self, in_loss: Sequence[Experience], active: Sequence[Experience]) -> list[_MiniBatch]:
+        """Return this rank's mini-batches, ready for their first update. Raises as `step` says."""
+        if self._replays_engine_routes:
+            check_routes_recorded(active)
+        if not self._shared_prefix_checked:
+            # Once, before the first update; on the experiences of all ranks, since ZeRO-3 needs all ranks in a forward.
+            self._shared_prefix_checked = check_shared_prefix(
+                self._policy, active, self._processor, pad_id=self._config.pad_id, ranks=self._ranks
+            )
+        mini_batches = self._make_mini_batches(in_loss)
+        num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
+        self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
+        if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
+            # Old log-probs precede any update. The first mini-batch gets them from its first pass anyway.
+            self._recompute_logprobs(mini_batches[1:])
+        return mini_batches
+
     def _make_mini_batches(self, experiences: Sequence[Experience]) -> list[_MiniBatch]:
-        """Return this rank's share of each mini-batch in which anything has a gradient, in the order of the updates."""
+        """Return this rank's share of each mini-batch that needs a forward pass, in the order of the updates."""
         mini_batches = []
         for part in split_into_mini_batches(experiences, self._config.mini_batches):
-            active = list(filter(self._objective.has_gradient, part))
+            active = list(filter(self._objective.needs_forward, part))
             if active:
-                own = rank_micro_batches(active, self._media_ranks, self._ranks, self._pack)
+                micro_batches = rank_micro_batches(active, self._media_ranks, self._ranks, self._pack)
                 # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
-                mini_batches.append(_MiniBatch(own, denominators))
-        # Sampler and learner are compared in the first update alone, before any weight has changed: mini-batches with
-        # tokens of the current policy version come first, then those with tokens of the version before.
-        mini_batches.sort(key=lambda each: [not count for count in each.denominators.forward_tokens_by_age])
+                mini_batches.append(_MiniBatch(micro_batches, denominators))
+        # Only the first update compares sampler and learner, because then no weight has changed. So mini-batches with
+        # on-policy tokens come first, then mini-batches with tokens of the version before.
+        mini_batches.sort(key=lambda part: [not count for count in part.denominators.policy_tokens_in_forward_by_age])
         return mini_batches
 
     @torch.no_grad()
     def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
-        """Keep old log-probs and routes of each micro-batch, before the first update. Collective under ZeRO-3."""
+        """Store old log-probs and routes of each micro-batch, before the first update. Collective under ZeRO-3."""
         for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
             self._ranks.set_activity("recomputing old log-probs")
             token_logprobs = self._forward(micro_batch, self._build_batch(micro_batch))
-            self._keep_first_pass(micro_batch, token_logprobs)
+            self._store_first_pass(micro_batch, token_logprobs)
 
     def _update(self, mini_batch: _MiniBatch, *, step: int, lr: float, is_first: bool) -> Metrics:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks.
 
         Only the first update of a step reports how sampler and learner differ. Later ones would measure the updates.
         """
-        own_metrics = Metrics()
+        micro_batches, denominators = mini_batch
+        rank_metrics = Metrics()
         routing_sums = []
-        for micro_batch in mini_batch.micro_batches:
+        for micro_batch in micro_batches:
             # One at a time: the patches of a whole mini-batch would fill the memory.
             batch = self._build_batch(micro_batch)
             sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
-            loss, metrics, columns = self._compute_loss(
-                micro_batch, batch, mini_batch.denominators, step=step, is_first=is_first
-            )
+            loss, metrics, columns = self._compute_loss(micro_batch, batch, denominators, step=step, is_first=is_first)
             if columns is not None:
                 self._loss_columns.append(columns)
             if self._policy.routers:
-                # Scored tokens alone: the other tokens of a row depend on how micro-batches are cut.
+                # Only tokens with a log-prob: the other tokens of a row depend on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
-            self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
+            self._optimizer.backward(loss, last=micro_batch is micro_batches[-1])
             self._activity.advance("learn")
             metrics.mean("learner/loss", loss.detach())
-            own_metrics.merge(metrics)
+            rank_metrics.merge(metrics)
         norms = self._optimizer.update(lr)
-        own_metrics.read()
+        rank_metrics.read()
         all_metrics = Metrics()
-        for rank_metrics in self._ranks.all_gather(own_metrics):
-            all_metrics.merge(rank_metrics)
+        for gathered in self._ranks.all_gather(rank_metrics):
+            all_metrics.merge(gathered)
         if routing_sums:
             sums = torch.stack(routing_sums).sum(dim=0).cpu()
             self._ranks.all_reduce([sums])
             routing = summarize_routing(self._policy.routers, sums)
-            scored_tokens = mini_batch.denominators.forward_tokens + mini_batch.denominators.demonstration_tokens
+            scored_tokens = denominators.policy_tokens_in_forward + denominators.demonstration_tokens
             all_metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
             all_metrics.mean("policy/router_margin", routing.margin, scored_tokens)
         total_norm = math.hypot(*norms.values())
@@ -239,7 +242,7 @@ class PolicyLearner:
     ) -> LossResult:
         """Return a micro-batch's share of an update's loss and metrics. Collective under ZeRO-3."""
         token_logprobs = self._forward(micro_batch, batch)
-        self._keep_first_pass(micro_batch, token_logprobs)
+        self._store_first_pass(micro_batch, token_logprobs)
         if self._reference is not None and micro_batch.reference_logprobs_N is None:
             # Once a step: later epochs find it in the micro-batch.
             with torch.no_grad():
@@ -247,7 +250,7 @@ class PolicyLearner:
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
-        assert micro_batch.recomputed_logprobs_N is not None  # set by `_keep_first_pass`
+        assert micro_batch.recomputed_logprobs_N is not None  # set by `_store_first_pass`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
@@ -258,8 +261,8 @@ class PolicyLearner:
         )
         result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
         if is_first and batch.engine_routes_XTK is not None:
-            # How often the routers would have chosen other experts than the engine. Scored tokens alone, as for the
-            # router's load: a prompt is in a pass once for each part that its group is split into.
+            # How often the routers would have chosen other experts than the engine. Only tokens with a log-prob count,
+            # as for the router's load: a prompt runs once for each part that its group is split into.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
             result.metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
@@ -267,12 +270,12 @@ class PolicyLearner:
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
-        """Return the log-probs of a micro-batch, whose tokens go to the experts of its first pass if it kept them."""
+        """Return the log-probs of a micro-batch. Its tokens go to the experts of its first pass if it stored them."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
         return self._policy.compute_logprobs(batch, routes_XTK)
 
-    def _keep_first_pass(self, micro_batch: MicroBatch, token_logprobs: TokenLogprobs) -> None:
-        """Keep in a micro-batch what its later passes of this step need, unless an earlier pass did."""
+    def _store_first_pass(self, micro_batch: MicroBatch, token_logprobs: TokenLogprobs) -> None:
+        """On a micro-batch's first pass, store the log-probs and routes that later passes reuse."""
         if micro_batch.recomputed_logprobs_N is None:
             micro_batch.recomputed_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
@@ -298,7 +301,7 @@ class PolicyLearner:
                 check_routes(self._policy.routers, batch.engine_routes_XTK)
             else:
                 batch = replace(batch, engine_routes_XTK=None)
-        # ZeRO-3 and offloading would reuse the last update's gradient for a weight that gets none: the vision tower
+        # ZeRO-3 and offloading would reuse the last update's gradient for a weight that gets none. So the vision tower
         # must run even if no rank has an image or video.
         videos = micro_batch.any_rank_has_videos
         images = micro_batch.any_rank_has_images or (self._policy.runner.is_sharded and not videos)
@@ -308,5 +311,5 @@ class PolicyLearner:
 class _MiniBatch(NamedTuple):
     """The part of a step that one update trains on."""
 
-    micro_batches: Sequence[MicroBatch]  # those of this rank
+    micro_batches: Sequence[MicroBatch]  # of this rank
     denominators: LossDenominators  # counts over all ranks

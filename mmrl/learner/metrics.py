@@ -1,6 +1,6 @@
-"""Metrics of a training step: how those of micro-batches, ranks and updates merge, and what is measured of the tokens.
+"""Metrics of a training step: measures tokens, and merges the metrics of micro-batches, ranks and updates.
 
-Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
+Suffixes of tensor names as in `mmrl.policy.batch`: N trained tokens, the rows of a `TokenTable`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _UnreadMetric(NamedTuple):
 
 @dataclass(slots=True)
 class Metrics:
-    """Named metrics of a part of a step. `merge` adds those of another part, each metric by its kind.
+    """Named metrics of a part of a step. `merge` adds the metrics of another part, each by its kind.
 
     Methods accumulate, and floating point sums depend on the order of calls. Values may be tensors of any float type.
-    They are kept until `read`, which waits for the device once and copies them all.
+    They stay on the device until `read`, which waits for it once and copies them all.
     """
 
     _metrics: dict[str, _Metric] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Metrics:
         self._add(name, "sum", value)
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a scalar part of a mean over tokens: the sum over some tokens of an update, divided by the number of all.
+        """Add one micro-batch's share of a token mean: its sum divided by the update's token count.
 
-        `weight` is the number of all tokens, or 1 for a value that weighs the same in every update.
+        `weight` is that count, or 1 for a value that weighs the same in every update.
         """
         self._add(name, "mean", share, weight)
 
@@ -76,7 +76,7 @@ class Metrics:
         self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
 
     def merge(self, other: Metrics) -> None:
-        """Merge in the metrics of another part of the same update: a micro-batch, or all those of a rank."""
+        """Merge in the metrics of another part of the same update: a micro-batch, or a rank's whole share."""
         for name, metric in other._metrics.items():
             self._add(name, *metric)
         self._unread += other._unread
@@ -124,7 +124,7 @@ class Metrics:
 def merge_updates(updates: Iterable[Metrics]) -> Metrics:
     """Return the metrics of several updates: means by weight, all others as they merge within an update.
 
-    Means over tokens weigh each update by its tokens, so they do not depend on the number of mini-batches.
+    A mean over tokens weighs each update by its tokens, so it does not depend on the number of mini-batches.
     """
     merged = Metrics()
     for update in updates:
@@ -151,14 +151,14 @@ def measure_tokens(
     Means are over tokens, whatever `loss.aggregation` is. All arguments [N] are without gradient.
 
     A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
-    verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`); with a user's policy loss, where the bound
-    would change that of `clip`.
+    verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`). With a user's policy loss, it counts where
+    the bound would change the loss `clip`.
 
     Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
     KL(old || current) at tokens drawn from old: (r - 1) - log r with r = exp(current - old log-prob).
     """
     # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
-    # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
+    # replace the ratio whatever the sign of the advantage; TRL counts only tokens with A > 0.
     is_cispo = options.policy_loss == "cispo"
     low_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N < 0.0)
     high_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N > 0.0)
@@ -178,7 +178,7 @@ def measure_tokens(
     if options.rollout_correction.method != "none":
         sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
     metrics = Metrics()
-    count = denominators.forward_tokens
+    count = denominators.policy_tokens_in_forward
     for name, total in sums.items():
         metrics.mean(name, total.double() / count, count)
     metrics.min("policy/importance_ratio_min", ratio_N.min())
@@ -188,20 +188,20 @@ def measure_tokens(
 
 
 def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metrics:
-    """Return how far the learner's log-probs are from those that the sampler recorded, in nats.
+    """Return the differences between the learner's log-probs and the sampler's recorded ones, in nats.
 
-    Before the first update, differences of tokens of the current policy version come from the rollout engine alone.
-    Those of the version before also contain one step's learning.
+    Before the first update, differences of on-policy tokens come from the rollout engine alone. Differences of tokens
+    of the version before also contain one step's learning.
     """
     difference_N = (sampled.current_logprobs_N.detach() - sampled.recorded_logprobs_N).abs()
     metrics = Metrics()
     names = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
-    for age, count in enumerate(denominators.forward_tokens_by_age):
+    for age, count in enumerate(denominators.policy_tokens_in_forward_by_age):
         if count:
             share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
             metrics.sum(names[age], share)
-    if any(denominators.forward_tokens_by_age):
+    if any(denominators.policy_tokens_in_forward_by_age):
         recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
         metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics

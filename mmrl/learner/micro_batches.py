@@ -27,7 +27,7 @@ class MicroBatch:
     """A micro-batch of this rank, with results of its first pass in a step that its later passes reuse."""
 
     groups: ExperienceGroups  # empty where other ranks have more micro-batches than this one
-    any_rank_has_images: bool  # True if this micro-batch, or one that another rank runs at the same time, has an image
+    any_rank_has_images: bool  # True if any rank's micro-batch at this place in the order has an image
     any_rank_has_videos: bool
     recomputed_logprobs_N: torch.Tensor | None = None
     """Log-probs under the policy before the first update of the step, float32.
@@ -58,11 +58,11 @@ def rank_micro_batches(
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches, with empty ones added until all ranks have the same number.
 
-    `experiences` are those of all ranks; `pack` cuts those of one rank into micro-batches. `media_ranks` has
-    the rank that holds the images and videos of a prompt, by its digest.
+    `experiences` has the experiences of all ranks; `pack` cuts a rank's share into micro-batches. `media_ranks` maps
+    the digest of a prompt to the rank that holds its images and videos.
     """
-    # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks, so all must run equally many passes
-    # through the same layers, including those of the vision tower.
+    # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks. So all ranks must run equally many
+    # passes through the same layers, the vision tower included.
     by_rank = list(map(pack, assign_to_ranks(experiences, media_ranks, ranks.size)))
     micro_batches = []
     for concurrent in zip_longest(*by_rank, fillvalue=()):
@@ -76,7 +76,7 @@ def rank_micro_batches(
 def assign_to_ranks(
     experiences: Sequence[Experience], media_ranks: Mapping[str, int], num_ranks: int
 ) -> list[list[Experience]]:
-    """Distribute whole groups over ranks, those with most tokens first.
+    """Distribute whole groups over ranks, the longest first.
 
     A group goes to the rank that holds its images and videos. If no rank does, or that rank would exceed an even share
     of the tokens, the group goes to the rank with fewest tokens so far.
@@ -98,7 +98,7 @@ def assign_to_ranks(
 def pack_micro_batches(
     experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
 ) -> list[list[list[Experience]]]:
-    """Cut the experiences of a rank into micro-batches, group by group, those with short responses first.
+    """Cut the experiences of a rank into micro-batches, group by group, short responses first.
 
     A group with more than `max_tokens` tokens, padding included, is split and its prompt repeated. A single sequence
     that is longer becomes a micro-batch by itself. With `shared_prefix` a prompt counts once for its group.

@@ -1,10 +1,10 @@
 """A micro-batch's share of the loss of an update, computed from the log-probs of its tokens.
 
 A token has up to four log-probs: `recorded` by the sampler, `recomputed` by the learner before the first update of the
-step, `current`, and that of the `reference` of the KL penalty. The importance ratio divides by one of the first two,
+step, `current`, and under the `reference` of the KL penalty. The importance ratio divides by one of the first two,
 which is then `old`. Log-probs, log ratios and entropies are in nats.
 
-Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`, S sampled tokens of one response.
+Suffixes of tensor names as in `mmrl.policy.batch`: N trained tokens, rows of a `TokenTable`; S of them in one response.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class LossResult(NamedTuple):
-    """The share of a micro-batch in an update."""
+    """A micro-batch's share of an update."""
 
     loss: Tensor  # a scalar, with gradient
     metrics: Metrics
-    columns: LossColumns | None  # values that it used for each token that the policy sampled; None without such tokens
+    columns: LossColumns | None  # values of single tokens; None if the policy sampled none of the micro-batch's
 
 
 class Objective:
@@ -60,10 +60,10 @@ class Objective:
         self.needs_reference = options.kl.coef > 0.0  # there is a KL penalty
         self.has_entropy_bonus = options.entropy.coef > 0.0
 
-    def has_gradient(self, experience: Experience) -> bool:
-        """Return False if no term of the loss gives the experience a gradient.
+    def needs_forward(self, experience: Experience) -> bool:
+        """Return False if no term of the loss can give the experience a gradient.
 
-        Such an experience is left out of the forward pass, but counts in the denominators.
+        The forward pass leaves such an experience out, but the denominators count it.
         """
         authors = {segment.author for segment in experience.rollout.segments if segment.token_ids}
         if Author.DEMONSTRATION in authors:
@@ -76,30 +76,30 @@ class Objective:
 
     def needs_recomputed_logprobs(self, experiences: Sequence[Experience]) -> bool:
         """Return True if the loss of any of the experiences uses recomputed log-probs."""
-        # In the reward, the KL is that of the policy that sampled. The recomputed log-probs are its best estimate.
+        # A KL in the reward is measured at the sampling policy; recomputed log-probs are the closest estimate of it.
         if self.needs_reference and self._options.kl.apply_to == "reward":
             return True
         sources = {experience.old_logprobs_source or self._options.old_logprobs for experience in experiences}
         return "recomputed" in sources
 
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
-        """Count what the loss and the metrics of an update over these experiences divide by."""
+        """Return the counts by which an update over these experiences divides its loss and metrics."""
         policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
-        forward_tokens: Counter[int] = Counter()  # by age
+        policy_tokens_in_forward: Counter[int] = Counter()  # by age
         for experience in experiences:
             # An empty response counts as one, though nothing in it has a gradient.
             responses += any(segment.author is Author.POLICY for segment in experience.rollout.segments)
-            in_forward = self.has_gradient(experience)
+            in_forward = self.needs_forward(experience)
             for token in iter_trained_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
                 policy_tokens += is_policy
-                forward_tokens[token.age] += is_policy and in_forward
+                policy_tokens_in_forward[token.age] += is_policy and in_forward
                 demonstration_tokens += token.author is Author.DEMONSTRATION
                 sft_loss_tokens += token.in_sft_loss
         return LossDenominators(
             policy_tokens=policy_tokens,
-            forward_tokens=forward_tokens.total(),
-            forward_tokens_by_age=(forward_tokens[0], forward_tokens[1]),
+            policy_tokens_in_forward=policy_tokens_in_forward.total(),
+            policy_tokens_in_forward_by_age=(policy_tokens_in_forward[0], policy_tokens_in_forward[1]),
             responses=responses,
             demonstration_tokens=demonstration_tokens,
             sft_loss_tokens=sft_loss_tokens,
@@ -111,7 +111,7 @@ class Objective:
         """Return a micro-batch's share of an update's loss and of its metrics.
 
         Args:
-            tokens: those of the micro-batch.
+            tokens: trained tokens of the micro-batch.
             denominators: counts of the whole update, so that the shares of its micro-batches add up.
             step: training step, counted from 0 in the stage.
             compare_with_sampler: measure how far current log-probs are from recorded ones.
@@ -146,15 +146,15 @@ class Objective:
             log_ratio_N = log_ratio_N.clamp(-options.log_ratio_clip, options.log_ratio_clip)
         ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
 
-        # Penalties. The KL is one of them as in GRPO (arXiv:2402.03300 v3, eq. 3), or part of the reward as in
+        # Penalties. The KL is one of them, as in GRPO (arXiv:2402.03300 v3, eq. 3), or part of the reward, as in
         # Ziegler et al. (arXiv:1909.08593, eq. 2).
         advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
         if self.needs_reference:
             assert sampled.reference_logprobs_N is not None
             in_reward = options.kl.apply_to == "reward"
-            # In the reward, the KL is a constant: that of the policy that sampled, without a gradient.
+            # In the reward, the KL is a constant, measured at the sampling policy, without a gradient.
             policy_N = sampled.recomputed_logprobs_N.detach() if in_reward else sampled.current_logprobs_N
-            bound, count = options.kl.log_ratio_clip, denominators.forward_tokens
+            bound, count = options.kl.log_ratio_clip, denominators.policy_tokens_in_forward
             kl_N = estimate_kl(policy_N, sampled.reference_logprobs_N, options.kl.estimator, log_ratio_clip=bound)
             metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
             kl_coefficient = self._coefficient(step, options=options.kl)
@@ -167,13 +167,13 @@ class Objective:
             # PPO (arXiv:1707.06347, eq. 9).
             penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
 
-        # The policy loss, and its correction where the policy that sampled is not the old one: the decoupled objective
-        # of Hilton et al. (arXiv:2110.00641).
+        # The policy loss. Where the sampling policy is not the old one, a weight corrects for the difference: the
+        # decoupled objective of Hilton et al. (arXiv:2110.00641).
         policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
         log_weight_N = old_N - sampled.recorded_logprobs_N
         correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
 
-        # Factors that make a mean of the tokens of the whole update: `loss.aggregation`.
+        # With these factors, the sum over the tokens of the whole update is a mean: `loss.aggregation`.
         weight_N = aggregation_weights(
             sampled.response_N,
             options.aggregation,
@@ -211,10 +211,10 @@ class Objective:
     ) -> Tensor:
         """Return the user's loss of each token, [N].
 
-        It is called once for each response, so the result does not depend on micro-batches or ranks.
+        The function is called once for each response, so the result does not depend on micro-batches or ranks.
 
         Raises:
-            UserError: it does not return a tensor [S], or returns one that does not depend on `logprobs`.
+            UserError: the function does not return a tensor [S] that depends on `logprobs`.
         """
         # `bincount` gives 0 for responses without tokens; the function is not called for them.
         lengths = list(filter(None, torch.bincount(sampled.response_N).tolist()))

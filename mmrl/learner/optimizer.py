@@ -30,9 +30,9 @@ class Optimizer(Protocol):
         """Drop the moments, as if the stage began here."""
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps: moments, and masters of weights that are not float32.
+        """Return this rank's share of the optimizer's checkpoint.
 
-        `moments` and `masters` map the index of a weight among AdamW's groups to its tensors.
+        By a weight's index among AdamW's groups: `moments`, and `masters` of weights that are not float32.
         """
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:

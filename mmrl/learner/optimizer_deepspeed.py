@@ -51,7 +51,7 @@ class DeepspeedModel(ModelRunner):
         # DeepSpeed would compile its shared-memory collectives at this moment, which needs a compiler.
         __compatible_ops__["deepspeed_shm_comm"] = False
         groups = list(_parameter_groups(self.parameters_by_component))
-        self.ordered_parameters: list[nn.Parameter] = [own for group in groups for own in group["params"]]
+        self.ordered_parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         exact_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         optimizer = torch.optim.AdamW(groups, fused=True)
         config, dtype = _deepspeed_config(options, self.model.dtype, ranks.size), self.model.dtype
@@ -106,8 +106,8 @@ class DeepspeedModel(ModelRunner):
         """Return a whole copy of the model on each rank; it shares no weights. Collective."""
         with self.gather_all():
             model: nn.Module = copy.deepcopy(self.model)
-        # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of parameters
-        # by one that gathers whatever is read from it.
+        # DeepSpeed's hooks would gather the weights of this ordinary copy. So would its dictionary of parameters, which
+        # gathers each weight that is read from it.
         for module in model.modules():
             module._parameters = dict(dict.items(module._parameters))
             for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
@@ -158,14 +158,14 @@ class DeepspeedModel(ModelRunner):
             weight = weights.get(name, torch.empty(0))
             plain[id(parameter)] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
         for module in self.model.modules():
-            own: dict[str, nn.Parameter | None] = {}
+            registry: dict[str, nn.Parameter | None] = {}
             for name, registered in dict.items(module._parameters):
-                own[name] = None if registered is None else plain[id(registered)]
-            module._parameters = own
+                registry[name] = None if registered is None else plain[id(registered)]
+            module._parameters = registry
         policy.runner = ModelRunner(policy.model)
 
     def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
-        """Return copies of the weights at these indices. Gathers all, a few at a time: other ranks keep other ones."""
+        """Return copies of the weights at these indices. Gathers all, a few at a time: other ranks keep others."""
         weights = {}
         for index, (name, tensor) in enumerate(self.iter_params(parameters)):
             if index in indices:
@@ -205,10 +205,10 @@ class DeepspeedModel(ModelRunner):
             else:
                 safe_set_full_fp32_param(parameter, value)
         else:
-            own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
+            part = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             # ZeRO-3 pads the flattened weight so that all ranks have pieces of one length.
-            padded = pad(value.flatten(), (0, own.numel() * self.ranks.size - value.numel()))
-            piece = padded.view(self.ranks.size, own.numel())[self.ranks.rank]
+            padded = pad(value.flatten(), (0, part.numel() * self.ranks.size - value.numel()))
+            piece = padded.view(self.ranks.size, part.numel())[self.ranks.rank]
             if moment:
                 safe_set_local_optimizer_state(parameter, piece, moment)
             else:
@@ -231,7 +231,7 @@ class DeepspeedOptimizer:
     """Accumulates gradients and updates a sharded model during one stage. Implements `Optimizer`."""
 
     def __init__(self, model: DeepspeedModel, options: OptimizerConfig) -> None:
-        """Set moments to 0, and learning rates, weight decay and gradient clipping to those of `options`."""
+        """Set moments to 0, and take learning rates, weight decay and gradient clipping from `options`."""
         self._model = model
         self._lr_scales: list[float] = []
         for group in model.optimizer.param_groups:
@@ -246,8 +246,8 @@ class DeepspeedOptimizer:
         # not interrupted must drop them too.
         if any(parameter.dtype != torch.float32 for parameter in model.ordered_parameters):
             model.optimizer.refresh_fp32_params()
-        # Offloaded gradients outlive their update. Those of a component that this stage freezes would count in every
-        # norm, and so in the clipping of the others.
+        # Offloaded gradients outlive their update. If this stage freezes a component, its last gradients would count in
+        # every norm, and so in the clipping of the other components.
         if model.options.offload_optimizer and model.options.zero_stage < 3:
             model.optimizer.norm_for_param_grads.clear()
             for piece in model.optimizer.single_partition_of_fp32_groups:
@@ -273,7 +273,7 @@ class DeepspeedOptimizer:
             device_squares.append(square)
         # One transfer for all, because the CPU waits for each.
         squares = torch.stack(device_squares).cpu()
-        # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
+        # Under ZeRO each rank has squared its pieces alone; without it every rank has the whole gradient.
         if model.options.zero_stage:
             model.ranks.all_reduce([squares])
         norms = dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
@@ -293,10 +293,10 @@ class DeepspeedOptimizer:
                 tensor.zero_()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps, as `Optimizer.state` says."""
+        """Return this rank's share of the optimizer's checkpoint, as `Optimizer.state` says."""
         model = self._model
         num_updates = float(next(iter(model.local_optimizer.state.values()))["step"])
-        own = balanced_range(list(map(_numel, model.ordered_parameters)), model.ranks)
+        share = balanced_range(list(map(_numel, model.ordered_parameters)), model.ranks)
         moments, masters = {}, {}
         # Every rank takes part in gathering the state of every weight, and keeps its own share.
         for index, parameter in enumerate(model.ordered_parameters):
@@ -305,10 +305,10 @@ class DeepspeedOptimizer:
                 continue
             whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
             master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
-            if index in own and num_updates:
-                own_moments = {name: whole[name].detach().cpu().clone() for name in _MOMENTS}
-                moments[index] = {"step": torch.tensor(num_updates), **own_moments}
-            if index in own and master is not None:
+            if index in share and num_updates:
+                copies = {name: whole[name].detach().cpu().clone() for name in _MOMENTS}
+                moments[index] = {"step": torch.tensor(num_updates), **copies}
+            if index in share and master is not None:
                 masters[index] = master.detach().cpu().clone()
         return {"moments": moments, "masters": masters}
 
@@ -319,8 +319,8 @@ class DeepspeedOptimizer:
             for name in _MOMENTS:
                 model.set_optimizer_state(model.ordered_parameters[index], moments[name], name)
             # AdamW's bias correction depends on the number of updates, which DeepSpeed's setters leave as it is.
-            for own in model.local_optimizer.state.values():
-                own["step"].fill_(float(moments["step"]))
+            for local_moments in model.local_optimizer.state.values():
+                local_moments["step"].fill_(float(moments["step"]))
         for index, master in state["masters"].items():
             model.set_optimizer_state(model.ordered_parameters[index], master)
 
@@ -343,14 +343,14 @@ class DeepspeedOptimizer:
         return piece
 
 
-def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) -> Iterator[dict[str, Any]]:
+def _parameter_groups(parameters_by_component: Mapping[Component, Sequence[nn.Parameter]]) -> Iterator[dict[str, Any]]:
     """Yield AdamW's groups: the matrices of each component, then its vectors, without empty groups.
 
     A stage sets learning rate, betas and weight decay by a group's `component` and `matrices`.
     """
-    for component, own in parameters.items():
+    for component, parameters in parameters_by_component.items():
         for matrices in (True, False):
-            members = [parameter for parameter in own if (parameter.ndim > 1) is matrices]
+            members = [parameter for parameter in parameters if (parameter.ndim > 1) is matrices]
             if members:
                 yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
 

@@ -26,7 +26,7 @@ class TorchOptimizer:
 
     def __init__(
         self,
-        parameters: Mapping[Component, Sequence[nn.Parameter]],
+        parameters_by_component: Mapping[Component, Sequence[nn.Parameter]],
         options: OptimizerConfig,
         ranks: Ranks | None = None,
     ) -> None:
@@ -37,11 +37,11 @@ class TorchOptimizer:
         self._masters_by_component: dict[Component, list[torch.Tensor]] = {}
         vector_decay = 0.0 if options.weight_decay_on == "matrices" else options.weight_decay
         groups: list[dict[str, Any]] = []
-        for component, own in parameters.items():
+        for component, parameters in parameters_by_component.items():
             masters: list[torch.Tensor] = []
-            for parameter in own:
+            for parameter in parameters:
                 masters.append(parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone())
-            self._parameters += own
+            self._parameters += parameters
             self._masters += masters
             self._masters_by_component[component] = masters
             # The matrices of a component, then its vectors (norms and biases), which may be spared weight decay.
@@ -73,8 +73,8 @@ class TorchOptimizer:
         self._ranks.all_reduce(gradients)
         component_norms = []
         for masters in self._masters_by_component.values():
-            own_gradients = [master.grad for master in masters if master.grad is not None]
-            component_norms.append(send(nn.utils.get_total_norm(own_gradients), gradients[0].device))
+            component_gradients = [master.grad for master in masters if master.grad is not None]
+            component_norms.append(send(nn.utils.get_total_norm(component_gradients), gradients[0].device))
         # One transfer for all, because the CPU waits for each.
         norms = dict(zip(self._masters_by_component, torch.stack(component_norms).tolist(), strict=True))
         total = math.hypot(*norms.values())
@@ -94,20 +94,20 @@ class TorchOptimizer:
         self._optimizer.state.clear()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps, as `Optimizer.state` says."""
+        """Return this rank's share of the optimizer's checkpoint, as `Optimizer.state` says."""
         # Indices do not depend on the number of ranks, so a run may resume with another number of them.
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
-        own = balanced_range(list(map(torch.numel, ordered)), self._ranks)
+        share = balanced_range(list(map(torch.numel, ordered)), self._ranks)
         pairs = zip(self._masters, self._parameters, strict=True)
         copied = {id(master) for master, parameter in pairs if master is not parameter}
         return {
-            "moments": {index: moments[index] for index in own if index in moments},
-            "masters": {index: ordered[index] for index in own if id(ordered[index]) in copied},
+            "moments": {index: moments[index] for index in share if index in moments},
+            "masters": {index: ordered[index] for index in share if id(ordered[index]) in copied},
         }
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
         """Continue from the merged `state()` of all ranks."""
-        # Groups hold learning rates and weight decay. Those of the stage apply, not those of the checkpoint.
+        # Groups hold learning rates and weight decay, which come from the stage, not from the checkpoint.
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
         with torch.no_grad():

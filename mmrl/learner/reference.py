@@ -25,8 +25,8 @@ class ReferencePolicy:
     ) -> None:
         """Copy the policy as it is now.
 
-        `initial_copy` is used in place of a new copy: a policy that equals this one now and never changes, such as the
-        one without its adapter.
+        `initial_copy` is used in place of a new copy. It must equal the policy now and never change, as a policy
+        without its adapter does.
         """
         self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
         self.policy = initial_copy or policy.untrained_copy()
@@ -45,7 +45,7 @@ class ReferencePolicy:
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
         becomes a copy of the policy and, if `reference.reset_optimizer` is set, `reset_optimizer` is called. `rewards`
-        has the rewards since the last reset, by which `reference.plateau` decides if one is due; a reset empties it.
+        has the rewards since the last reset. `reference.plateau` decides by them if a reset is due, which empties them.
         Source of resets: ProRL, arXiv:2505.24864, section 2.3.2. Departure: training rewards must stagnate, where the
         paper looks at validation.
 
@@ -78,8 +78,8 @@ class ReferencePolicy:
         """
         if self.is_frozen:
             return {}
-        own = balanced_range(list(map(torch.numel, self._averages)), self._ranks)
-        return {"reference": {index: self._averages[index] for index in own}}
+        share = balanced_range(list(map(torch.numel, self._averages)), self._ranks)
+        return {"reference": {index: self._averages[index] for index in share}}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Mapping[int, torch.Tensor]]) -> None:

@@ -112,12 +112,12 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
     for layout in (batch, other):
         gradients.append(policy.runner.compute_gradient(partial(_weighted_mean, policy, layout, scored), trained))
     difference_square, norm_square = 0.0, 0.0
-    for own, theirs in zip(*gradients, strict=True):
-        difference_square += float((own - theirs).float().square().sum())
-        norm_square += float(theirs.float().square().sum())
+    for gradient, other_gradient in zip(*gradients, strict=True):
+        difference_square += float((gradient - other_gradient).float().square().sum())
+        norm_square += float(other_gradient.float().square().sum())
     squares = torch.tensor([difference_square, norm_square], dtype=torch.float64)
-    # If the gradient is sharded, ranks hold different pieces. Otherwise each rank adds the whole of it to both sums,
-    # which leaves their ratio the same.
+    # If the gradient is sharded, ranks hold different pieces. Otherwise each rank adds the whole gradient to both sums,
+    # and their ratio stays the same.
     ranks.all_reduce([squares])
     worst_of_ranks = ranks.all_gather(float((scored[0] - scored[1]).abs().max()))
     largest = float(torch.tensor(worst_of_ranks).amax())  # unlike `max`, it keeps a NaN

@@ -1,6 +1,6 @@
 """The tokens that a loss is computed from: a table for each micro-batch, and counts over a whole update.
 
-Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
+Suffixes of tensor names as in `mmrl.policy.batch`: N trained tokens, the rows of a `TokenTable`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmrl.utils.torch_transfer import send, send_numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
-    """Trained tokens, a row each, with those of a response next to each other. Every column is a tensor [N].
+    """Trained tokens, a row each; the tokens of a response are adjacent. Every column is a tensor [N].
 
     Python branches on the columns `is_policy_N`, `is_demonstration_N` and `in_sft_loss_N`, so they stay in CPU memory.
     All others are on the device.
@@ -32,8 +32,8 @@ class TokenTable:
     is_demonstration_N: Tensor  # True if the token is part of a demonstration, bool
     in_sft_loss_N: Tensor  # True if `loss.sft_loss` trains on the token, bool
     sequence_N: Tensor
-    """Number of the sequence whose tokens share a ratio with `importance_ratio_level: sequence`, int64: that of the
-    response, or of the turn where turns have advantages of their own."""
+    """Number of the token's sequence, int64: a response, or a turn where turns have advantages of their own. With
+    `importance_ratio_level: sequence`, the tokens of a sequence share a ratio."""
     advantages_N: Tensor  # advantage of the response or turn, float32
     fixed_lengths_N: Tensor  # length that `aggregation: fixed` divides by, float32
     age_N: Tensor  # policy versions between sampling and learning, int64; a partial rollout has tokens of several ages
@@ -42,11 +42,11 @@ class TokenTable:
 
     It depends on the kind of rollout:
 
-    - `loss.old_logprobs` for a rollout of the current policy;
-    - `replay.old_logprobs` for a replayed one;
-    - the recorded one for a rollout of older weights (asynchronous or partial rollouts), but the recomputed one with
+    - on-policy: `loss.old_logprobs` decides;
+    - replayed: `replay.old_logprobs` decides;
+    - sampled by older weights (asynchronous or partial rollouts): recorded, but recomputed with
       `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
-    - the recorded one for a group that was carried over from an earlier step.
+    - in a group that was carried over from an earlier step: recorded.
 
     The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
     """
@@ -80,8 +80,8 @@ class LossDenominators(NamedTuple):
     """
 
     policy_tokens: int  # sampled by the policy, in the forward pass or not: the loss is a mean over all of them
-    forward_tokens: int  # policy tokens in the forward pass, which have a gradient: metrics are means over them
-    forward_tokens_by_age: tuple[int, int]  # those that the current policy version and the one before it sampled
+    policy_tokens_in_forward: int  # the part of them in the forward pass: metrics are means over these
+    policy_tokens_in_forward_by_age: tuple[int, int]  # sampled by the current policy version, and by the one before it
     responses: int  # responses with a segment sampled by the policy
     demonstration_tokens: int
     sft_loss_tokens: int  # tokens sampled by the policy that `loss.sft_loss` trains on
@@ -104,7 +104,7 @@ def make_token_table(
     recomputed_logprobs_N: Tensor,
     reference_logprobs_N: Tensor | None,
 ) -> TokenTable:
-    """Return the trained tokens of a micro-batch, in the order of its experiences, with what models computed for them.
+    """Return the trained tokens of a micro-batch, in the order of its experiences.
 
     `TokenTable` explains the arguments.
     """
@@ -116,10 +116,10 @@ def make_token_table(
     sequences: list[int] = []
     num_sequences = 0
     for response, experience in enumerate(experiences):
-        own = list(iter_trained_tokens(experience, options))
-        tokens += own
-        responses += [response] * len(own)
-        sequences += [num_sequences + token.turn for token in own]
+        response_tokens = list(iter_trained_tokens(experience, options))
+        tokens += response_tokens
+        responses += [response] * len(response_tokens)
+        sequences += [num_sequences + token.turn for token in response_tokens]
         num_sequences += len(experience.turn_advantages or (0,))
     response_N = torch.tensor(responses, dtype=torch.int64)
     # All tokens of a response share these two.
@@ -152,7 +152,7 @@ class TrainedToken(NamedTuple):
     recorded_logprob: float
     in_sft_loss: bool
     advantage: float
-    turn: int  # number of the turn among those with advantages of their own, from 0; 0 without such turns
+    turn: int  # number of the turn, from 0, if turns have advantages of their own; else 0
 
 
 def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator[TrainedToken]:
@@ -161,9 +161,9 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
     `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct; with `on: response`,
     on all of them if the advantage is positive. Source of the default: VL-Rethinker, arXiv:2504.08837.
     """
-    segments, own_advantages = experience.rollout.segments, experience.turn_advantages
-    turns = [0] * len(segments) if own_advantages is None else number_turns(experience)
-    # The staleness of a rollout is that of its oldest token.
+    segments, turn_advantages = experience.rollout.segments, experience.turn_advantages
+    turns = [0] * len(segments) if turn_advantages is None else number_turns(experience)
+    # A rollout is as stale as its oldest token.
     versions = [segment.version for segment in segments if segment.author is Author.POLICY]
     current_version = min(versions, default=0) + experience.staleness
     whole_response = options.sft_loss.on == "response"
@@ -173,7 +173,7 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
         after_trigger = after_trigger or segment.author is Author.FORCED
         if segment.author not in TRAINED_AUTHORS:
             continue
-        advantage = experience.advantage if own_advantages is None else own_advantages[turn]
+        advantage = experience.advantage if turn_advantages is None else turn_advantages[turn]
         imitated = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
         is_policy = segment.author is Author.POLICY
         in_sft_loss = options.sft_loss.coef > 0.0 and imitated and after_trigger and is_policy

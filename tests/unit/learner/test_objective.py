@@ -218,7 +218,7 @@ def _token(options, scores, logps, tokens, place, advantage, kl_factor):
     return -weight * gain
 
 
-@pytest.mark.parametrize("sources", [(None,), ("recorded", None, "recomputed")], ids=["fresh", "replayed"])
+@pytest.mark.parametrize("sources", [(None,), ("recorded", None, "recomputed")], ids=["current step", "replayed"])
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
 def test_every_objective_equals_its_slow_version_however_it_is_cut(options, sources):
     experiences, scores, widths = make_problem()
@@ -272,7 +272,7 @@ def test_the_difference_to_the_sampler_is_measured_by_the_age_of_tokens():
     assert not [name for name in metrics if "logprob_diff" in name]
 
 
-@pytest.mark.parametrize("sources", [(None,), (None, "recomputed")], ids=["fresh", "replayed"])
+@pytest.mark.parametrize("sources", [(None,), (None, "recomputed")], ids=["current step", "replayed"])
 def test_the_update_is_measured_token_by_token(sources):
     """Shares of clipped tokens, extremes of ratios, and Schulman's k3 of KL(old || policy)."""
     experiences, scores, _ = make_problem(idle=False)
@@ -358,7 +358,7 @@ PLAIN, KL, ENTROPY = {}, {"kl": {"coef": 0.1}}, {"entropy": {"coef": 0.1}}
 
 
 @pytest.mark.parametrize(
-    ("authors", "advantage", "with_gradient"),
+    ("authors", "advantage", "with_forward"),
     [
         ("pp", 1.0, [PLAIN, KL, ENTROPY]),
         ("pp", -1.0, [PLAIN, KL, ENTROPY]),
@@ -371,11 +371,11 @@ PLAIN, KL, ENTROPY = {}, {"kl": {"coef": 0.1}}, {"entropy": {"coef": 0.1}}
         ("tpp", 0.0, [KL, ENTROPY]),  # it ended incorrect
     ],
 )
-def test_an_experience_has_a_gradient_if_a_term_of_the_loss_gives_it_one(authors, advantage, with_gradient):
+def test_an_experience_needs_a_forward_pass_if_a_loss_term_may_give_it_a_gradient(authors, advantage, with_forward):
     sft_terms = [{"sft_loss": SFT}, {"sft_loss": SFT_RESPONSE}] if not advantage and "d" not in authors else []
     for terms in [PLAIN, KL, ENTROPY, *sft_terms]:
         objective = Objective(LossConfig(**terms), STEPS)
-        assert objective.has_gradient(make_experience(authors, advantage)) == (terms in with_gradient), terms
+        assert objective.needs_forward(make_experience(authors, advantage)) == (terms in with_forward), terms
 
 
 def test_correction_weights_are_averaged():
