@@ -1,7 +1,7 @@
-"""Exchanges between ranks: what a step gathers or sums over all processes of the run.
+"""Exchanges between ranks, which gather or sum values over all processes of the run.
 
 All but `own_share` are collective: a call waits until every rank has made it, so all ranks make the same calls in the
-same order, even a rank that has nothing to give. In a single process each returns what this process has.
+same order, even a rank that has nothing to give. In a single process they return this process's values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gather_groups(groups: Iterable[Group], ranks: Ranks, media_ranks: MediaRanks
 
 
 def gather_token_values(values: Mapping[int, TokenValues], ranks: Ranks) -> dict[int, TokenValues]:
-    """Return what the learners of all ranks computed for single tokens, by index of the experience."""
+    """Return the token values of the learners of all ranks, by index of the experience."""
     gathered: dict[int, TokenValues] = {}
     for own_values in ranks.all_gather(dict(values)):
         gathered.update(own_values)
@@ -63,8 +63,8 @@ def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
 
 def own_share(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
     """Return this rank's groups and probes of a gathered batch, without its metrics. Exchanges nothing."""
-    own = rank_slice(len(batch.groups), ranks)
-    return RolloutBatch(groups=batch.groups[own], probes=batch.probes[own])
+    share = rank_slice(len(batch.groups), ranks)
+    return RolloutBatch(groups=batch.groups[share], probes=batch.probes[share])
 
 
 def count_dropped_samples(
@@ -72,7 +72,7 @@ def count_dropped_samples(
 ) -> dict[str, float]:
     """Return the metric `data/dropped`: samples of a round that no rank could use.
 
-    `num_requested` counts what all ranks together asked for, `num_usable` what this rank could use.
+    All ranks together asked for `num_requested` samples; this rank could use `num_usable`.
 
     Raises:
         UserError: no rank has a usable sample. With `may_be_all` this is allowed: the round has unfinished rollouts.
@@ -90,7 +90,7 @@ def find_media_problems_on_all_ranks(
     ranks: Ranks,
     media_ranks: MediaRanks,
 ) -> dict[tuple[str, ...], str]:
-    """Check the media of each rollout on one rank; return on all ranks what is wrong with them, by `media_digests`.
+    """Check the media of each rollout on one rank; return the problems on all ranks, by `media_digests`.
 
     `media_ranks` records which rank has just decoded a prompt's media, so that the learner trains on it there.
     """
@@ -111,7 +111,7 @@ def measure_on_all_ranks(
     measure: Callable[[Sequence[Sample]], EvalRewards], samples: Sequence[Sample], ranks: Ranks
 ) -> EvalRewards:
     """Measure held-out rewards, each sample on one rank. The result has the order of `samples` for any rank count."""
-    # Every n-th sample and not a contiguous share: where samples of a long task are neighbors, all ranks get some.
+    # Every n-th sample, not a contiguous share, so that a long task whose samples are neighbors is spread over ranks.
     measured: dict[str, dict[str, float]] = {}
     counts: Counter[str] = Counter()
     groups: dict[str, Group] = {}

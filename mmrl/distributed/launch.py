@@ -29,7 +29,7 @@ RankProcess = subprocess.Popen[bytes]
 def launch(argv: Sequence[str], num_processes: int) -> int:
     """Run `mmrl ARGV` in `num_processes` processes that form one run.
 
-    Signals are passed on to all of them, and none outlives this call.
+    Signals are passed on to all of these processes, and none of them outlives this call.
 
     Returns:
         The exit code of the first rank that failed, or 0.
@@ -95,7 +95,7 @@ def _find_failed_rank(processes: Sequence[RankProcess]) -> tuple[int, int] | Non
         return_code = process.poll()
         if return_code:
             failed.append((rank, return_code))
-    # A rank that a signal ended comes before one with an exit code: the latter only lost its connection to it.
+    # A rank that a signal ended comes first: a rank with an exit code may only have lost its connection to that one.
     return min(failed, key=lambda rank: rank[1] > 0, default=None)
 
 

@@ -1,7 +1,7 @@
-"""Ranks: the processes that form one run. How many there are, which one this is, and which part of the work is its own.
+"""Ranks: the processes that form one run, and the share of the work that each does.
 
-Every rank holds the same `TrainingState`. Each builds, generates and scores its share of a round's prompts and then
-receives the groups of the others, so that every later decision is taken identically everywhere. Imports without torch.
+Every rank holds the same `TrainingState`. It builds, generates and scores its share of a round's prompts, then receives
+the groups of the others. So all ranks take every later decision identically. Imports without torch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ The learner prefers to train a group on that rank. Each step begins with an empt
 
 
 class RankLostError(UserError):
-    """Another rank died or did not arrive in time. The message says which one, and what it was doing last."""
+    """Another rank died or did not arrive in time. The message names it and its last activity."""
 
 
 class Ranks:
-    """The processes of one run. Its methods are those of a single process; `TorchRanks` overrides them for several.
+    """The processes of one run. These methods serve a single process; `TorchRanks` overrides them for several.
 
     All but `set_activity` are collective: every rank must call them, in the same order, or they deadlock.
     """
@@ -65,12 +65,12 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
     Shares are contiguous. An item goes to the rank into whose equal part of the total size its middle falls.
     """
     total = max(1, sum(sizes))  # 1 avoids a division by 0 if all items are empty; they then go to rank 0
-    own = []
+    indices = []
     for index, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
         owner = min(int((end - size / 2) / total * ranks.size), ranks.size - 1)
         if owner == ranks.rank:
-            own.append(index)
-    return range(own[0], own[-1] + 1) if own else range(0)
+            indices.append(index)
+    return range(indices[0], indices[-1] + 1) if indices else range(0)
 
 
 def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
@@ -78,8 +78,8 @@ def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequ
 
     `prompts_per_round` counts the prompts of all ranks, groups that an earlier round left unfinished included.
     """
-    # A round consists of the unfinished groups, followed by the rows, and each rank works on a slice of both together:
-    # so ranks stay evenly loaded, and the order of groups is that of a single process.
-    own = rank_slice(prompts_per_round, ranks)
+    # A round consists of the unfinished groups, followed by the rows. Each rank works on a slice of both together, so
+    # ranks stay evenly loaded, and the groups have the same order as in a single process.
+    share = rank_slice(prompts_per_round, ranks)
     num_unfinished = prompts_per_round - len(rows)
-    return rows[max(0, own.start - num_unfinished) : max(0, own.stop - num_unfinished)]
+    return rows[max(0, share.start - num_unfinished) : max(0, share.stop - num_unfinished)]

@@ -111,7 +111,7 @@ class TorchRanks(Ranks):
         dist.destroy_process_group()
 
     def rank_lost_error(self, error: RuntimeError) -> RankLostError:
-        """Return the error to raise when a collective fails: what this rank did, and what the others did last."""
+        """Return the error to raise when a collective fails, with the last activity of each rank."""
         # A message of gloo's may have many lines, of which the first says what broke.
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         return RankLostError(
@@ -179,7 +179,7 @@ class Heartbeat(threading.Thread):
         self.join()
 
     def describe_others(self) -> str:
-        """Return what the other ranks published last."""
+        """Describe the activities that the other ranks published last."""
         descriptions = []
         for rank in range(self._size):
             if rank == self._rank:

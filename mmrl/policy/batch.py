@@ -10,7 +10,7 @@ each response, must give the same log-probs and gradients.
 
 Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
 
-    N   trained tokens of a batch; in a loss, the rows of a `TokenTable`
+    N   trained tokens, of a batch or of a `TokenTable`, which has a row for each
     S   tokens of one prompt or response; in a loss, those of a response that the policy sampled
     B   rows, L their columns, T all their tokens, B x L; P columns of prompts or responses padded on the left
     C   tokens of a chunk, R rows to sample from, V tokens of the vocabulary, W hidden channels

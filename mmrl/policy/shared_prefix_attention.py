@@ -83,7 +83,7 @@ def shared_prefix_attention(
         attention_mask: mask for rows without `packed_groups`.
         scaling: factor of query-key products.
         packed_groups: lengths of the prompts and responses in the row; None for ordinary rows.
-        decode_cache: cache of rows that share their prompts, whose own keys are [R, K, S, D]; None without one.
+        decode_cache: cache of rows that share their prompts; None without one. It attends by itself.
         **options: transformers' other arguments.
 
     Raises:
@@ -210,10 +210,10 @@ class _BlockwiseAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the output [1, T, H, D] of queries [1, H, T, D], keys and values [1, K, T, D]."""
         q, k, v = _group_by_key_head(query, key, value)
-        groups, heads, length, width = q.shape
+        queries_per_key, heads, length, width = q.shape
         # Stored as the result needs it, [T, K, G, D], and written through a view [G, K, T, D].
-        merged = torch.empty(length, heads, groups, width, device=q.device)
-        out, lse = merged.permute(2, 1, 0, 3), torch.empty(groups, heads, length, device=q.device)
+        merged = torch.empty(length, heads, queries_per_key, width, device=q.device)
+        out, lse = merged.permute(2, 1, 0, 3), torch.empty(queries_per_key, heads, length, device=q.device)
         for block in attention_blocks(packed_groups):
             rows = (..., block.queries, slice(None))
             part, part_lse = _flash_forward(
@@ -231,7 +231,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         merged = merged.to(query.dtype)
         ctx.save_for_backward(query, key, value, merged, lse)
         ctx.packed_groups, ctx.scaling = packed_groups, scaling
-        return merged.view(1, length, heads * groups, width)
+        return merged.view(1, length, heads * queries_per_key, width)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
@@ -258,9 +258,9 @@ class _BlockwiseAttention(torch.autograd.Function):
 def _group_by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return queries [1, H, T, D] as [G, K, T, D], and keys and values [1, K, T, D] as views of the same shape."""
     key_heads = key.shape[1]
-    groups = query.shape[1] // key_heads
-    by_key_head = query[0].view(key_heads, groups, *query.shape[2:])
-    return by_key_head.transpose(0, 1), key.expand(groups, -1, -1, -1), value.expand(groups, -1, -1, -1)
+    queries_per_key = query.shape[1] // key_heads
+    by_key_head = query[0].view(key_heads, queries_per_key, *query.shape[2:])
+    return by_key_head.transpose(0, 1), *(tensor.expand(queries_per_key, -1, -1, -1) for tensor in (key, value))
 
 
 @cache

@@ -1,1 +1,1 @@
-"""The stages of a run and what they are built from."""
+"""Builds a run and trains its stages."""

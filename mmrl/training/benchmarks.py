@@ -40,7 +40,7 @@ from mmrl.types import DatasetContext, TrainingState, UserError
 def read_all_benchmark_questions(
     config: Config, benchmarks: Sequence[Benchmark], base_dir: Path, work_dir: Path
 ) -> tuple[BenchmarkQuestions, ...]:
-    """Read the questions of `benchmarks`, those of the config. Raises as `read_benchmark_questions`."""
+    """Read the questions of the config's `benchmarks`. Raises as `read_benchmark_questions`."""
     questions = []
     for options, benchmark in zip(config.evaluation.benchmarks, benchmarks, strict=True):
         questions.append(read_benchmark_questions(options, benchmark, config, base_dir, work_dir))
@@ -122,7 +122,7 @@ class TrainingBenchmarks:
         Raises:
             UserError: the disk is full, or an image or video has changed.
         """
-        # Only a run that begins measures its initial policy; a resumed run has those results already.
+        # Only a run that begins measures its initial policy; a resumed run has the results already.
         if moment == "before" and (state.step or state.stage_index != self._first_training_stage):
             return {}
         due: list[_PreparedBenchmark] = []
@@ -210,7 +210,7 @@ class TrainingBenchmarks:
     def _answer_questions(
         self, prepared: _PreparedBenchmark, eval_dir: EvalDir, state: TrainingState
     ) -> list[Prediction]:
-        """Return all predictions; generate only those that are not on disk yet. Collective over ranks."""
+        """Return all predictions, and generate only the ones that are not on disk yet. Collective over ranks."""
         run = self._run
         batches = EvalBatches(
             prepared.question_set.questions,

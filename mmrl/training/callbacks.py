@@ -45,7 +45,7 @@ class TrainStepResult:
     """Groups, metrics and times of one training step. All callbacks of the step receive the same object."""
 
     selected: SelectedExperiences  # groups, advantages, experiences; in `sft` a demonstration is a group of one
-    metrics: Mapping[str, float]  # reproducible numbers of the step, with those of the user's callbacks before this one
+    metrics: Mapping[str, float]  # reproducible numbers of the step; the user's earlier callbacks have added theirs
     seconds: Mapping[str, float]  # wall-clock time by activity, named `time/<activity>_s`
     rollouts_file: str | None = None  # file with the step's rollouts, set by `StepLogger` when it wrote one
 
@@ -156,7 +156,7 @@ class StepLogger:
 
     logger: MetricsLogger
     recorder: RolloutRecorder
-    user_callbacks: Sequence[Callback] = ()  # add their metrics to those of the step
+    user_callbacks: Sequence[Callback] = ()  # add their metrics to the step's
     async_rollouts: bool = False
     only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
@@ -169,8 +169,8 @@ class StepLogger:
         tokens = 0
         for group in result.selected.groups:
             for rollout in group.all_rollouts:
-                own = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
-                tokens += sum(map(len, own))
+                sampled = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
+                tokens += sum(map(len, sampled))
         # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
         if tokens and times.get("time/rollout_s") and not self.async_rollouts:
             times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]

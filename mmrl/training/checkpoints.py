@@ -1,4 +1,4 @@
-"""The checkpoints of one run: which one it continues from, and what it saves."""
+"""Saves a run in checkpoints, and loads the one that it continues from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunCheckpoints:
     """Saves and loads the checkpoints of one run. Saving and loading are collective."""
 
     def __init__(self, run: RunComponents, logger: MetricsLogger) -> None:
-        """Prepare to save. The frozen weights must be those that the run begins with."""
+        """Prepare to save. The frozen weights must be the ones that the run begins with."""
         self._run, self._logger = run, logger
         self._config_yaml = dump_yaml(run.config)
         self._frozen_fingerprint = checkpoint.fingerprint_weights(run.policy.frozen.items())
@@ -37,7 +37,7 @@ class RunCheckpoints:
     def load(self) -> tuple[TrainingState, OptimizerState]:
         """Load the weights of the latest checkpoint, if there is one, and return the state that the run continues from.
 
-        The optimizer state is that of an interrupted stage, and empty between stages.
+        Between stages the optimizer state is empty.
 
         Raises:
             UserError: the checkpoint is damaged or belongs to another config.
@@ -52,7 +52,7 @@ class RunCheckpoints:
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), config))
         state, optimizer = checkpoint.load_checkpoint(
             folder,
-            weights=self.weights_of(run.policy),
+            weights=self.checkpoint_weights(run.policy),
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=is_zero3(config),
         )
@@ -95,7 +95,7 @@ class RunCheckpoints:
         """Delete pictures that environments drew before the last save and that no checkpoint or record refers to."""
         run_dir = self._run.run_dir
         frames = run_dir.data / FRAMES_FOLDER
-        # Rank 0 looks for all: what follows is collective, and a shared disk may show other ranks an older folder.
+        # Rank 0 looks for all: the calls below are collective, and a shared disk may show other ranks an older folder.
         if self._run.ranks.on_rank0(frames.is_dir):
             # The last checkpoint names the older pictures that are still in use, and must be complete to be read.
             self.manager.wait()
@@ -104,6 +104,6 @@ class RunCheckpoints:
             self._run.ranks.on_rank0(delete)
         self._last_save = time()
 
-    def weights_of(self, policy: PolicyModel) -> checkpoint.CheckpointWeights:
-        """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""
+    def checkpoint_weights(self, policy: PolicyModel) -> checkpoint.CheckpointWeights:
+        """Return the weights of this run's policy, or of a reference, in the layout of a checkpoint."""
         return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)

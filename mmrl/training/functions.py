@@ -56,8 +56,8 @@ class Functions:
     advantages: Mapping[str, CustomAdvantage | None]  # of each RL stage, by name; None for a built-in formula
     policy_losses: Mapping[str, PolicyLossFn | None]  # the same for the policy loss
     rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's steps, by name of stage and of step
-    evaluation_steps: Mapping[str, StepFactory]  # those of `evaluation.rollout_steps`
-    datasets: Mapping[str, tuple[DatasetFunction, ...]]  # those of `data.train`, `validation` and `test`, by split
+    evaluation_steps: Mapping[str, StepFactory]  # make the user's steps in `evaluation.rollout_steps`, by name
+    datasets: Mapping[str, tuple[DatasetFunction, ...]]  # `data.train`, `validation` and `test`, by split
     benchmarks: tuple[Benchmark, ...]  # `evaluation.benchmarks`, in order
     engine: Callable[[EngineContext], RolloutEngine] | None  # makes the engine of `rollout.engine: {fn}`
     family: ModelFamily | None  # made by `model.family`

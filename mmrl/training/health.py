@@ -112,7 +112,7 @@ STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
 MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the mean without
 MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
 MAX_FAILED_EPISODE_FRAC: Final = 0.5
-# What `<step>/calls` and `<step>/episodes` count may fail; `<step>/<kind>` counts the failures of each kind.
+# Kinds of failure of the tool calls and episodes that `<step>/calls` and `<step>/episodes` count, in `<step>/<kind>`.
 KINDS_OF_FAILURE: Final = {"calls": FAILURE_KINDS, "episodes": tuple(RewardErrorKind)}
 MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
@@ -160,7 +160,7 @@ class HealthMonitor:
             self._update(step, metrics)
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end."""
+        """Add the metrics of a step; warn of each problem that begins with it, and record each that begins or ends."""
         begun, ended = self._update(state.step, result.metrics, result.selected.groups)
         for name in ended:
             self._log_event(state, name, None)
@@ -171,13 +171,13 @@ class HealthMonitor:
     def _update(
         self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()
     ) -> tuple[list[tuple[str, str]], list[str]]:
-        """Add a step; return the problems that begin with it, name and message, and the names of those that end."""
+        """Add a step; return the name and message of each problem that begins with it, and the names of ended ones."""
         ended = [name for name, last in self._last_violation.items() if step - last > self._options.window]
         for name in ended:
             del self._last_violation[name]
         self._window.append(metrics)
-        of_step = [*self._find_violations(STEP_RULES, metrics), *_find_failures(metrics, groups)]
-        problems = [(f"step {step}", *problem) for problem in of_step]
+        step_problems = [*self._find_violations(STEP_RULES, metrics), *_find_failures(metrics, groups)]
+        problems = [(f"step {step}", *problem) for problem in step_problems]
         if len(self._window) == self._options.window:
             means = self.window_means()
             # `_find_falling_terms` compares later windows with the first full one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +37,7 @@ from mmrl.types import TrainingState
 def train_rl_stage(
     stage: RlStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
 ) -> None:
-    """Train an RL stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
+    """Train an RL stage from `state.step` to its end. `resumed_optimizer` comes from its last checkpoint."""
     run = services.run
     health = HealthMonitor(stage.health, run.console.warn, services.logger.log_event)
     health.restore(services.logger.step_metrics(stage.name))
@@ -69,7 +68,10 @@ def build_parts(
     reference: ReferencePolicy | None,
     health: HealthMonitor,
 ) -> RlParts:
-    """Build what the loop of the stage calls. The engine has the policy's weights then, and agrees with the learner."""
+    """Build the parts that the loop calls.
+
+    On return, the engine has the current weights and the log-prob check has passed.
+    """
     run, engine = services.run, services.run.engine
     sampler = engine.make_sampler(
         run.config.run.seed,
@@ -79,7 +81,7 @@ def build_parts(
         record_routes=stage.loss.routing_replay == "engine",
     )
     engine.sync_weights(state.version)
-    logprob_check = check_logprobs(stage, services, sampler, state)
+    logprob_check = start_logprob_check(stage, services, sampler, state)
     pipeline = run.build_rollout_pipeline(stage, sampler)
     async_rollouts = None
     if stage.async_rollouts:
@@ -126,8 +128,8 @@ def build_reference(
 ) -> ReferencePolicy | None:
     """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
 
-    A copy that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint. The model
-    without its adapter serves as the reference where nothing else is asked for, and needs no copy.
+    A copy that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint. No copy is
+    needed if the model without its adapter can serve as the reference.
     """
     if not stage.loss.kl.coef:
         return None
@@ -144,17 +146,17 @@ def build_reference(
         if resumed_optimizer:
             reference.load_state(resumed_optimizer)
     elif state.step == 0:
-        weights = checkpoints.weights_of(reference.policy)
+        weights = checkpoints.checkpoint_weights(reference.policy)
         run.ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))
     else:
-        checkpoint.load_weights(folder, checkpoints.weights_of(reference.policy))
+        checkpoint.load_weights(folder, checkpoints.checkpoint_weights(reference.policy))
     return reference
 
 
-def check_logprobs(
+def start_logprob_check(
     stage: RlStage, services: StageServices, sampler: Sampler, state: TrainingState
 ) -> LogprobCheck | None:
-    """Check that the sampler's log-probs match the learner's; return the check, to be repeated as it is due.
+    """Check that the sampler's log-probs match the learner's, and return the check, which repeats when it is due.
 
     Return None for the engine `hf`, where the policy itself samples, unless `logprob_check.every` is set.
     """
@@ -171,7 +173,7 @@ def check_logprobs(
         warn=run.console.warn,
         ranks=run.ranks,
     )
-    measure: Callable[[], Mapping[str, float]] = partial(check.measure, state.version)
+    measure = partial(check.measure, state.version)
     metrics = run.console.wait_for("comparing the rollout engine with the learner", measure)
     # A resumed stage has logged its first check already.
     if state.step == 0:
@@ -180,7 +182,7 @@ def check_logprobs(
 
 
 def build_selector(stage: RlStage, run: RunComponents, media_ranks: MediaRanks) -> Selector:
-    """Return the selector, which decides which experiences a step of the stage trains on."""
+    """Return the part that selects the experiences of each step of the stage."""
     seed = run.config.run.seed
     # Collective: one rank may still hold a file in memory that another finds changed on disk, so ranks must agree.
     check_media = partial(

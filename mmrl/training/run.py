@@ -78,7 +78,7 @@ def train(
                     complete_run(setup, loaded.warnings, stop, has_begun=has_begun)
                 ranks.on_rank0(partial(print_summary, setup.run_dir, console))
         except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
-            # A signal reaches all ranks. Slower ones may lose those that stop first, which is then not an error.
+            # A signal reaches all ranks. A slower rank may lose one that stops first, which is then not an error.
             if isinstance(stopped, RankLostError) and stop.received is None:
                 raise
             saved = "Saved."
@@ -162,7 +162,7 @@ def open_run(
     config, ranks = setup.config, setup.ranks
     cleanup = nullcontext() if ranks.rank else setup.run_dir.remove_on_error(keep=has_begun)
     with cleanup, ExitStack() as building:
-        # What can fail early comes first.
+        # Steps that can fail early come first.
         folders = setup.base_dir, setup.run_dir.data
         questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, setup.functions.benchmarks, *folders))
         run = build_run(setup, building)
@@ -187,7 +187,7 @@ def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
 def resume_run(
     run: RunComponents, benchmarks: TrainingBenchmarks, user_callbacks: Sequence[Callback], stop: StopSignal
 ) -> Iterator[tuple[StageServices, TrainingState, OptimizerState]]:
-    """Load the latest checkpoint, if there is one; yield what the stages work with, and where they start.
+    """Load the latest checkpoint, if there is one; yield the stages' services, and the state that they start from.
 
     Collective; raises as `RunCheckpoints.load`.
     """

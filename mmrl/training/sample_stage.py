@@ -64,7 +64,7 @@ def run_sample_stage(
 
 
 def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int) -> int:
-    """Return the number of complete steps in the table, and cut off what is after them."""
+    """Return the number of complete steps in the table, and cut off the rows after them."""
     if not table_path.exists():
         return 0
     lines = table_path.read_bytes().splitlines(keepends=True)
@@ -127,7 +127,7 @@ def _append_rows(path: Path, groups: Sequence[Group]) -> None:
 def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each rollout of a group, scored or not, in the order of generation."""
     sample_columns = build_sample_row(group.prompt.sample, folder)
-    # A rollout that could not be scored has a row too: it was answered, and counts as such.
+    # A rollout that could not be scored has a row too, because it counts as generated.
     scores: list[Score | None] = [*group.scores, *[None] * len(group.dropped)]
     rows = []
     for rollout, score in zip(group.all_rollouts, scores, strict=True):

@@ -17,7 +17,7 @@ from mmrl.utils.seeds import derive_seed
 def train_sft_stage(
     stage: SftStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
 ) -> None:
-    """Train a supervised stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
+    """Train a supervised stage from `state.step` to its end. `resumed_optimizer` comes from its last checkpoint."""
     run = services.run
     media_ranks = MediaRanks()
     with open_stage(stage, services, state) as source:

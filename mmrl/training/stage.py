@@ -125,8 +125,8 @@ def build_callbacks(
 
     # The counter comes first: the logger records all rollouts of a step when `nonfinite_steps` is above 0.
     callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
-    # The logger precedes all that may end the run, so that the last step of a failed run is in its files. It calls
-    # the user's callbacks itself: it logs what they return, and logs the step even if one of them raises.
+    # The logger precedes all callbacks that may end the run, so that the last step of a failed run is in its files. It
+    # calls the user's callbacks itself, logs the metrics that they return, and logs the step even if one raises.
     options, ranks = config.logging.rollouts, services.run.ranks
     recorder = RolloutRecorder(options=options, logger=logger, learner=learner, ranks=ranks, stage=stage.name)
     callbacks.append(
@@ -149,7 +149,7 @@ def build_callbacks(
         measure = partial(services.held_out.measure, services.run.samples.validation)
         record = recorder.record_validation
         callbacks.append(Validation(measure, stage.validation, logger.log_metrics, record, console.info))
-    # The checkpoint comes last: it holds what the others decided (`stage_done`) and the size of what they logged.
+    # The checkpoint comes last: it holds decisions of the other callbacks (`stage_done`) and the size of their logs.
     every = config.checkpoints.every
     callbacks.append(PeriodicCheckpointer(save, services.checkpoints.manager, services.stop_requested, every=every))
     return callbacks
