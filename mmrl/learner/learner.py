@@ -119,9 +119,8 @@ class PolicyLearner:
         self._index_by_id = {id(experience): index for index, experience in reversed(list(enumerate(experiences)))}
         self._loss_columns = []
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
-        in_loss = list(experiences)
-        if config.loss.mask_truncated:
-            in_loss = [each for each in in_loss if each.rollout.finish_reason is not FinishReason.LENGTH]
+        masked_reason = FinishReason.LENGTH if config.loss.mask_truncated else None
+        in_loss = [experience for experience in experiences if experience.rollout.finish_reason is not masked_reason]
         active = list(filter(self._objective.needs_forward, in_loss))
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
@@ -184,7 +183,7 @@ class PolicyLearner:
                 mini_batches.append(_MiniBatch(micro_batches, denominators))
         # Only the first update compares sampler and learner, because then no weight has changed. So mini-batches with
         # on-policy tokens come first, then mini-batches with tokens of the version before.
-        mini_batches.sort(key=lambda part: [not count for count in part.denominators.policy_tokens_in_forward_by_age])
+        mini_batches.sort(key=lambda entry: [not count for count in entry.denominators.policy_tokens_in_forward_by_age])
         return mini_batches
 
     @torch.no_grad()

@@ -50,7 +50,7 @@ class Metrics:
         self._add(name, "sum", value)
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add one micro-batch's share of a token mean: its sum divided by the update's token count.
+        """Add one micro-batch's share of a token mean, a scalar: its sum divided by the update's token count.
 
         `weight` is that count, or 1 for a value that weighs the same in every update.
         """
