@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: one sharded model for a run, with a fresh optimizer for each stage.
+"""DeepSpeed's ZeRO: one sharded model for a run, with a new optimizer for each stage.
 
 DeepSpeed divides gradients by the number of ranks, so losses are multiplied by it. A checkpoint holds whole moments and
 masters, as `TorchOptimizer` has them, so any optimizer and any number of ranks can load it.

@@ -30,7 +30,7 @@ class TorchOptimizer:
         options: OptimizerConfig,
         ranks: Ranks | None = None,
     ) -> None:
-        """Make a fresh optimizer for the trained weights of each component."""
+        """Make a new optimizer for the trained weights of each component."""
         self._ranks = ranks or SingleProcess()
         self._parameters: list[nn.Parameter] = []
         self._masters: list[torch.Tensor] = []
