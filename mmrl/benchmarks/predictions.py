@@ -34,8 +34,13 @@ class Prediction:
     coordinate_system: CoordinateSystem  # coordinate system that the prompt asked for
     resize_maps: tuple[ResizeMap, ...]  # resize of each image, from its own size to the one the model saw
     first_response_chars: int | None = None
-    """Characters before the last forced trigger; None for a response without one."""
-    turns: tuple[Turn, ...] = ()  # of an episode in an environment
+    """Characters before the last continuation: up to a forced trigger, or to the end of a tool's reply. None for a
+    response that was not continued."""
+    tool_resize_maps: tuple[ResizeMap, ...] = ()  # this and the four below as in `Response`
+    num_turns: int = 1
+    used_tool: bool = False
+    rethought: bool = False
+    turns: tuple[Turn, ...] = ()
     failure: RewardFailure | None = None  # of the environment, if it failed
 
     def to_row(self) -> dict[str, Any]:
@@ -49,8 +54,12 @@ class Prediction:
             "first_response_chars": self.first_response_chars,
             "prompt": self.prompt_digest,
             "frame": self.coordinate_system,
-            "sizes": [[*resize.original, *resize.resized] for resize in self.resize_maps],
+            "sizes": list(map(_resize_to_row, self.resize_maps)),
         }
+        # Of a response that was not continued, these have their defaults.
+        if self.first_response_chars is not None:
+            row["tool_sizes"] = list(map(_resize_to_row, self.tool_resize_maps))
+            row |= {"num_turns": self.num_turns, "used_tool": self.used_tool, "rethought": self.rethought}
         if self.turns or self.failure:
             row["turns"], row["failure"] = _EPISODE.dump_python((self.turns, self.failure), mode="json")
         return row
@@ -76,6 +85,8 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
         KeyError, TypeError, ValueError: a column is missing, has the wrong type, or holds an unknown value.
     """
     turns, failure = _EPISODE.validate_python((row.get("turns", ()), row.get("failure")))
+    if row["first_response_chars"] is not None and "rethought" not in row:
+        raise ValueError("an earlier version wrote it, without saying whether a tool or a rethink continued it")
     return Prediction(
         id=row["pid"],
         response_index=row["sample"],
@@ -85,10 +96,24 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
         first_response_chars=row["first_response_chars"],
         prompt_digest=row["prompt"],
         coordinate_system=CoordinateSystem(row["frame"]),
-        resize_maps=tuple(ResizeMap(Size(*sides[:2]), Size(*sides[2:])) for sides in row["sizes"]),
+        resize_maps=tuple(map(_parse_resize, row["sizes"])),
+        tool_resize_maps=tuple(map(_parse_resize, row.get("tool_sizes", ()))),
+        num_turns=row.get("num_turns", 1),
+        used_tool=row.get("used_tool", False),
+        rethought=row.get("rethought", False),
         turns=turns,
         failure=failure,
     )
+
+
+def _resize_to_row(resize_map: ResizeMap) -> list[int]:
+    offset = resize_map.offset if any(resize_map.offset) else ()
+    return [*resize_map.original, *resize_map.resized, *offset]
+
+
+def _parse_resize(row: list[int]) -> ResizeMap:
+    left, top = row[4:] or (0, 0)
+    return ResizeMap(Size(*row[:2]), Size(*row[2:4]), (left, top))
 
 
 def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:

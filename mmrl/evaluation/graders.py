@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from mmrl.answer import ResponseFormat
@@ -14,11 +14,15 @@ from mmrl.benchmarks.predictions import Prediction
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 from mmrl.scoring import RewardFunctionScorer
+from mmrl.scoring.reward_calls import NOT_FOR_ROLLOUT
+from mmrl.scoring.scorer import make_response
 from mmrl.types import FinishReason, Response, RewardValue, Rollout, Sample, Score
 from mmrl.utils.stats import mean_with_interval
 
 CORRECT_TERM: Final = "correct"
 """Reward term that stands for a benchmark's strict verdict in rollout steps."""
+_RESPONSE_FIELDS: Final = tuple(field.name for field in fields(Response) if field.name != "answer")
+"""What a `Prediction` keeps of a `Response`, under the same names. The answer is parsed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class RuleGrader:
 class RewardGrader:
     """Grades by the rewards of a run, without those terms that only shape training.
 
-    A response is correct when every term gives it 1; its score is the total reward.
+    A response is correct when every term that its `when` lets judge it gives 1; its score is the total reward.
     """
 
     name: str  # name of the questions in reports, such as `run:test`
@@ -93,19 +97,11 @@ class RewardGrader:
             first_response = prediction.text[: prediction.first_response_chars]
             continuation = prediction.text[prediction.first_response_chars :]
             answer = self.response_format.parse_continuation(first_response, continuation, answer_type)
-        return Response(
-            text=prediction.text,
-            answer=answer,
-            finish_reason=prediction.finish_reason,
-            num_tokens=prediction.num_tokens,
-            resize_maps=prediction.resize_maps,
-            coordinate_system=prediction.coordinate_system,
-            rethought=prediction.first_response_chars is not None,
-            turns=prediction.turns,
-        )
+        return Response(answer=answer, **{name: getattr(prediction, name) for name in _RESPONSE_FIELDS})
 
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:
-        correct = all(term.value >= 1.0 for term in score.terms.values())
+        values = [term.value for term in score.terms.values() if term is not NOT_FOR_ROLLOUT]
+        correct = bool(values) and min(values) >= 1.0
         answer_text = response.answer.text or ""
         # Rewards do not say where they read the answer, so the verdict quotes its last occurrence.
         start = max(0, prediction.text.rfind(answer_text)) if answer_text else 0
@@ -156,19 +152,15 @@ class RuleScorer:
 
 
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:
-    """Return what predictions.jsonl keeps of a rollout; `first_response` is the text before its last forced trigger."""
+    """Return what predictions.jsonl keeps of a rollout; `first_response` is what `first_response_text` returns."""
+    response = make_response(rollout)
     return Prediction(
         id=item_id,
         response_index=rollout.index,
-        text=rollout.text,
-        finish_reason=rollout.finish_reason,
-        num_tokens=rollout.num_tokens,
         first_response_chars=None if first_response is None else len(first_response),
         prompt_digest=rollout.prompt.digest,
-        coordinate_system=rollout.prompt.coordinate_system,
-        resize_maps=rollout.prompt.resize_maps,
-        turns=rollout.turns,
         failure=rollout.failure,
+        **{name: getattr(response, name) for name in _RESPONSE_FIELDS},
     )
 
 

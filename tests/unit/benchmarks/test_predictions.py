@@ -1,5 +1,6 @@
 """predictions.jsonl keeps whole batches, and a line that is not a prediction is refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,22 @@ def test_turns_and_failure_of_an_episode_are_kept(tmp_path):
     predictions = [replace(make_prediction(0), turns=turns), replace(make_prediction(1), failure=failure)]
     append_predictions(tmp_path / "predictions.jsonl", predictions)
     assert read_complete_batches(tmp_path / "predictions.jsonl", [2]) == predictions
+
+
+def test_continuation_is_kept_and_a_row_that_does_not_say_which_is_refused(tmp_path):
+    path, part = tmp_path / "predictions.jsonl", ResizeMap(Size(40, 30), Size(56, 28), (4, 8))
+    continued = {"num_turns": 2, "used_tool": True, "rethought": True, "tool_resize_maps": (part,)}
+    prediction = replace(make_prediction(0), first_response_chars=3, resize_maps=(part,), **continued)
+    append_predictions(path, [prediction])
+    assert read_complete_batches(path, [1]) == [prediction]
+    row = json.loads(path.read_text())
+    for name in ("num_turns", "used_tool", "rethought", "tool_sizes"):
+        del row[name]
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="an earlier version wrote it.*choose another --out"):
+        read_complete_batches(path, [1])
+    path.write_text(json.dumps({**row, "first_response_chars": None}) + "\n")
+    assert read_complete_batches(path, [1]) == [replace(make_prediction(0), resize_maps=(part,))]
 
 
 def test_line_that_is_not_a_prediction_is_refused(tmp_path):
