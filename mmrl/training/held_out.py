@@ -46,10 +46,10 @@ class HeldOutEvaluation:
             # Recorded samples are evenly spaced, because samples of one task may follow each other.
             stride = -(-len(samples) // self._run.config.logging.rollouts.max_groups)
             recorded_ids = frozenset(sample.id for sample in samples[::stride])
-            measure = partial(self._measure_own, step=state.step, recorded_ids=recorded_ids)
+            measure = partial(self._measure_own, recorded_ids=recorded_ids)
             return measure_on_all_ranks(measure, samples, ranks)
 
-    def _measure_own(self, samples: Sequence[Sample], *, step: int, recorded_ids: Container[str]) -> EvalRewards:
+    def _measure_own(self, samples: Sequence[Sample], *, recorded_ids: Container[str]) -> EvalRewards:
         """Answer samples with one rollout each. The console shows progress, and each reward term that failed."""
         run, size = self._run, self._run.config.evaluation.batch_size
         recorded: list[Group] = []
@@ -58,7 +58,8 @@ class HeldOutEvaluation:
         failures: Counter[tuple[str, str]] = Counter()
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         for batch in run.console.track("answering held-out samples, batches", batches, len(batches)):
-            answers = self._pipeline.run(list(map(run.processor.build, batch)), step=step)
+            # Step 0 throughout, as in `mmrl eval`, which draws the same random numbers then.
+            answers = self._pipeline.run(list(map(run.processor.build, batch)), step=0)
             metrics.update(answers.metrics)
             rollouts = [rollout for (rollout,) in answers.groups]
             # One call for all of them: rewards with worker processes score in parallel.

@@ -289,4 +289,4 @@ class EvalRewards(NamedTuple):
 
     rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
     rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
-    groups: tuple[Group, ...] = ()  # those of the first samples, to be recorded
+    groups: tuple[Group, ...] = ()  # those of some samples, evenly spaced, to be recorded

@@ -32,7 +32,7 @@ class RolloutStep(Protocol):
     """
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch as this step changes it; `step` counts the training steps of the stage from 0."""
+        """Return the batch as this step changes it; `step` counts the stage's steps from 0, and is 0 in evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
