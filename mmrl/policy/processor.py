@@ -14,7 +14,9 @@ from mmrl.answer.tool_calls import split_turns
 from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import EncodedPrompt, PromptEncoder
 from mmrl.types import (
+    AnswerType,
     Author,
+    ContentPart,
     FinishReason,
     MediaObservation,
     MediaRef,
@@ -30,6 +32,7 @@ from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
 
 LossOn: TypeAlias = Literal["response", "answer"]
+_PromptContent: TypeAlias = tuple[tuple[ContentPart, ...], AnswerType]
 
 _CACHE_BYTES = 2**30  # the patches of an image of 1000 x 1000 pixels take 24 MB
 _TOOL_MEDIA_CACHE_BYTES = 2**28
@@ -39,8 +42,9 @@ _MAX_CHARACTER_TOKENS = 4  # a character has four bytes at most, and a token one
 class PromptProcessor:
     """Builds prompts and demonstrations, parses rollouts, and provides the tensors of both to sampler and learner.
 
-    An image is opened, resized and cut into patches once: patches of recent prompts stay in a cache of bounded size. A
-    prompt that has left the cache is encoded again, and must then have the same digest.
+    An image is opened, resized and cut into patches once: patches of recent prompts stay in a cache of bounded size,
+    under what the model reads, whatever the sample's id. A prompt that has left the cache is encoded again, and must
+    then have the same digest.
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:
@@ -50,8 +54,8 @@ class PromptProcessor:
         self.tokenizer = encoder.hf_processor.tokenizer
         self.response_format = encoder.response_format
         self.placeholders = encoder.placeholders
-        self._cache: ByteCache[str, EncodedPrompt] = ByteCache(_CACHE_BYTES)
-        self._retained_ids: deque[frozenset[str]] = deque(maxlen=retained_steps)
+        self._cache: ByteCache[_PromptContent, EncodedPrompt] = ByteCache(_CACHE_BYTES)
+        self._retained: deque[frozenset[_PromptContent]] = deque(maxlen=retained_steps)
         self._pieces: dict[tuple[int, ...], str] = {}  # text of single tokens, or of a few that share a character
         self._tool_media: ByteCache[str, PromptTensors] = ByteCache(_TOOL_MEDIA_CACHE_BYTES)
         # Asynchronous rollouts build prompts in a thread while the learner reads the tensors of others.
@@ -68,12 +72,12 @@ class PromptProcessor:
     def encode(self, sample: Sample) -> EncodedPrompt:
         """Return the encoded prompt of a sample, from the cache if it is there. Raises as `build`."""
         with self._lock:
-            encoded = self._cache.get(sample.id)
-            # Validation and test data may give one id to two samples.
-            if encoded is None or encoded.prompt.sample is not sample:
+            content = _prompt_content(sample)
+            encoded = self._cache.get(content)
+            if encoded is None:
                 encoded = self.encoder.encode(sample)
-                self._cache.put(sample.id, encoded, encoded.tensors.nbytes, is_pinned=self._is_retained)
-            return encoded
+                self._cache.put(content, encoded, encoded.tensors.nbytes, is_pinned=self._is_retained)
+            return _with_sample(encoded, sample)
 
     def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
         """Return the tensors that the model's forward needs of a prompt.
@@ -235,18 +239,16 @@ class PromptProcessor:
     def is_cached(self, sample: Sample) -> bool:
         """Return True if the encoded prompt of a sample is in the cache."""
         with self._lock:
-            encoded = self._cache.get(sample.id)
-        return encoded is not None and encoded.prompt.sample is sample
+            return self._cache.get(_prompt_content(sample)) is not None
 
     def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedPrompt]) -> None:
         """Cache the encoded prompts of a step; they stay, whatever their size, for `retained_steps` such calls."""
         with self._lock:
-            self._retained_ids.append(frozenset(sample.id for sample in samples))
+            self._retained.append(frozenset(map(_prompt_content, samples)))
             for sample, own in zip(samples, encoded, strict=True):
-                # A prompt from a worker process holds a copy of the sample, and `encode` compares by identity.
-                prompt = replace(own.prompt, sample=sample)
-                stored = replace(own, prompt=prompt)
-                self._cache.put(sample.id, stored, own.tensors.nbytes, is_pinned=self._is_retained)
+                # A prompt from a worker process holds a copy of the sample.
+                stored = _with_sample(own, sample)
+                self._cache.put(_prompt_content(sample), stored, own.tensors.nbytes, is_pinned=self._is_retained)
 
     def decode_segments(self, segments: Sequence[Segment]) -> str:
         """Return the text of segments, without special tokens."""
@@ -293,8 +295,21 @@ class PromptProcessor:
             self._pieces[ids] = self.decode(ids)
         return self._pieces[ids]
 
-    def _is_retained(self, sample_id: str) -> bool:
-        return any(sample_id in retained for retained in self._retained_ids)
+    def _is_retained(self, content: _PromptContent) -> bool:
+        return any(content in retained for retained in self._retained)
+
+
+def _prompt_content(sample: Sample) -> _PromptContent:
+    """Return all that a sample's prompt is made from."""
+    # A dataset function may have given a list, which is no key.
+    return tuple(sample.parts), sample.target.answer_type
+
+
+def _with_sample(encoded: EncodedPrompt, sample: Sample) -> EncodedPrompt:
+    """Return the encoded prompt of another sample with the same content, as that of a greedy response has."""
+    if encoded.prompt.sample is sample:
+        return encoded
+    return replace(encoded, prompt=replace(encoded.prompt, sample=sample))
 
 
 def _last_continuation_start(segments: Sequence[Segment]) -> int | None:

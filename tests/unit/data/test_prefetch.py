@@ -68,8 +68,8 @@ def test_processes_give_the_same_bytes(make_tiny, monkeypatch):
 
 
 def distinct_samples(tiny, times):
-    """The samples of `tiny` so many times, with ids of their own."""
-    return [replace(one, id=f"{one.id}-{i}") for i in range(times) for one in tiny.samples]
+    """The samples of `tiny` so many times, with ids and texts of their own."""
+    return [replace(one, id=f"{one.id}-{i}", parts=(*one.parts, str(i))) for i in range(times) for one in tiny.samples]
 
 
 @pytest.mark.slow
@@ -282,7 +282,8 @@ def test_memory_stays_flat_over_ten_thousand_streamed_samples(make_tiny, monkeyp
 
     def rows():
         for i in range(10_000):
-            yield replace(models[i % 4], id=str(i), meta={"notes": "x" * 20_000 + str(i)})
+            model = models[i % 4]
+            yield replace(model, id=str(i), parts=(*model.parts, str(i)), meta={"notes": "x" * 20_000 + str(i)})
 
     processor = tiny.fresh()
     with open_prefetcher(StreamingOrder(rows, buffer=100, seed=0), processor) as source:

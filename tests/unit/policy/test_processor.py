@@ -139,12 +139,19 @@ def test_samples_with_one_id_are_not_mixed_up(make_tiny):
         assert torch.equal(processor.prompt_tensors(prompt).image_patches_MD, patches)
 
 
-def test_an_image_that_changes_during_the_run_is_refused_once_it_has_left_the_cache(make_tiny, write_image, red_sample):
-    processor = make_tiny().fresh()
+@pytest.fixture
+def forgetful(make_tiny, monkeypatch):
+    """A processor that keeps the last prompt alone."""
+    monkeypatch.setattr("mmrl.policy.processor._CACHE_BYTES", 1)
+    return make_tiny().fresh()
+
+
+def test_an_image_that_changes_during_the_run_is_refused_once_it_has_left_the_cache(forgetful, write_image, red_sample):
+    processor = forgetful
     prompt = processor.build(red_sample)
     write_image(Image.new("RGB", (48, 48), "blue"))
     assert len(processor.prompt_tensors(prompt).image_patches_MD) == 36  # still cached
-    processor.build(WITHOUT_MEDIA)  # has the same id, and takes its place
+    processor.build(WITHOUT_MEDIA)  # takes its place
     with pytest.raises(UserError, match="changed since it was referenced"):
         processor.prompt_tensors(prompt)
     with pytest.raises(UserError, match=f"sample {prompt.sample.id}: its media changed while the run"):
@@ -156,9 +163,9 @@ def make_finder(processor, warnings):
     return partial(find_changed_media, find_problems=problems, warn=warnings.append)
 
 
-def test_replayed_rollouts_whose_prompts_changed_are_found(make_tiny, write_image, red_sample):
+def test_replayed_rollouts_whose_prompts_changed_are_found(forgetful, write_image, red_sample):
     warnings = []
-    processor = make_tiny().fresh()
+    processor = forgetful
     find = make_finder(processor, warnings)
     prompt = processor.build(red_sample)
     siblings = [make_rollout(prompt, 0), make_rollout(prompt, 1)]

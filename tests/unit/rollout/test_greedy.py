@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samplers import make_pipeline
+from samplers import hf_sampler, make_pipeline
 from scoring import make_scorer, term
 from tool_calls import call, responses
 
@@ -69,6 +69,16 @@ def test_each_prompt_has_the_response_of_greedy_sampling(tiny, prompts):
         assert own.prompt.digest == prompt.digest and own.prompt.sample.id == f"{prompt.sample.id}~greedy"
         assert tokens(own) != tokens(sampled[0]) or tokens(own) != tokens(sampled[1])
     assert tokens(run(tiny, prompts, GREEDY, step=1).probes[0]["greedy"][0]) == tokens(batch.probes[0]["greedy"][0])
+
+
+def test_its_images_and_videos_are_encoded_once(tiny):
+    processor, encoded = tiny.fresh(), []
+    encode = processor.encoder.encode
+    processor.encoder.encode = lambda sample: encoded.append(sample.id) or encode(sample)
+    pipeline = make_pipeline(tiny, GREEDY, processor=processor, sampler=hf_sampler(tiny.policy, processor))
+    batch = pipeline.run([processor.build(sample) for sample in tiny.samples[:4]], step=0)
+    assert all(probes["greedy"] for probes in batch.probes)
+    assert encoded == [sample.id for sample in tiny.samples[:4]]
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])
