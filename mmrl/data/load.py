@@ -129,8 +129,9 @@ class DatasetLoader:
         """Return all samples whose images can be opened.
 
         Raises:
-            UserError: two samples share an id, a split has no usable sample, a stage has too few, there are unusable
-                samples and `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
+            UserError: two samples share an id, a task of the validation is named `mean`, a split has no usable sample,
+                a stage has too few, there are unusable samples and `data.on_bad_sample` is `stop`, or a resumed run
+                finds other data than it began with.
         """
         loaded: dict[str, SplitRows] = {}
         for split in sources_by_split(self._config.data):
@@ -147,6 +148,7 @@ class DatasetLoader:
             loaded[split] = replace(rows, samples=usable, rejected=rejected)
         splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
         check_held_out(splits["train"], [*splits["validation"], *splits["test"]])
+        check_validation_tasks(splits["validation"])
         check_stages_have_samples(self._config, splits["train"])
         if not splits["validation"] and any(stage.validation for stage in self._config.training_stages):
             self._console.warn(
@@ -386,6 +388,16 @@ def check_held_out(train: Iterable[Sample], held_out: Iterable[Sample]) -> None:
         raise UserError(
             f"data: sample {min(shared)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
         )
+
+
+def check_validation_tasks(samples: Iterable[Sample]) -> None:
+    """Raise a UserError for a task whose metric would be `validation/mean`, the mean over all tasks."""
+    for sample in samples:
+        if sample.task == "mean":
+            raise UserError(
+                f"data.validation: sample {sample.id!r} is of the task 'mean', and `validation/mean` is the mean over "
+                "all tasks; give it another `task`"
+            )
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:

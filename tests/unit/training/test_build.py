@@ -19,9 +19,11 @@ from mmrl.types import ImageRef, UserError
 DATASET = """
 from mmrl.types import AnswerType, ImageRef, RejectedRow, Sample, Target
 
-def rows(context, *, ids: tuple[str, ...], broken: tuple[str, ...] = (), missing: tuple[str, ...] = ()):
+def rows(
+    context, *, ids: tuple[str, ...], broken: tuple[str, ...] = (), missing: tuple[str, ...] = (), task: str = "t"
+):
     for name in ids:
-        yield Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
+        yield Sample(id=name, task=task, parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
     for name in broken:
         yield RejectedRow(name, "no answer in the row")
     for name in missing:
@@ -74,6 +76,7 @@ PARTIAL = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5
     ("data", "options", "message"),
     [
         ({"train": {"ids": ["a", "b"]}, "test": {"ids": ["b"]}}, {}, "'b' is in the training and the held-out data"),
+        ({"train": {"ids": ["a"]}, "validation": {"ids": ["b"], "task": "mean"}}, {}, "'b' is of the task 'mean'"),
         ({"train": {"ids": ["a", "a"]}}, {}, "two samples have the id 'a'.* `name`"),
         ({"train": {"ids": ["a"]}}, {"prompts_per_step": 2}, "'rl' needs 2 prompts per step and there are 1"),
         (
