@@ -20,11 +20,13 @@ from mmrl.config.schema import (
     RolloutStepConfigs,
     ToolsConfig,
 )
-from mmrl.config.schema.rollout_steps import step_name
+from mmrl.config.schema.rollout_steps import RolloutStepConfig, step_name
 from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep
+from mmrl.rollout.steps.environment import EnvironmentStep, make_environment_step
+from mmrl.rollout.steps.greedy import GreedyResponses
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
@@ -63,55 +65,24 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     Raises:
         UserError: a trigger contains tokens that no response may contain, or the user's step cannot be made.
     """
-    calls_tools = False
-    for config in step_configs:
-        takes_calls = isinstance(config, EnvironmentConfig) and config.action == "call"
-        calls_tools = calls_tools or takes_calls or isinstance(config, ToolsConfig)
-    if calls_tools:
+    if any(map(_takes_calls, step_configs)):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
         stop = (*context.sampling_params.stop, CALL_END)
         context = replace(context, sampling_params=replace(context.sampling_params, stop=stop))
     partial_rollouts = None
     steps: list[RolloutStep] = []
+    probe_configs: list[BlindProbeConfig | GreedyConfig] = []
     for config in step_configs:
         match config:
-            case GenerateConfig() if config.partial_rollout_tokens is not None:
-                partial_rollouts = PartialRollouts(
-                    sampler=context.sampler,
-                    group_size=context.group_size,
-                    sampling_params=context.sampling_params,
-                    chunk_tokens=config.partial_rollout_tokens,
-                    prompts_per_step=context.prompts_per_step,
-                    ranks=context.ranks,
-                    token_budget=config.max_tokens_per_step,
-                )
-            case RethinkConfig():
-                banned = context.sampling_params.banned_token_ids
-                triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
-                steps.append(ForcedRethink(options=config, context=context, trigger_ids=tuple(triggers)))
-            case ToolsConfig():
-                executor = context.tool_runner.make_executor(config, context.processor)
-                steps.append(ToolStep(executor=executor, context=context))
-            case EnvironmentConfig():
-                from mmrl.rollout.steps.environment import make_environment_step
-
-                step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
-                steps.append(replace(step, context=context))
-            case CustomStepConfig():
-                name = step_name(config)
-                function = context.custom_steps[name](context)
-                check_methods(function, RolloutStep, ("__call__",), owner=f"rollout step {config.fn!r}")
-                steps.append(CustomStep(name=name, function=function))
+            case GenerateConfig():
+                partial_rollouts = _make_partial_rollouts(config, context)
+            case BlindProbeConfig() | GreedyConfig():
+                probe_configs.append(config)
+            case _:
+                steps.append(_make_step(config, context))
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
     # or a tool would look like the gain from seeing the image.
-    probes: list[RolloutStep] = []
-    for config in step_configs:
-        if isinstance(config, BlindProbeConfig):
-            probes.append(BlindProbe(options=config, context=context, steps=tuple(steps)))
-        elif isinstance(config, GreedyConfig):
-            from mmrl.rollout.steps.greedy import GreedyResponses
-
-            probes.append(GreedyResponses(context=context, steps=tuple(steps)))
+    probes = [_make_probe(config, context, steps) for config in probe_configs]
     return StepPipeline(
         sampler=context.sampler,
         group_size=context.group_size,
@@ -119,3 +90,54 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         steps=(*steps, *probes),
         partial_rollouts=partial_rollouts,
     )
+
+
+def _takes_calls(config: RolloutStepConfig) -> bool:
+    return isinstance(config, ToolsConfig) or (isinstance(config, EnvironmentConfig) and config.action == "call")
+
+
+def _make_partial_rollouts(config: GenerateConfig, context: RolloutContext) -> PartialRollouts | None:
+    if config.partial_rollout_tokens is None:
+        return None
+    return PartialRollouts(
+        sampler=context.sampler,
+        group_size=context.group_size,
+        sampling_params=context.sampling_params,
+        chunk_tokens=config.partial_rollout_tokens,
+        prompts_per_step=context.prompts_per_step,
+        ranks=context.ranks,
+        token_budget=config.max_tokens_per_step,
+    )
+
+
+def _make_step(
+    config: RethinkConfig | ToolsConfig | EnvironmentConfig | CustomStepConfig, context: RolloutContext
+) -> RolloutStep:
+    match config:
+        case RethinkConfig():
+            banned = context.sampling_params.banned_token_ids
+            triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
+            return ForcedRethink(options=config, context=context, trigger_ids=tuple(triggers))
+        case ToolsConfig():
+            executor = context.tool_runner.make_executor(config, context.processor)
+            return ToolStep(executor=executor, context=context)
+        case EnvironmentConfig():
+            step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
+            return replace(step, context=context)
+        case CustomStepConfig():
+            name = step_name(config)
+            function = context.custom_steps[name](context)
+            check_methods(function, RolloutStep, ("__call__",), owner=f"rollout step {config.fn!r}")
+            return CustomStep(name=name, function=function)
+
+
+def _make_probe(
+    config: BlindProbeConfig | GreedyConfig, context: RolloutContext, steps: Sequence[RolloutStep]
+) -> RolloutStep:
+    """Return a probe that goes through `steps`. Its episodes get the seeds of the samples that it is made from."""
+    probe_steps: list[RolloutStep] = []
+    for step in steps:
+        probe_steps.append(replace(step, probe=step_name(config)) if isinstance(step, EnvironmentStep) else step)
+    if isinstance(config, GreedyConfig):
+        return GreedyResponses(context=context, steps=tuple(probe_steps))
+    return BlindProbe(options=config, context=context, steps=tuple(probe_steps))

@@ -78,6 +78,7 @@ class EnvironmentStep:
     frames_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds for samples that state none
     context: RolloutContext | None = None  # of the policy, whose `sampling_params` are of a turn; None for an expert
+    probe: str | None = None  # the probe whose rollouts these are: its name follows "~" in their samples' ids
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with every episode played to its end or to a limit; UserError if `on_error` is `stop`."""
@@ -102,48 +103,59 @@ class EnvironmentStep:
         """Play an episode of each rollout, at a step of the stage; return the longer rollouts and metrics of all."""
         counts: Counter[str] = Counter()
         episodes = list(map(_Episode, rollouts))
-        playing = list(range(len(episodes)))
+        playing = dict(enumerate(episodes))
         num_turns = 0
         while playing:
             num_turns += 1
             # All episodes take their turn together, in one request to the processes and one to the engine.
-            requests = [self._make_request(key, episodes[key]) for key in playing]
+            requests = [self._make_request(key, episode) for key, episode in playing.items()]
             counts["turns"] += len(requests)
             for request, outcome in zip(requests, self.workers.play(requests), strict=True):
-                episode = episodes[request.key]
-                failure = outcome if isinstance(outcome, RewardFailure) else None
-                if isinstance(outcome, EpisodeReply):
-                    result = self._record(episode, request, outcome)
-                    counts.update(replayed=outcome.replayed, invalid=not result.valid)
-                    if num_turns == self.options.turns and not episode.is_over:
-                        episode.end(truncated=True)
-                    if not episode.is_over:
-                        failure = self._show(episode, result.observation)
-                if failure is not None:
-                    counts[failure.error_kind] += 1
-                    place = f"action {len(request.past) + 1}"
-                    if self.options.on_error == "stop":
-                        owner = f"step {self.options.name}: sample {request.sample.id}"
-                        raise UserError(f"{owner}, {place}: {failure.reason}")
-                    episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
-            playing = [key for key in playing if not episodes[key].is_over]
+                is_last = num_turns == self.options.turns
+                counts.update(self._take_turn(playing[request.key], request, outcome, is_last=is_last))
+            playing = {key: episode for key, episode in playing.items() if not episode.is_over}
             if playing and self.context is not None:
-                waiting = [episodes[key].rollout for key in playing]
+                waiting = [episode.rollout for episode in playing.values()]
                 longer = self.context.sampler.extend(waiting, self.context.sampling_params, step=step)
-                for key, rollout in zip(playing, longer, strict=True):
-                    episodes[key].rollout = rollout
+                for episode, rollout in zip(playing.values(), longer, strict=True):
+                    episode.rollout = rollout
         # Episodes that a limit ended still have an open environment.
         self.workers.close_episodes(key for key, episode in enumerate(episodes) if episode.rollout.turns)
         played = [episode.rollout for episode in episodes]
         return played, count_episodes(self.options.name, played, counts)
+
+    def _take_turn(
+        self, episode: _Episode, request: EpisodeRequest, outcome: EpisodeReply | RewardFailure, *, is_last: bool
+    ) -> Counter[str]:
+        """Add the outcome of an action to its episode, and show what follows it unless that is over; return counts."""
+        counts: Counter[str] = Counter()
+        failure = outcome if isinstance(outcome, RewardFailure) else None
+        if isinstance(outcome, EpisodeReply):
+            result = self._record(episode, request, outcome)
+            counts.update(replayed=outcome.replayed, invalid=not result.valid)
+            if is_last and not episode.is_over:
+                episode.end(truncated=True)
+            if not episode.is_over:
+                failure = self._show(episode, result.observation)
+        if failure is not None:
+            counts[failure.error_kind] += 1
+            self._end_failed(episode, request, failure)
+        return counts
+
+    def _end_failed(self, episode: _Episode, request: EpisodeRequest, failure: RewardFailure) -> None:
+        """End an episode whose environment failed; UserError if `on_error` is `stop`."""
+        place = f"action {len(request.past) + 1}"
+        if self.options.on_error == "stop":
+            raise UserError(f"step {self.options.name}: sample {request.sample.id}, {place}: {failure.reason}")
+        episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
 
     def _make_request(self, key: int, episode: _Episode) -> EpisodeRequest:
         rollout = episode.rollout
         sample = rollout.prompt.sample
         seed = sample.meta.get(SEED_KEY)
         if seed is None:
-            # A blind probe adds a suffix after "~" to the sample's id, and its episodes get the same seed.
-            seed = derive_seed(self.seed, "environment", sample.id.partition("~")[0])
+            original_id = sample.id.removesuffix(f"~{self.probe}") if self.probe else sample.id
+            seed = derive_seed(self.seed, "environment", original_id)
         past = tuple(turn.action for turn in rollout.turns if turn.action is not None)
         action = Ask.EXPERT if self.context is None else self._read_action(rollout)
         return EpisodeRequest(key, sample, int(seed), past, tuple(episode.digests), action)

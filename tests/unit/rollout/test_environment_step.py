@@ -13,8 +13,8 @@ from samplers import make_pipeline
 from tool_calls import responses
 
 from mmrl.checkpoint.json_codec import dumps, loads
-from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, RethinkConfig
-from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
+from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, GreedyConfig, RethinkConfig
+from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps, step_name
 from mmrl.log.metric_registry import find_builtin_metric
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import (
@@ -301,19 +301,27 @@ def test_calls_and_tags_are_read_as_actions(play):
 NAMED = textwrap.dedent(WORLD).replace("Observation(text=self.first)", 'Observation(state="n0")')
 
 
-def test_siblings_and_blind_probes_get_one_seed_and_other_samples_another(tiny, play, base):
+@pytest.mark.parametrize("probe", [BlindProbeConfig(kind="probe", corruption="grey"), GreedyConfig(kind="greedy")])
+def test_siblings_and_probes_get_one_seed_and_other_samples_another(tiny, base, probe):
     (base / "seeded.py").write_text(NAMED.replace('Observation(state="n0")', "Observation(state=str(seed))"))
     batch = responses(tiny, "stop", "stop")
     ((rollout, sibling),) = batch.groups
+    name = step_name(probe)
 
     def rename(name):
         return replace(rollout, prompt=replace(rollout.prompt, sample=replace(rollout.prompt.sample, id=name, meta={})))
 
-    own_id = rollout.prompt.sample.id
-    group = (rename(own_id), replace(rename(own_id), index=sibling.index), rename(f"{own_id}~grey"), rename("other"))
-    (played,) = play(batch=RolloutBatch(groups=(group,)), fn="./seeded.py:make").groups
-    first, second, blind, other = (rollout.turns[0].state for rollout in played)
-    assert first == second == blind != other
+    def play(step, *group):
+        (played,) = step(RolloutBatch(groups=(group,)), step=0).groups
+        return [rollout.turns[0].state for rollout in played]
+
+    config = EnvironmentConfig(kind="environment", fn="./seeded.py:make", turns=3, timeout_s=20.0)
+    with closing(ToolRunner(base, frames_dir=base / "frames")) as runner:
+        ordinary, prober = make_pipeline(tiny, config, probe, tool_runner=runner).steps
+        ids = ("own", "other", "own~1", "own~2", f"own~{name}")
+        seeds = play(ordinary, replace(rename("own"), index=sibling.index), *map(rename, ids))
+        assert seeds[0] == seeds[1] and len(set(seeds)) == len(ids)
+        assert play(prober.steps[0], *(rename(f"{id}~{name}") for id in ids)) == seeds[1:]
 
 
 @pytest.mark.parametrize("on_invalid", ["tell", "end"])
