@@ -75,11 +75,12 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     for source in sources:
         rows += read_filtered_source(source, base_dir, dataset_context, split)
     samples, rejected = separate_rejected(rows)
-    if rejected:
+    if rejected and config.data.on_bad_sample == "stop":
         raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")
     if not samples:
         raise UserError(f"--benchmark {name}: the run has no data.{split}")
-    questions = questions_from_samples(samples)
+    # Rows that the run left out are left out and counted here, too.
+    questions = replace(questions_from_samples(samples), num_unscorable=len(rejected))
     scorer = build_scorer(config, base_dir, PixelReader(dataset_context.media_policy, config.data.media_limits))
     grader = RewardGrader(
         name=name,

@@ -137,7 +137,7 @@ def check_missing(
     num_questions = len(questions.entries)
     num_rows = num_questions + questions.num_unscorable
     if questions.num_unscorable:
-        warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
+        warn(f"{questions.num_unscorable} of {num_rows} rows are left out, as they cannot be scored")
     if not missing:
         return
     lines = first_lines([f"{id}: {reason}" for id, reason in missing.items()])

@@ -69,7 +69,7 @@ class BenchmarkQuestions:
     """The questions of a benchmark."""
 
     entries: tuple[Question, ...]  # questions in the order of the files
-    num_unscorable: int = 0  # rows left out because no rule can score their answer
+    num_unscorable: int = 0  # rows left out: no rule can score their answer, or a run's own data leaves them out
 
     @property
     def items(self) -> dict[str, Item]:

@@ -145,6 +145,21 @@ def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
         assert [sample.id for sample in question_set.questions.samples] == kept
 
 
+def test_rows_that_a_run_leaves_out_are_left_out_of_its_evaluation(folder):
+    rejecting = ROWS.replace("import hashlib", "import hashlib\nfrom mmrl.types import RejectedRow")
+    (folder / "mine.py").write_text(rejecting + '    yield RejectedRow("bad", "no answer")\n')
+    lenient, strict = config(size=5, on_bad_sample="skip"), config(size=5)
+    eval_config = load_eval_config(inherit_settings(lenient, by_rule=False), "r", ())
+    with closing(run_question_set("run:train", lenient, eval_config, folder, folder / "out")) as question_set:
+        questions = question_set.questions
+    assert ([sample.id for sample in questions.samples], questions.num_unscorable) == (
+        train_ids(make_loader(lenient, folder)[0].load()),
+        1,
+    )
+    with pytest.raises(UserError, match="1 samples cannot be used, bad for one: no answer"):
+        run_question_set("run:train", strict, eval_config, folder, folder / "out")
+
+
 def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
     source = {"fn": "./mine.py:rows", "args": {"size": 50}}
     shared = config(train=[{**source, "validation_share": 0.2}])
