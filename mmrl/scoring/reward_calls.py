@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -55,6 +56,15 @@ class RewardCall(NamedTuple):
     term: str  # name of the reward term
     response: Response
     sample: Sample
+
+
+@dataclass(slots=True)
+class _PendingResponse:
+    """A response, with the outcomes it has so far."""
+
+    pair: ScoringPair
+    outcomes: dict[str, RewardOutcome]  # by term name
+    terms: list[BoundTerm]  # those that the next round calls
 
 
 class RewardCaller:
@@ -111,36 +121,10 @@ class RewardCaller:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        all_outcomes: list[dict[str, RewardOutcome]] = []
-        pending: list[list[BoundTerm]] = []  # for each response, the terms that the next round calls
-        for response, sample in pairs:
-            terms = self.applicable_terms(sample, evaluation=evaluation)
-            if not terms:
-                where = ", in evaluation" if evaluation else ""
-                raise UserError(
-                    f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
-                )
-            outcomes_by_term: dict[str, RewardOutcome] = {}
-            first_terms = []
-            for term in terms:
-                # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
-                if term.options.when and not trial and not matches_rollout(term.options.when, response):
-                    outcomes_by_term[term.name] = NOT_FOR_ROLLOUT
-                else:
-                    first_terms.append(term)
-            all_outcomes.append(outcomes_by_term)
-            pending.append(first_terms)
-        # Each round calls the fallbacks of the terms that abstained or failed in the round before.
-        while any(pending):
-            calls = [(index, term) for index, terms in enumerate(pending) for term in terms]
-            if trial:
-                calls = [(index, term) for index, term in calls if not asks_remote_service(term)]
-            outcomes = self.call_terms([(term, pairs[index]) for index, term in calls], trial=trial)
-            for (index, term), outcome in zip(calls, outcomes, strict=True):
-                all_outcomes[index][term.name] = outcome
-            for index, terms in enumerate(pending):
-                pending[index] = self._list_fallbacks(terms, all_outcomes[index], pairs[index], trial=trial)
-        return list(all_outcomes)
+        all_pending = [self._make_pending(pair, evaluation=evaluation, trial=trial) for pair in pairs]
+        while due := [pending for pending in all_pending if pending.terms]:
+            self._run_round(due, trial=trial)
+        return [pending.outcomes for pending in all_pending]
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls, those of workers together, so that none of them idles."""
@@ -186,23 +170,48 @@ class RewardCaller:
             self._pool.close()
             self._pool = None
 
-    def _list_fallbacks(
-        self, called: Sequence[BoundTerm], outcomes: OutcomesByTerm, pair: ScoringPair, *, trial: bool
-    ) -> list[BoundTerm]:
-        """Return the terms to call for one response in place of those of `called` that failed, each once.
+    def _make_pending(self, pair: ScoringPair, *, evaluation: bool, trial: bool) -> _PendingResponse:
+        """Return a response with the terms to call first. Raises UserError if no term applies to it."""
+        response, sample = pair
+        applicable = self.applicable_terms(sample, evaluation=evaluation)
+        if not applicable:
+            where = f"sample {sample.id!r} of task {sample.task!r}{', in evaluation' if evaluation else ''}"
+            raise UserError(f"no reward term applies to {where}: see `when`")
+        pending = _PendingResponse(pair, {}, [])
+        for term in applicable:
+            # Responses of a trial were not sampled, so they lack the features of a rollout that `when` may require.
+            if term.options.when and not trial and not matches_rollout(term.options.when, response):
+                pending.outcomes[term.name] = NOT_FOR_ROLLOUT
+            else:
+                pending.terms.append(term)
+        return pending
+
+    def _run_round(self, due: Sequence[_PendingResponse], *, trial: bool) -> None:
+        """Call the terms of all responses, then replace them with the fallbacks of those that failed."""
+        calls = [(pending, term) for pending in due for term in pending.terms]
+        if trial:
+            calls = [(pending, term) for pending, term in calls if not asks_remote_service(term)]
+        outcomes = self.call_terms([(term, pending.pair) for pending, term in calls], trial=trial)
+        for (pending, term), outcome in zip(calls, outcomes, strict=True):
+            pending.outcomes[term.name] = outcome
+        for pending in due:
+            pending.terms = self._list_fallbacks(pending, trial=trial)
+
+    def _list_fallbacks(self, pending: _PendingResponse, *, trial: bool) -> list[BoundTerm]:
+        """Return the terms to call in place of those that failed in this round, each once.
 
         Raises:
             RewardError: no term replaces one that failed, and the config says to stop, or this is a trial.
         """
         fallbacks: dict[str, BoundTerm] = {}
-        for term in called:
+        for term in pending.terms:
             # None for a service that a trial does not ask.
-            failure = outcomes.get(term.name)
+            failure = pending.outcomes.get(term.name)
             if isinstance(failure, RewardFailure):
-                fallback = self.find_fallback(term, failure, *pair, trial=trial)
+                fallback = self.find_fallback(term, failure, *pending.pair, trial=trial)
                 if fallback is None and (trial or self.failure_action(failure) == "stop"):
-                    raise make_error(term.name, failure, *pair)
-                if fallback is not None and fallback.name not in outcomes:
+                    raise make_error(term.name, failure, *pending.pair)
+                if fallback is not None and fallback.name not in pending.outcomes:
                     fallbacks[fallback.name] = fallback
         return list(fallbacks.values())
 
