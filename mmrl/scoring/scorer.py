@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, islice
 from time import monotonic
+from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
-from mmrl.config.schema import ScoringConfig
+from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
 from mmrl.config.schema.response import RewardTransformConfig
 from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.reward_calls import (
@@ -21,14 +22,7 @@ from mmrl.scoring.reward_calls import (
     asks_remote_service,
     make_error,
 )
-from mmrl.scoring.terms import (
-    BoundTerm,
-    RewardError,
-    check_parts,
-    combine_terms,
-    divide_by_turn,
-    is_unscorable,
-)
+from mmrl.scoring.terms import BoundTerm, RewardError, check_parts, combine_terms, divide_by_turn, is_unscorable
 from mmrl.types import (
     AnswerType,
     Author,
@@ -53,6 +47,13 @@ _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 
 ENVIRONMENT = "environment"
 """Name by which the failure of a rollout's environment is counted, beside those of reward terms."""
+
+
+class _FailedChain(NamedTuple):
+    """A reward term that failed, together with all its fallbacks."""
+
+    failures: dict[str, RewardFailure]  # by term name, in the order of the calls
+    action: RewardFailurePolicy  # for the last failure
 
 
 class RewardFunctionScorer:
@@ -244,13 +245,9 @@ class RewardFunctionScorer:
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
             for chain in self._find_failed_chains(outcomes):
-                # All of them failed, and what the config says about the last one counts.
-                *_, last = chain.values()
-                action = self.caller.failure_action(last)
-                if action != "fallback":
-                    failures |= chain
-                if action == "skip_group":
-                    skip_group = True
+                if chain.action != "fallback":
+                    failures |= chain.failures
+                skip_group |= chain.action == "skip_group"
             judged.append(Dropped(rollout, failures))
             if not failures:
                 kept.append(rollout)
@@ -260,14 +257,15 @@ class RewardFunctionScorer:
         dropped = tuple(entry for entry in judged if entry.failures)
         return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
 
-    def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[dict[str, RewardFailure]]:
-        """Yield the failures by term of each counted term that has no value, and of its fallbacks, which have none."""
+    def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[_FailedChain]:
+        """For each counted term whose whole fallback chain failed, yield the failures and the policy for them."""
         for term in self.caller.counted_terms:
             if isinstance(outcomes.get(term.name), RewardFailure):
                 chain = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
-                failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
-                if len(failures) == len(chain):
-                    yield failures
+                last = outcomes[chain[-1]]  # all others failed
+                if isinstance(last, RewardFailure):
+                    failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
+                    yield _FailedChain(failures, self.caller.failure_action(last))
 
     def _combine_outcomes(
         self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, num_turns: int = 0
@@ -307,9 +305,12 @@ class RewardFunctionScorer:
         )
 
     def _decide_failed(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, str | None]:
-        """Return what a failed term counts, and the name of the term that decided; None if that one failed too."""
-        first, *fallbacks = self.caller.list_deciding_terms(term, outcomes)
-        last = fallbacks[-1] if fallbacks else first
+        """Return the value to use for a failed term and the fallback that supplied it.
+
+        The name is None if every fallback failed too.
+        """
+        _, *fallbacks = self.caller.list_deciding_terms(term, outcomes)
+        last = fallbacks[-1] if fallbacks else term
         decision = outcomes[last.name]
         if isinstance(decision, RewardFailure):
             value, reason, decider = last.fallback, f"fallback: {decision.reason}", None
