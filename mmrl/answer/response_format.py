@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, NON_JSON_TYPES, format_target, parse_answer_value, parse_json
 from mmrl.answer.values import COORDINATE_TYPES
 from mmrl.types import Answer, AnswerType, CoordinateSystem, Target, UserError
+from mmrl.utils.messages import shorten
 
 _MAX_EXCERPT_CHARS = 40
 # Longer demonstrations have thinking and differ in every sample; they would only evict the others from the cache.
@@ -187,8 +188,7 @@ class ResponseFormat:
                 value = parse_answer_value(answer_type, content) if content else None
                 problem = "" if content else "empty answer"
             except ValueError as error:
-                excerpt = content if len(content) <= _MAX_EXCERPT_CHARS else content[:_MAX_EXCERPT_CHARS] + "..."
-                problem = f"{error}: {excerpt!r}"
+                problem = f"{error}: {shorten(content, _MAX_EXCERPT_CHARS)!r}"
         # In reverse, so that the first of two sections with one name wins.
         contents = {}
         for section in reversed((*parts.sections, *earlier_sections)):

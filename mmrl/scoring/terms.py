@@ -27,6 +27,7 @@ from mmrl.types import (
     UserError,
     use_media_opener,
 )
+from mmrl.utils.messages import shorten
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
 from mmrl_rewards.contract import BoundReward, Of, TurnRewards, describe_error, value_and_reason
@@ -62,9 +63,7 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
         kind, reason = RewardErrorKind.ERROR, describe_error(reward.reward, error)
     # An error may quote a whole response, and reasons are kept with each rollout.
-    if len(reason) > _MAX_REASON_CHARS:
-        reason = reason[:_MAX_REASON_CHARS] + "..."
-    return RewardFailure(kind, reason)
+    return RewardFailure(kind, shorten(reason, _MAX_REASON_CHARS))
 
 
 def first_call_timeout_s(timeout_s: float | None) -> float:
@@ -104,8 +103,7 @@ def _check_result(reward: BoundReward, result: object, num_turns: int) -> Reward
         return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
     if not isinstance(reason, str):
         return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
-    if len(reason) > _MAX_REASON_CHARS:
-        reason = reason[:_MAX_REASON_CHARS] + "..."
+    reason = shorten(reason, _MAX_REASON_CHARS)
     if not isinstance(result, TurnRewards):
         return RewardValue(number, reason)
     if len(result.by_turn) != num_turns:

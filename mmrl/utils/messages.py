@@ -32,6 +32,11 @@ def first_lines(lines: Sequence[str], limit: int = _NUM_LISTED) -> list[str]:
     return shown
 
 
+def shorten(text: str, max_chars: int) -> str:
+    """Return a text, cut after `max_chars` characters and marked with "..." if it is longer."""
+    return text if len(text) <= max_chars else text[:max_chars] + "..."
+
+
 def escape_controls(text: str) -> str:
     r"""Return the text with each control character as JSON would write it: ESC becomes \u001b. Tab and newline stay."""
     return text.translate(_ESCAPES)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Sample, Unscorable
+from mmrl.utils.messages import shorten
 from mmrl_rewards.contract import Of, column_value, target_value
 
 # Normalising a run of combining marks takes CPython time that grows with its square, so long runs that are not ASCII
@@ -62,5 +63,5 @@ _normalize_target = lru_cache(maxsize=256)(normalize)  # siblings share their ta
 
 
 def excerpt(text: str, max_chars: int = 40) -> str:
-    """Return the start of a text, for a reason."""
-    return repr(text if len(text) <= max_chars else text[:max_chars] + "...")
+    """Return the start of a text in quotes, for a reason."""
+    return repr(shorten(text, max_chars))
