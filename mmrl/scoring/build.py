@@ -23,7 +23,7 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
     """
     terms = []
     for index, options in enumerate(config.rewards.terms):
-        # Worker processes load the reward again: the module of a user's file does not exist there before.
+        # Worker processes load the reward again, because they have not imported a user's file.
         load = partial(_load_reward, options, base)
         reward = load()
         try:

@@ -29,16 +29,16 @@ def find_coverage_gaps(config: Config, scorer: RewardFunctionScorer, samples: Se
 
 def _find_unmet(owner: str, when: SampleConditions, samples: Sequence[Sample]) -> Iterator[str]:
     """Yield a warning for each value of `when` that no sample has, or for values that no sample has together."""
-    is_told = False
+    is_reported = False
     for column, allowed in when.items():
         values = {condition_value(sample, column) for sample in samples}
         known = sorted(value for value in values if value is not None)
         for value in allowed:
             if value not in values:
-                is_told = True
+                is_reported = True
                 hint = did_you_mean(value, known) or f"there is {first_names(known) or 'no such column'}"
                 yield f"{owner}: `when` names {column} {value!r}, which no sample has; {hint}"
-    if not is_told and not any(matches_conditions(when, sample) for sample in samples):
+    if not is_reported and not any(matches_conditions(when, sample) for sample in samples):
         yield f"{owner} applies to none of the samples: see its `when`"
 
 

@@ -16,26 +16,26 @@ _ResultT = TypeVar("_ResultT")
 def run_in_forks(tasks: Sequence[Callable[[], _ResultT]], timeout_s: float) -> Iterator[_ResultT | RewardFailure]:
     """Run tasks in a fork and yield their results. A task that hangs or dies fails; a new fork runs the others.
 
-    A task hangs that takes longer than `timeout_s`.
+    A task that takes longer than `timeout_s` counts as hanging.
     """
     # Killing its process is the only way to stop a regular expression, and a fork has everything loaded already.
     context = multiprocessing.get_context("fork")
     num_done = 0
     while num_done < len(tasks):
         remaining = tasks[num_done:]
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_send_results, args=(remaining, there), daemon=True)
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send_results, args=(remaining, sender), daemon=True)
         process.start()
-        # Only the fork may hold this end, or its death would not end the pipe.
-        there.close()
+        # Only the fork may hold this end, or its death would not close the pipe.
+        sender.close()
         try:
             for _ in remaining:
                 num_done += 1
-                if not here.poll(timeout_s):
+                if not receiver.poll(timeout_s):
                     yield RewardFailure(RewardErrorKind.TIMEOUT, f"hung for {timeout_s:g} s")
                     break
                 try:
-                    result = here.recv()
+                    result = receiver.recv()
                 except EOFError:
                     yield RewardFailure(RewardErrorKind.CRASH, "its process died")
                     break

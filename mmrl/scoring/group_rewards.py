@@ -115,7 +115,7 @@ class IsolatedGroupReward:
 
         Raises:
             UserError: the function raised, or no process can be started.
-            KeyboardInterrupt: this process is to stop, and the function hangs.
+            KeyboardInterrupt: this process was told to stop while the function hangs.
         """
         values: Sequence[RewardValue] | RewardFailure = self.run_on_rank0(partial(self._call_in_worker, group))
         return values
@@ -192,7 +192,7 @@ def _call_and_locate_errors(
 
 
 def load_group_rewards(config: Config, base: Path, terms: Sequence[BoundTerm]) -> tuple[BoundGroupReward, ...]:
-    """Load the functions of `rewards.group_rewards`. Files are relative to `base`; `terms` are those of the config.
+    """Load the functions of `rewards.group_rewards`. Files are relative to `base`; `terms` are the reward terms.
 
     Raises:
         UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
@@ -242,7 +242,7 @@ def isolate_group_rewards(
 def check_group_rewards(
     group_rewards: Sequence[BoundGroupReward], scorer: RewardFunctionScorer, samples: Iterable[Sample]
 ) -> None:
-    """Raise UserError if a group reward applies to a sample, and a reward term that it reads does not."""
+    """Raise UserError if a group reward applies to a sample, but a reward term that it reads does not."""
     for group_reward in group_rewards:
         for sample in samples:
             if not matches_conditions(group_reward.options.when, sample):

@@ -40,7 +40,7 @@ from mmrl.types import (
 from mmrl_rewards.contract import BoundReward
 
 _TIMEOUT_S = 10.0  # of a check, unless the reward declares more
-# A step scores some hundreds of responses, so slower rewards would be felt in every step.
+# A step scores hundreds of responses, so a slower reward would slow down every step.
 _MAX_CALL_S = 0.05
 _HUGE_CHARS = 10_000_000
 _CHARS_PER_TOKEN = 4
@@ -144,7 +144,7 @@ class LintReport:
     @property
     def ok(self) -> bool:
         """True if the reward is fit to train with."""
-        return all(finding.ok for finding in self.findings) and all(earned.ok for earned in self.attacks)
+        return all(finding.ok for finding in self.findings) and all(attack.ok for attack in self.attacks)
 
 
 def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
@@ -188,14 +188,14 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     """Call a reward for samples that it can score, in processes that are killed when a call takes too long.
 
     Raises:
-        UserError: a target cannot be written in the response format, or the reward tolerates an attack that is unknown.
+        UserError: a target cannot be written in the response format, or the reward tolerates an unknown attack.
     """
     looks = reward.reward.looks
     correct_pairs = []
     for sample in samples:
         correct = _ATTACK_GRAMMAR.render(sample.target)
         correct_pairs.append((make_trial_response(sample, correct, looks=looks), sample))
-    # A first call may import scipy or the like, which takes longer than all calls; each fork would import it again.
+    # A first call may import scipy or the like, which is slower than all other calls; each fork would import it again.
     first_call = partial(_list_new_modules, reward, correct_pairs)
     [modules] = run_in_forks([first_call], first_call_timeout_s(reward.reward.timeout_s))
     if isinstance(modules, RewardFailure) and modules.error_kind is RewardErrorKind.TIMEOUT:
@@ -319,7 +319,7 @@ def _score_text(reward: BoundReward, sample: Sample, text: str) -> RewardOutcome
 
 
 def _score_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[RewardOutcome]:
-    """Return the outcomes of a reward. A service need not run here: without a verdict, the low end counts."""
+    """Return the outcomes of a reward. Without a verdict of its service, a reward gets its low end."""
     outcomes: list[RewardOutcome] = []
     for response, sample in pairs:
         outcome = call_reward(reward, response, sample)
@@ -348,7 +348,7 @@ def _check_pickling(reward: BoundReward) -> LintFinding:
         same = pickle.loads(pickle.dumps(reward)) == reward
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return LintFinding("picklable", False, f"{type(error).__name__}: {error}")
-    return LintFinding("picklable", same, "by reference" if same else "what comes back differs")
+    return LintFinding("picklable", same, "by reference" if same else "the copy differs")
 
 
 def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
@@ -373,7 +373,7 @@ def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]])
     [found] = run_in_forks([partial(_record_impure_calls, reward, pairs)], _check_timeout_s(reward))
     if isinstance(found, RewardFailure):
         return LintFinding("pure", False, found.reason)
-    clean = "no files, network, clock or dice"
+    clean = "no files, network, clock or randomness"
     if reward.reward.looks:
         found = [name for name in found if name != _OPENS_MEDIA]
         clean += ", but media of the sample"
@@ -393,7 +393,7 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
             found[_OPENS_MEDIA] = None
         if event != "c_call" or not isinstance(called, BuiltinFunctionType) or not _is_random_or_clock(called):
             return
-        # numpy and scipy seed generators and read clocks while they are imported, which no reward can help.
+        # numpy and scipy seed generators and read clocks while they are imported, which is not the reward's fault.
         if not _runs(frame, (_IMPORTING,)):
             found[f"{called.__module__ or 'random'}.{called.__name__}"] = None
 
@@ -417,7 +417,7 @@ def _runs(frame: FrameType | None, files: Sequence[str]) -> bool:
 
 def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
     owner, name = function.__self__, function.__name__
-    if owner is _GLOBAL_RANDOM:  # the shared generator; a seeded one of the reward's own is fine
+    if owner is _GLOBAL_RANDOM:  # the shared generator; one that the reward seeds itself is fine
         return True
     # `datetime.now` is a method of a class written in C, whose module says nothing.
     if isinstance(owner, type):
@@ -461,7 +461,7 @@ def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterato
     """Yield the highest value of each attack.
 
     Raises:
-        UserError: the reward tolerates an attack that is unknown.
+        UserError: the reward tolerates an unknown attack.
     """
     low, high, tolerance = reward.reward.low, reward.reward.high, reward.reward.attack_tolerance
     names = list(dict.fromkeys(name for name, _, _ in attempts if name != "right"))

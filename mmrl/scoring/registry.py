@@ -1,4 +1,4 @@
-"""Finds rewards, their case tables and tools by name: those that come with mmrl, and those in a file of yours."""
+"""Finds rewards and their case tables by name, both mmrl's and those in your own files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mmrl_rewards
-from mmrl.config.schema import (
-    RethinkConfig,
-    RolloutStepConfigs,
-    ScoringConfig,
-)
+from mmrl.config.schema import RethinkConfig, RolloutStepConfigs, ScoringConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.terms import first_call_timeout_s, make_worker_limits
 from mmrl.types import MediaPolicy, UserError, use_media_opener
@@ -47,7 +43,7 @@ def qualified_name(name: str) -> str:
     """Return the full name of a reward: `box:iou` is short for `mmrl_rewards.box:iou`; other names stay as they are.
 
     Raises:
-        UserError: there is neither such a reward nor such a module.
+        UserError: no reward and no module has this name.
     """
     module = name.rpartition(":")[0]
     if module.endswith(".py") or "." in module:
@@ -96,10 +92,10 @@ def check_step_terms(steps: RolloutStepConfigs, terms: Sequence[str], *, key: st
 
 
 def check_names(names: Iterable[str], terms: Sequence[str], *, key: str, place: str) -> None:
-    """Raise UserError unless all `names` are `terms`; `key` is their path in the config, `place` what messages say."""
+    """Raise UserError unless all `names` are `terms`; `key` is their path in the config, `place` begins the message."""
     for name in names:
         if name not in terms:
-            raise UserError(f"{place}: there is no reward term {name!r}, but {', '.join(terms)}", key=key)
+            raise UserError(f"{place}: there is no reward term {name!r}; there are {', '.join(terms)}", key=key)
 
 
 def builtin_case_tables() -> tuple[Path, ...]:
@@ -125,7 +121,7 @@ def case_media(folder: Path) -> PixelReader:
 def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
     """Return the case-table rows about a reward, and the folder that relative files in them start from.
 
-    A reward in a file of yours has its table beside it, under the same name with the ending `.json`.
+    The table of a reward in your own file lies beside that file and has the ending `.json`.
 
     Raises:
         UserError: there is no table, or no row about it.
@@ -142,12 +138,12 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
     """Run the case tables of rewards, to check that the installed libraries give the same values.
 
     Raises:
-        UserError: a row got another value than it states, or a reward of the user's hangs or exceeds a limit.
+        UserError: a row got a different value than it states, or a user's reward hangs or exceeds a limit.
     """
     load_table = cache(load_case_table)
     for name in dict.fromkeys(names):
         reward_name, own_table = _own_case_table(name, base)
-        # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
+        # A user's reward may have no table, and an installed package lacks those of mmrl.
         tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
         # Searching the text of mmrl's tables for the name first is faster than parsing the rows of all of them.
         tables = [table for table in tables if own_table or reward_name in table.read_text(encoding="utf-8")]
@@ -188,13 +184,13 @@ def _load_case_check(name: str, base: Path, report: ReportActivity) -> Callable[
 
 
 def find_own_folder(name: str, base: Path) -> Path:
-    """Return the folder of a reward in a file of yours, `base` for any other."""
+    """Return the folder of the file that a reward is in; `base` for a reward in a package."""
     own_table = _own_case_table(name, base)[1]
     return own_table.parent if own_table else base
 
 
 def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:
-    """Return the name that rows use for a reward, and for one in a file the path of the table beside it."""
+    """Return the name that rows use for a reward, and the table beside its file; None for a reward in a package."""
     full_name = qualified_name(name)
     module, _, function = full_name.rpartition(":")
     if not module.endswith(".py"):

@@ -39,7 +39,7 @@ from mmrl_rewards.strings import excerpt
 
 _MAX_RESPONSE_CHARS = 200
 _MAX_BATCH_SIZE = 64  # most rewards take microseconds, less than a message between processes
-_LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
+_LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service runs on this machine
 
 NOT_FOR_ROLLOUT = RewardValue(0.0, "not for this rollout: see `when`")
 """Outcome of a term whose `when` excludes the rollout."""
@@ -68,7 +68,7 @@ class _PendingResponse:
 
 
 class RewardCaller:
-    """Calls reward terms. With `workers` all run in workers, else those with a `timeout_s` and, by default, users'."""
+    """Calls reward terms. With `workers`, all run in workers; else those with `timeout_s` and, by default, users'."""
 
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None) -> None:
         """Store the terms, which see pictures through `media_opener`; no process is started before the first call."""
@@ -87,7 +87,7 @@ class RewardCaller:
         self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
 
     def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
-        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`.
+        """Return the terms that score responses to a sample; in evaluation, `training_only` terms are left out.
 
         A term that is only the fallback of others is not included. Conditions on the rollout are not checked.
         """
@@ -102,7 +102,7 @@ class RewardCaller:
         return terms
 
     def terms_with_fallbacks(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
-        """Return the terms that apply to a sample, and those that may decide in their place."""
+        """Return the terms that apply to a sample, and the fallbacks that may decide in their place."""
         terms = {term.name: term for term in self.applicable_terms(sample, evaluation=evaluation)}
         pending = list(terms.values())
         for term in pending:
@@ -127,7 +127,7 @@ class RewardCaller:
         return [pending.outcomes for pending in all_pending]
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool = False) -> list[RewardOutcome]:
-        """Return the outcomes of calls, those of workers together, so that none of them idles."""
+        """Return the outcomes of calls. Workers get all of their calls at once, so that none idles."""
         worker_calls = [RewardCall(term.name, *pair) for term, pair in calls if term.name in self._timeouts_s]
         worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
         outcomes = []
@@ -216,12 +216,12 @@ class RewardCaller:
         return list(fallbacks.values())
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
-        """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
+        """Return the outcomes of calls in worker processes. A process that hangs or dies costs one call.
 
         Raises:
             RewardProcessError: no process can be started; in a trial also, one hung, died or exceeded a limit.
             RewardError: a sample cannot be sent to a process.
-            KeyboardInterrupt: this process is to stop, and a reward hangs.
+            KeyboardInterrupt: this process was told to stop while a reward hangs.
         """
         options = self._options
         try:
@@ -294,7 +294,7 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
         except WorkerError as error:
             outcomes.append(worker_failure(error))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            # Calls are pickled by the batch: its error does not say which of them is at fault.
+            # Calls are pickled in batches, so the error does not say which call is at fault.
             sample_ids = set()
             for call in calls:
                 try:
@@ -313,7 +313,7 @@ def _load_rewards(
     media_opener: MediaOpener | None,
     report: ReportActivity,
 ) -> Callable[[RewardCall], RewardOutcome]:
-    """Load and warm up the rewards, and return the function that calls them. `timeouts_s` are of warm-up calls."""
+    """Load and warm up the rewards, and return the function that calls them. `timeouts_s` limit warm-up calls."""
     # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
     rewards: dict[str, BoundReward] = {}
     for term, load in loaders.items():

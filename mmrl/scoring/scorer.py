@@ -46,7 +46,7 @@ _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried o
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 
 ENVIRONMENT = "environment"
-"""Name by which the failure of a rollout's environment is counted, beside those of reward terms."""
+"""Name under which failures of environments are counted, next to the names of reward terms."""
 
 
 class _FailedChain(NamedTuple):
@@ -87,7 +87,7 @@ class RewardFunctionScorer:
         """Return a scored group for each prompt, in order.
 
         Args:
-            rollouts: those of each prompt.
+            rollouts: the rollouts of each prompt.
             step: the step of the stage, for scheduled weights.
             probes: for each prompt, extra rollouts by the name of their probe; they are scored as in evaluation.
 
@@ -171,9 +171,9 @@ class RewardFunctionScorer:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
     def check_wrong_answers(self, samples: Iterable[Sample], response_format: ResponseFormat) -> list[str]:
-        """Call the rewards with wrong answers, those of `mmrl reward lint` too, for a few samples of each answer type.
+        """Call the rewards with wrong answers, such as the attacks of `mmrl reward lint`, for a few samples a type.
 
-        A reward may fail on wrong answers alone, which `check_samples` does not show. Services are not asked.
+        Some rewards fail only on wrong answers, which `check_samples` does not try. Services are not asked.
 
         Returns:
             A warning for each reward that fails where the config says to leave such rollouts out.
@@ -206,7 +206,7 @@ class RewardFunctionScorer:
         correct = self._make_trial_response(sample, correct_text, response_format, [term])
         with use_media_opener(self._media_opener):
             texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
-        # Only an answer of the right type reaches the comparison with the target, and no attack need be one.
+        # Only an answer of the right type is compared with the target, and the attacks may all be of other types.
         with suppress(UserError):
             texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
         for name, text in texts.items():
@@ -283,7 +283,7 @@ class RewardFunctionScorer:
                 if decider is not None:
                     decided_by[term.name] = decider
             elif isinstance(outcome, TurnRewards):
-                # With a transform, which need not be linear, the turns' rewards do not add up to what the term counts.
+                # A transform may be nonlinear, so the turns' rewards would not add up to the term's value.
                 if method == "sum" and term.options.transform == RewardTransformConfig():
                     rewards_by_turn[term.name] = outcome.by_turn
                 outcome = RewardValue(outcome.value, outcome.reason)
@@ -316,7 +316,7 @@ class RewardFunctionScorer:
             value, reason, decider = last.fallback, f"fallback: {decision.reason}", None
         else:
             value, reason, decider = decision.value, f"{last.name} decides: {decision.reason}", last.name
-        # The value of a fallback, after its transform, is a value of the term that it stands in for.
+        # A fallback's transformed value is the raw value of the term that it replaces.
         for fallback in reversed(fallbacks):
             value = fallback.transform(value)
         return RewardValue(value, reason), decider

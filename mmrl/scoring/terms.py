@@ -1,8 +1,8 @@
 """Reward terms: a term's reward is called, its value checked and transformed, and all terms combined into a total.
 
 A term is one entry of `rewards.terms`: a reward function with its options, its weight and schedule, and the samples it
-applies to. A term that `requires` another counts only where that one's value exceeds `requires_above`: accuracy, say,
-only where the format is right. A term whose reward gives no value takes that of the term named by its `fallback`.
+applies to. A term that `requires` another counts only where the other's value exceeds `requires_above`: accuracy, say,
+only where the format is right. A term whose reward gives no value takes the value of the term that `fallback` names.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class BoundTerm:
 
     @property
     def comes_with_mmrl(self) -> bool:
-        """True for a reward of ours, False for one in a file or package of the user's."""
+        """True for a reward of mmrl, False for one in a user's file or package."""
         return self.reward.reward.fn.__module__.startswith(("mmrl.", "mmrl_rewards."))
 
     @property
@@ -159,7 +159,7 @@ class BoundTerm:
         return self.reward.reward.timeout_s if self.options.timeout_s is None else self.options.timeout_s
 
     def transform(self, value: float) -> float:
-        """Return the value that counts in the total, for a value of the reward."""
+        """Return the value that counts in the total for a raw value of the reward."""
         curved, scale = self._clip(value), self.options.transform.rescale_to
         if scale is None:
             return curved
@@ -176,7 +176,7 @@ class BoundTerm:
 
 
 def find_counted_terms(terms: Sequence[BoundTerm]) -> tuple[BoundTerm, ...]:
-    """Return the terms that count by themselves: those that no other names as its fallback."""
+    """Return the terms that count by themselves: no other term names them as its fallback."""
     stand_ins = {term.fallback_term for term in terms}
     return tuple(term for term in terms if term.name not in stand_ins)
 
@@ -184,8 +184,8 @@ def find_counted_terms(terms: Sequence[BoundTerm]) -> tuple[BoundTerm, ...]:
 def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
     """Raise UserError unless terms fit together.
 
-    No two share a name, `requires` and `fallback` name other terms and lead in no circle, ranges suit the method, and
-    a fallback has a range and options that suit its term.
+    Names are unique; `requires` and `fallback` name other terms without cycles; ranges suit the method; and the range
+    and options of a fallback suit its term.
     """
     terms_by_name = {term.name: term for term in terms}
     counted = {term.name: term for term in find_counted_terms(terms)}
@@ -194,13 +194,13 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
         if any(earlier.name == name for earlier in terms[:index]):
             raise UserError(f"two reward terms are named {name!r}; give one another `name`", key=f"{place}.fn")
         known = ", ".join(terms_by_name)
-        for key, other in (("requires", required), ("fallback", term.fallback_term)):
-            if other is not None and (other not in terms_by_name or other == name):
-                problem = f"term {name!r}: it {_VERBS[key]} {other!r}, which is not another term; there are {known}"
-                raise UserError(problem, key=f"{place}.{key}")
-            circle = _find_circle(term, terms_by_name, key)
-            if circle:
-                problem = f"term {name!r}: its {_NOUNS[key]} lead in a circle: {' -> '.join(circle)}"
+        for key, other_name in (("requires", required), ("fallback", term.fallback_term)):
+            if other_name is not None and (other_name not in terms_by_name or other_name == name):
+                problem = f"it {_VERBS[key]} {other_name!r}, which is not another term; there are {known}"
+                raise UserError(f"term {name!r}: {problem}", key=f"{place}.{key}")
+            cycle = _find_cycle(term, terms_by_name, key)
+            if cycle:
+                problem = f"term {name!r}: its {_NOUNS[key]} form a cycle: {' -> '.join(cycle)}"
                 raise UserError(problem, key=f"{place}.{key}")
         if required is not None and required not in counted:
             problem = f"term {name!r}: it requires {required!r}, which is a fallback and has no value of its own"
@@ -215,8 +215,8 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
             raise UserError(f"combine {method}: {problem}", key=f"{place}.transform")
 
 
-def _find_circle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: str) -> list[str]:
-    """Return the names of the circle that `requires` or `fallback` leads in from a term back to it, if there is one."""
+def _find_cycle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: str) -> list[str]:
+    """Return the names along a cycle of `requires` or `fallback` through a term; empty if there is none."""
     names = [term.name]
     # `check_terms` reports an unknown name for the term that has it.
     while names[-1] in terms_by_name and len(names) <= len(terms_by_name):
@@ -235,7 +235,7 @@ def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:
         raise UserError(f"term {term.name!r}: fallback {stand_in.name!r}: {problem}; give it a `transform`", key=key)
     options = stand_in.options
     if options.weight != 1.0 or options.schedule or options.requires or options.training_only:
-        problem = f"{stand_in.name!r} is the fallback of {term.name!r} and counts as that: leave out its `weight`"
+        problem = f"{stand_in.name!r} is the fallback of {term.name!r} and counts in its place: leave out its `weight`"
         raise UserError(f"term {problem}, `schedule`, `requires` and `training_only`", key=key)
 
 
@@ -309,7 +309,7 @@ def divide_by_turn(
 ) -> tuple[float, ...]:
     """Return addends of the total, one for each turn in an environment.
 
-    A term in `rewards_by_turn` counts at the turns that its reward named; what else makes up the total, at the last.
+    Terms with per-turn rewards are credited to those turns; the rest of the total goes to the last turn.
     """
     if num_turns == 1:
         return (total,)
@@ -323,7 +323,7 @@ def divide_by_turn(
 
 
 def _requirements_met(term: BoundTerm, terms: Sequence[BoundTerm], values_by_term: Mapping[str, float]) -> bool:
-    """Return True if the required term exceeds `requires_above`, as do all terms that it requires itself, in turn."""
+    """Return True if the required term exceeds `requires_above`, and so do all terms that it requires in turn."""
     while term.options.requires is not None:
         required = term.options.requires
         if required not in values_by_term:
@@ -332,5 +332,5 @@ def _requirements_met(term: BoundTerm, terms: Sequence[BoundTerm], values_by_ter
             )
         if values_by_term[required] <= term.options.requires_above:
             return False
-        term = next(other for other in terms if other.name == required)
+        term = next(candidate for candidate in terms if candidate.name == required)
     return True

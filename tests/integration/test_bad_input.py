@@ -70,11 +70,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
     ),
     "tracked reward that does not exist": (
         lambda _: {"stages": [rl_stage(track_rewards=["cuont"])]},
-        ["stage 'rl': track_rewards: there is no reward term 'cuont', but count, format"],
+        ["stage 'rl': track_rewards: there is no reward term 'cuont'; there are count, format"],
     ),
     "difficulty by a reward that does not exist": (
         lambda _: {"stages": [rl_stage(advantage={"difficulty_weight": {"term": "cuont"}})]},
-        ["stage 'rl': advantage.difficulty_weight.term: there is no reward term 'cuont', but count, format"],
+        ["stage 'rl': advantage.difficulty_weight.term: there is no reward term 'cuont'; there are count, format"],
     ),
     "unknown reward": (
         lambda _: term("mmrl_rewards.number:exakt"),

@@ -129,7 +129,7 @@ MISTAKES = {
     ),
     "rethinking term": Mistake(
         {"stages": [rl_stage(rollout_steps=[GENERATE, RETHINK])]},
-        ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"],
+        ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont'; there are count, format"],
     ),
     "callback signature": Mistake(
         {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:10", "a callback is called with (run)"]

@@ -246,7 +246,7 @@ def test_lint_asks_a_reward_that_looks_to_say_so(tmp_path, capsys):
     for name in ("look.py", "look.json", "look.png"):
         (tmp_path / name).write_bytes((ROOT / "examples" / name).read_bytes())
     assert main(["reward", "lint", f"{tmp_path}/look.py:colour"]) == 0
-    assert "no files, network, clock or dice, but media of the sample" in capsys.readouterr().out
+    assert "no files, network, clock or randomness, but media of the sample" in capsys.readouterr().out
     code = (tmp_path / "look.py").read_text()
     (tmp_path / "quiet.py").write_text(code.replace(", looks=True", ""))
     (tmp_path / "quiet.json").write_text((tmp_path / "look.json").read_text().replace("look.py", "quiet.py"))

@@ -108,7 +108,7 @@ def test_a_requirement_is_compared_before_its_transform():
         ("fromat", {}, "it requires 'fromat', which is not another term; there are odd"),
         ("odd", {}, "it requires 'odd', which is not another term"),
         ("format", {"training_only": True}, "counts in evaluation, but requires 'format', which is training_only"),
-        ("format", {"requires": "odd"}, "its requirements lead in a circle: odd -> format -> odd"),
+        ("format", {"requires": "odd"}, "its requirements form a cycle: odd -> format -> odd"),
     ],
 )
 def test_a_requirement_that_cannot_work_is_refused(requires, options, words):

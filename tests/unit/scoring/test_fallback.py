@@ -171,8 +171,8 @@ def test_the_fallback_counts_in_workers_too():
     [
         ({"fallback": "jugde"}, {}, "it falls back on 'jugde', which is not another term; there are odd, judge"),
         ({"fallback": "odd"}, {}, "it falls back on 'odd', which is not another term"),
-        ({"fallback": "judge"}, {"fallback": "odd"}, "its fallbacks lead in a circle: odd -> judge -> odd"),
-        ({"fallback": "judge"}, {"weight": 2.0}, "'judge' is the fallback of 'odd' and counts as that"),
+        ({"fallback": "judge"}, {"fallback": "odd"}, "its fallbacks form a cycle: odd -> judge -> odd"),
+        ({"fallback": "judge"}, {"weight": 2.0}, "'judge' is the fallback of 'odd' and counts in its place"),
         ({"fallback": "judge"}, {"training_only": True}, "leave out its `weight`, `schedule`, `requires`"),
         ({"fallback": "judge", "requires": "judge"}, {}, "requires 'judge', which is a fallback and has no value"),
         ({"fallback": "judge"}, {"transform": {"rescale_to": [0.0, 2.0]}}, "from 0 to 2 do not fit into 0 to 1"),
