@@ -10,8 +10,8 @@ each response, must give the same log-probs and gradients.
 
 Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
 
-    N   trained tokens, of a batch or of a `TokenTable`, which has a row for each
-    S   tokens of one prompt or response; in a loss, those of a response that the policy sampled
+    N   trained tokens of a batch, or of a `TokenTable`, which has a row for each
+    S   tokens of one prompt or response; in a loss, tokens of a response that the policy sampled
     B   rows, L their columns, T all their tokens, B x L; P columns of prompts or responses padded on the left
     C   tokens of a chunk, R rows to sample from, V tokens of the vocabulary, W hidden channels
     X   layers with experts, K experts of a token
@@ -86,7 +86,7 @@ class MediaItem(NamedTuple):
 
     ref: MediaRef
     grid: tuple[int, int, int]  # time, height and width in patches
-    key: str  # name of its content, for a cache
+    key: str  # identifies its content in a cache
 
 
 class PackedGroup(NamedTuple):
@@ -118,10 +118,10 @@ class BatchMedia(DeviceTensors):
 
     image_patches_MD: torch.Tensor  # patches of all images, float32
     image_grids_I3: torch.Tensor  # time, height and width of each image in patches, int64
-    image_keys: tuple[str, ...]  # name of each image's content, for a cache
+    image_keys: tuple[str, ...]  # cache key of each image's content
     video_patches_MD: torch.Tensor  # patches of all videos, float32
     video_grids_V3: torch.Tensor  # time (pairs of frames), height and width of each video in patches, int64
-    video_keys: tuple[str, ...]  # name of each video's content, for a cache
+    video_keys: tuple[str, ...]  # cache key of each video's content
 
     def to(self, device: torch.device) -> BatchMedia:
         """Return a copy with the patches on another device."""
@@ -273,7 +273,7 @@ def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]
 def collate(
     groups: Sequence[Sequence[Experience]], processor: PromptProcessor, *, pad_id: int, shared_prefix: bool = True
 ) -> Batch:
-    """Pack groups of experiences into tensors. Those of a group have the same prompt.
+    """Pack groups of experiences into tensors. All experiences of a group have the same prompt.
 
     With `shared_prefix` all groups share one row, which has each prompt once. Otherwise every experience gets its own
     row, padded on the right with `pad_id`.
@@ -310,7 +310,7 @@ def collate(
         position_ids_3BL=torch.stack(positions, dim=1),
         packed_groups=tuple(rows[0].packed_groups) if shared_prefix else None,
         media=collect_media(spans),
-        # torch would make float32 of an empty list, so int64 is given.
+        # By default torch turns an empty list into float32.
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
@@ -392,7 +392,7 @@ def check_placeholders(
 
 
 def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> LeftPaddedBatch:
-    # At least two columns: transformers passes a mask of one column to no recurrent layer, and such a layer would read
+    # At least two columns: transformers withholds a mask of one column from recurrent layers, which would then read
     # the padding of an empty row as a token.
     shape = (len(spans), max(2, *(len(span.ids) for span in spans)))
     input_ids_BP, attention_mask_BP = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)

@@ -42,7 +42,7 @@ class ComponentSummary:
     component: Component
     num_tensors: int
     num_parameters: int  # numbers in these tensors
-    num_trained: int  # numbers in those of them that are trained
+    num_trained: int  # numbers in the tensors that are trained
     dtypes: tuple[str, ...]  # data types of the tensors, such as `bfloat16`, in alphabetical order
 
 
@@ -86,7 +86,7 @@ def build_encoder(
 ) -> PromptEncoder:
     """Return the encoder that turns samples into prompts.
 
-    `limit` is the most tokens of a prompt, and the YAML key that sets it; None for `model.max_prompt_tokens`.
+    `limit` is the maximum of prompt tokens, and the YAML key that sets it; None for `model.max_prompt_tokens`.
 
     Raises:
         UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.

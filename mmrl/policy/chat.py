@@ -45,7 +45,7 @@ class ChatTemplate:
         between models of one family, so it is read from a rendered prompt.
 
         Raises:
-            UserError: the template does not read an option, raises, ends a turn otherwise than the tokenizer ends a
+            UserError: the template does not read an option, raises, does not end a turn as the tokenizer ends a
                 response, or opens a thought that the response format does not ask for.
         """
         for option in self._options:

@@ -207,7 +207,7 @@ class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers ha
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values [R, K, T, D]; return those of all own tokens, [R, K, S, D]."""
+        """Append keys and values [R, K, T, D]; return all own keys and values, [R, K, S, D]."""
         start, self._length = self._length, self._length + key_states.shape[2]
         if self.keys is None or self.values is None or self._length > self.keys.shape[2]:
             self.keys, self.values = self._grow(self.keys, key_states), self._grow(self.values, value_states)
@@ -220,7 +220,7 @@ class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers ha
         return self._length
 
     def _grow(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        """Return a buffer with room for `self._length` columns like those of `new`, which begins with `buffer`."""
+        """Return a buffer that begins with `buffer` and has room for `self._length` columns shaped like `new`."""
         columns = -(-self._length // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
         grown = new.new_empty(*new.shape[:2], columns, new.shape[3])
         if buffer is not None:
@@ -250,7 +250,7 @@ def _attend(
 def _own_bias(mask: torch.Tensor | None, query_RKGTD: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
     """Return what is added to the scores of a row's own keys [R, K, S, D], [R or 1, 1, G T or 1, S]; None for nothing.
 
-    `mask` is that of `DecodeCache.attend`.
+    `mask` is the argument of `DecodeCache.attend`.
     """
     num_queries, num_new, num_own = query_RKGTD.shape[2], query_RKGTD.shape[3], key.shape[2]
     if mask is None and num_new > 1:

@@ -109,7 +109,7 @@ class _GatedDeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
-        """Return outputs [N, S, H, V] and last states [N, H, K, V]; arguments are those of `gated_delta_rule`."""
+        """Return outputs [N, S, H, V] and last states [N, H, K, V]; takes the arguments of `gated_delta_rule`."""
         chunks = _prepare_chunks(*inputs[:5])
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
         state = torch.unflatten(inputs[5], 1, (key_heads, repeats)).transpose(2, 3).contiguous()
@@ -134,7 +134,7 @@ class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: torch.Tensor, d_state: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
-        """Return the gradients of the six inputs, for those of outputs [N, S, H, V] and states [N, H, K, V]."""
+        """Return the gradients of the six inputs, given those of outputs [N, S, H, V] and states [N, H, K, V]."""
         written, states, *kept = ctx.saved_tensors
         chunks, length = _Chunks(*kept), d_output.shape[1]
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
@@ -221,7 +221,7 @@ def _product_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return gradients through products with keys of the chunk.
 
-    They are those of queries and keys, [X, N, G, 2 C, K], and of b_t - b_s for s < t, [X, N, G, R, C, C].
+    The first is of queries and keys, [X, N, G, 2 C, K], the second of b_t - b_s for s < t, [X, N, G, R, C, C].
     """
     size = written.shape[-2]
     key = chunks.query_key[..., size:, :]
@@ -238,7 +238,7 @@ def _product_gradients(
 def _decay_gradient(
     d_pairs: torch.Tensor, d_reads: torch.Tensor, d_writes: torch.Tensor, d_end: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of the log-decays, [X, N, G, R, C], from those of the exponents that they are in.
+    """Return the gradient of the log-decays, [X, N, G, R, C], from those of the exponents that contain them.
 
     g_j is in the exponents b_t - b_s with s < j <= t, in b_t of a read with j <= t, in b_C - b_t of a write with t < j,
     and in b_C. All these are added up, and each has the decay as a factor. Adding up the gradients of b_t for t >= j

@@ -148,7 +148,7 @@ class PromptEncoder:
         texts = self._media_pattern.split(self.render_chat(sample))
         if len(texts) - 1 != len(layouts):
             raise UserError(
-                f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
+                f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore the released one"
             )
         pieces = [texts[0]]
         for layout, following_text in zip(layouts, texts[1:], strict=True):
@@ -225,7 +225,7 @@ class PromptEncoder:
     def _make_tensors(
         self, ids: Sequence[int], layouts: Sequence[MediaLayout], video_patches: torch.Tensor
     ) -> PromptTensors:
-        """Return the tensors of a prompt, or of what a tool shows; the patches of videos are cut already."""
+        """Return the tensors of a prompt, or of what a tool shows; the video patches are already cut."""
         image_runs: list[PlaceholderRun] = []
         video_runs: list[PlaceholderRun] = []
         images, seconds_per_grid = [], []

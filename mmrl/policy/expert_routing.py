@@ -46,7 +46,7 @@ class RouteDifferences(NamedTuple):
     """Counts of tokens that the routers themselves would have sent to other experts than the replayed ones."""
 
     tokens: int  # tokens with routes
-    differing_tokens: int  # those of them that differ in some layer
+    differing_tokens: int  # tokens that differ in some layer
     differing_choices: int  # pairs of a token and a layer that differ
 
 
@@ -200,7 +200,7 @@ def check_routes(routers: Sequence[Any], routes_XTK: torch.Tensor) -> None:
     """Check that these routers can follow the routes.
 
     Raises:
-        UserError: the routes have another number of layers or of experts of a token, or an expert that the model lacks.
+        UserError: the routes have another number of layers or of experts per token, or an expert that the model lacks.
     """
     expected = (len(routers), routers[0].top_k if routers else 0)
     found = (routes_XTK.shape[0], routes_XTK.shape[2])
@@ -225,7 +225,7 @@ def check_routes_recorded(experiences: Sequence[Experience]) -> None:
     """Check that the engine recorded routes of the rollouts that were sampled for this step.
 
     Raises:
-        UserError: it did not.
+        UserError: a rollout has no routes.
     """
     for experience in experiences:
         rollout = experience.rollout
@@ -233,8 +233,8 @@ def check_routes_recorded(experiences: Sequence[Experience]) -> None:
         if experience.staleness == 0 and sampled and all(segment.routes is None for segment in sampled):
             raise UserError(
                 f"loss.routing_replay: engine: the rollout engine recorded no routes of sample "
-                f"{rollout.prompt.sample.id}; servers want --enable-return-routed-experts (docs/vllm.md), an engine of "
-                "your own fills in `routes`; or set loss.routing_replay: learner"
+                f"{rollout.prompt.sample.id}; start servers with --enable-return-routed-experts (docs/vllm.md), "
+                "or fill in `routes` in your own engine; or set loss.routing_replay: learner"
             )
 
 
@@ -249,7 +249,7 @@ def _forward(router: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, to
     router.own_routes = routes_TK
     if router.replayed_routes is not None:
         routes_TK = torch.where(router.replayed_routes == UNKNOWN_EXPERT, routes_TK, router.replayed_routes)
-    # Gathered from all probabilities: those of experts that the router itself would not pick have a gradient too.
+    # Gathered from all probabilities: replayed experts that the router would not pick need a gradient too.
     weights_TK = probabilities_TE.gather(-1, routes_TK)
     weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
     router.last_routes = routes_TK

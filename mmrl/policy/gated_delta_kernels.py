@@ -1,7 +1,7 @@
-"""The kernels of Gated DeltaNet: those of flash-linear-attention and causal-conv1d where tensors suit them, else torch.
+"""Gated DeltaNet by the kernels of flash-linear-attention and causal-conv1d where tensors suit them, else by torch.
 
 Once a package is installed, transformers uses its kernel for every tensor. But the kernels run only on CUDA, and
-multiply float32 as TF32, with 10 bits of a mantissa. So this module chooses at each call, by the call's tensors.
+multiply float32 as TF32, with a mantissa of 10 bits. So this module chooses at each call, by the call's tensors.
 
 Source: `chunk_gated_delta_rule` of flash-linear-attention 0.5.1 to 0.6.0 and `causal_conv1d_fn` of causal-conv1d 1.6.
 """

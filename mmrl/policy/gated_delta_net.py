@@ -1,6 +1,6 @@
 """Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after a cache of padded rows.
 
-Two parts of such a layer link tokens: a causal convolution over the last few tokens, and a recurrent state for each
+Two parts of the layer link tokens: a causal convolution over the last few tokens, and a recurrent state for each
 head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
 and each of its responses starts from the state and the last columns that the prompt ends with. Gradients of all
 responses add up in the prompt, because autograd sums over every use of a tensor.
@@ -190,7 +190,7 @@ def plan_append(mask_RS: torch.Tensor, window_length: int) -> AppendPlan:
 def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Tensor:  # noqa: ANN401
     """Return the layer's output [R, 1, W] for one new token after each cached row, and put it into the cache.
 
-    transformers' own function goes over the states a dozen times, which takes longer than all else in the layer.
+    transformers' own function reads the states a dozen times, which takes longer than the rest of the layer.
     """
     state = cache.layers[layer.layer_idx]
     mixed_RC1 = layer.in_proj_qkv(hidden_R1W).transpose(1, 2)
@@ -319,7 +319,7 @@ def _apply_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the rule over tokens of `inputs`; return outputs [N, S, H, V] and the states after the last tokens.
 
-    States have the shape [N, H, K, V] and are float32. `bounds` are those of pieces in one row.
+    States have the shape [N, H, K, V] and are float32. `bounds` delimit pieces in one row.
     """
     # Not `tensor[tokens]`, whose backward pass adds up single numbers.
     taken = [tensor.index_select(0, tokens_NS.flatten()).view(*tokens_NS.shape, -1) for tensor in inputs]

@@ -1,4 +1,4 @@
-"""Log-probabilities: the distribution that tokens are sampled from, and those of given tokens in chunks.
+"""Computes the distribution that tokens are sampled from, and log-probabilities of given tokens in chunks.
 
 The engine `hf` and the learner both call `compute_logprobs`. Suffixes of tensor names as in `mmrl.policy.batch`: R rows
 to sample from, V vocabulary, N trained tokens, W hidden channels, C tokens of a chunk.
@@ -79,7 +79,7 @@ class LogprobRequest:
     predictor_index_N: torch.Tensor  # index in the flattened batch of the hidden state that predicts each, int64
     temperature_N: torch.Tensor  # divisor of each token's logits, above 0, float32
     banned_token_ids: Sequence[int] | torch.Tensor  # tokens with probability 0; as a tensor on the device, int64
-    chunk_tokens: int  # tokens whose logits are computed at a time; those of a whole batch would not fit into memory
+    chunk_tokens: int  # tokens whose logits are computed at a time; logits of a whole batch would not fit into memory
 
 
 def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ class LogprobHead(nn.Linear):
     is_float32 = False  # true if hidden states and weights are converted to float32 before their product
 
     def __init__(self, linear: nn.Linear) -> None:
-        # `meta` allocates nothing: the weight is that of the old layer, so a tied embedding stays tied.
+        # `meta` allocates nothing. The old layer's weight is used, so a tied embedding stays tied.
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight
         self._request: LogprobRequest | None = None

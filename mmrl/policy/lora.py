@@ -41,7 +41,7 @@ class LoraAdapter:
     ) -> None:
         """Put a new adapter into `model`, on the CPU, and freeze the rest.
 
-        `seed` alone decides A; torch's generator has no influence and stays as it is. `family` has the names of the
+        Only `seed` decides A; torch's generator is neither read nor changed. `family` has the names of the
         targets; None for the built-in family of the model's config.
 
         Raises:
@@ -74,14 +74,14 @@ class LoraAdapter:
         self._peft.save_pretrained(str(save_directory), save_embedding_layers=False)
 
     def merge(self) -> None:
-        """Add the adapter to the weights for good: the model is then one like any other."""
+        """Add the adapter to the weights for good: the model then has no adapter."""
         self._peft.merge_and_unload()
 
 
 def create_adapter(
     model: PreTrainedModel, options: LoraConfig | None, seed: int, family: ModelFamily
 ) -> LoraAdapter | None:
-    """Put a new adapter, as a run with this seed starts with, into `model`; return None if `options` is None."""
+    """Put the adapter that a run with this seed starts with into `model`; return None if `options` is None."""
     if options is None:
         return None
     return LoraAdapter(model, options, seed=derive_seed(seed, "adapter"), family=family)
@@ -105,7 +105,7 @@ def has_adapter(model: nn.Module) -> bool:
 
 def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]]:
     """Yield the layers that an adapter changes, each with the name that the layer has without the adapter."""
-    # A process that has not imported peft has no adapted layer, and need not import it to find none.
+    # If peft was never imported, no layer is adapted; importing it takes a second.
     if "peft" not in sys.modules:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

@@ -336,7 +336,7 @@ def banned_ids(
     """Return the ids that a response must never contain, in ascending order.
 
     These are structural and vision tokens except end-of-sequence, and embedding rows that belong to no token.
-    `family` names the structural tokens; None for those that all built-in families have.
+    `family` names the structural tokens; None for the tokens of all built-in families.
     """
     structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
     vocabulary = tokenizer.get_vocab()
@@ -397,7 +397,7 @@ class VisionCache:
     def _look_up(
         self, keys: Sequence[str], patches_MD: torch.Tensor, grids: torch.Tensor, encode: Callable[..., ModelOutput]
     ) -> list[VisionFeatures]:
-        """Return the features of these images or videos; encode those that are not cached yet, and cache them."""
+        """Return the features of these images or videos; encode and cache the missing ones."""
         patches_by_medium = torch.split(patches_MD, grids.prod(dim=-1).tolist())
         found = []
         for key, patches, grid in zip(keys, patches_by_medium, grids, strict=True):

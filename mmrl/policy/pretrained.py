@@ -87,7 +87,7 @@ def load_processor(
         family = family or get_family(AutoConfig.from_pretrained(path))
         processor = AutoProcessor.from_pretrained(path)
     if family.takes_patches:
-        # The names are those of sides, but Qwen's image processors read areas in pixels from them.
+        # The keys name sides, but Qwen's image processors read areas in pixels from them.
         processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
     return ProcessorBundle(family=family, processor=processor)
 
@@ -136,7 +136,7 @@ def load_model(options: ModelConfig, bundle: ProcessorBundle) -> ModelBundle:
     if missing:
         raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
     if mismatched:
-        # Experts come as one tensor, stacked from those that the files have.
+        # Experts come as one tensor, stacked from the tensors in the files.
         name, found, expected = mismatched[0]
         raise UserError(
             f"model.path: {path!r} has {len(mismatched)} weights of another size than its config.json says, {name} for "
@@ -158,8 +158,8 @@ def _settle_untied_output(model: PreTrainedModel) -> bool:
     if is_tied or not getattr(config, "tie_word_embeddings", False):
         return False
     # transformers keeps both where they differ. An export with the old config could come out tied.
-    for own in (config, config.get_text_config()):
-        own.tie_word_embeddings = False
+    for section in (config, config.get_text_config()):
+        section.tie_word_embeddings = False
     return True
 
 

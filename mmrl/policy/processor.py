@@ -80,7 +80,7 @@ class PromptProcessor:
             return _with_sample(encoded, sample)
 
     def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
-        """Return the tensors that the model's forward needs of a prompt.
+        """Return the tensors that the model's forward needs for a prompt.
 
         Raises:
             UserError: as `build`, or an image or video has changed since the prompt was built.

@@ -142,7 +142,7 @@ def build_block_mask(packed_groups: PackedGroups, device: torch.device) -> Block
     It equals the mask that torch's `create_block_mask` makes of the same rule. But torch evaluates the rule for all
     pairs of tokens at once: 2.5 GiB for 16,000 tokens, and four times as much for twice as many.
     """
-    # The number of each token's piece, a prompt or a response, and that of its prompt.
+    # Prompts and responses are pieces. For each token: the number of its piece, and of its prompt as a piece.
     lengths: list[int] = []
     prompt_pieces: list[int] = []
     for prompt_length, response_lengths in packed_groups:
@@ -163,7 +163,7 @@ def build_block_mask(packed_groups: PackedGroups, device: torch.device) -> Block
     counts, indices = [], []
     for is_listed in ((visible_pairs > 0) & ~is_full, is_full):
         counts.append(send(is_listed.sum(dim=-1, dtype=torch.int32)[None, None], device))
-        # In each row of blocks, the numbers of those that are listed come first, in ascending order.
+        # Each row lists the numbers of its blocks first, in ascending order.
         order = is_listed.int().argsort(dim=-1, descending=True, stable=True)
         indices.append(send(order.int()[None, None], device))
     return BlockMask.from_kv_blocks(
@@ -244,8 +244,8 @@ class _BlockwiseAttention(torch.autograd.Function):
         d_k, d_v = torch.zeros(key.shape, device=q.device), torch.zeros(key.shape, device=q.device)
         for block in attention_blocks(ctx.packed_groups):
             rows, columns = (..., block.queries, slice(None)), (..., block.keys, slice(None))
-            # The kernel derives the probabilities of a block from the log-sum-exp that it is given: with the merged
-            # output and log-sum-exp, not those of this block, its gradients are those of the whole.
+            # The kernel derives the probabilities of a block from the log-sum-exp that it is given. With the merged
+            # output and log-sum-exp, not this block's, it returns the gradients of the whole.
             tensors = (d_out[rows], q[rows], k[columns], v[columns], out[rows], lse[..., block.queries])
             part_q, part_k, part_v = _flash_backward(*tensors, 0.0, block.causal, scale=ctx.scaling)
             d_q[rows] += part_q

@@ -110,7 +110,7 @@ def make_model(
 ) -> PreTrainedModel:
     """Return a newly initialised model, on the CPU, whose embedding has a row for each token.
 
-    `seed` alone decides the weights; torch's generator has no influence and stays as it is. `attention` is
+    Only `seed` decides the weights; torch's generator is neither read nor changed. `attention` is
     transformers' implementation, `sdpa` or `eager`.
 
     Raises:

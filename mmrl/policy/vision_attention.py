@@ -1,4 +1,4 @@
-"""Attention of the vision tower, where a patch attends to the patches of its own window and no others.
+"""Attention of the vision tower, where a patch attends only to the patches of its window.
 
 A window is a frame of an image or video, or in most blocks of Qwen2.5-VL a square of it. For SDPA, transformers reads
 the windows' lengths from the device in each block, and calls the kernel once for each window: some 1,800 times for one
@@ -87,7 +87,7 @@ def vision_attention(
     if varlen_attn is None:
         output_THD = _attend_by_length((query_THD, key_THD, value_THD), lengths, scaling)
     else:
-        # torch 2.10 has no argument for the scale; its default is that of the towers.
+        # torch 2.10 has no argument for the scale; its default is the scale of the towers.
         output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
     return output_THD.unsqueeze(0), None
 

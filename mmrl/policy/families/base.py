@@ -87,7 +87,7 @@ class FromScratchSupport:
     video_processor_class: str
     # True if transformers reads every tokenizer of this model type by one class, which splits text in its own way.
     has_fixed_tokenizer: bool = False
-    # Return settings of the language model, and of the vision tower, in addition to those that all families share.
+    # Return settings of the language model, and of the vision tower, beyond the settings that all families share.
     text_config: Callable[[FromScratchConfig], dict[str, object]]
     vision_config: Callable[[FromScratchConfig], dict[str, object]]
 
@@ -151,7 +151,7 @@ class ModelFamily:
             install_vision_attention(model.get_submodule(self.vision_module))
 
     def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return a notice for a user whose model runs slower here than it could; None, the default, if none is due."""
+        """Return a notice for a user whose model could run faster here, or None, the default."""
         return None
 
     def is_router(self, parameter_name: str) -> bool:
@@ -159,7 +159,7 @@ class ModelFamily:
         return False
 
     def iter_engine_weights(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a weight under the names of transformers that an engine loads it by: by default, as it is.
+        """Yield a weight under the names, as in transformers, that an engine loads it by; by default as it is.
 
         `tensor` has the shape [...] of the parameter.
         """
@@ -169,13 +169,13 @@ class ModelFamily:
         """Change what `save_pretrained` wrote where released folders have another layout: by default, nothing."""
 
     def image_format(self, processor: ProcessorMixin) -> ImageFormat:
-        """Return the sizes by which the processor of a model cuts images, by default those of Qwen-VL's."""
+        """Return the sizes by which the processor of a model cuts images, by default Qwen-VL's."""
         options = processor.image_processor
         return ImageFormat(
             patch_size=options.patch_size,
             merge_size=options.merge_size,
             frames_per_patch=options.temporal_patch_size,
-            # The names are those of sides, but Qwen's image processors read areas in pixels from them.
+            # The keys name sides, but Qwen's image processors read areas in pixels from them.
             min_pixels=options.size["shortest_edge"],
             max_pixels=options.size["longest_edge"],
         )
@@ -192,7 +192,7 @@ class ModelFamily:
     def model_arguments(
         self, position_ids_3BL: torch.Tensor, token_types_BL: torch.Tensor, media: BatchMedia
     ) -> dict[str, torch.Tensor]:
-        """Return the arguments of the model's forward in addition to token ids and mask, by default those of Qwen-VL.
+        """Return the arguments of the model's forward in addition to token ids and mask, by default Qwen-VL's.
 
         Absent kinds of media have no argument.
 

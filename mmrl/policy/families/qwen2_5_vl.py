@@ -33,7 +33,7 @@ def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
         "hidden_size": vision.hidden_size,
         "intermediate_size": vision.intermediate_size,
         "out_hidden_size": spec.language.hidden_size,
-        # Every block attends to the whole image; window_size and tokens_per_second are those of the released models.
+        # Every block attends to the whole image; window_size and tokens_per_second are as released.
         "fullatt_block_indexes": list(range(vision.num_layers)),
         "window_size": 112,
         "tokens_per_second": 2,
