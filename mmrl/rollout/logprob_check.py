@@ -45,7 +45,7 @@ class LogprobCheck:
         The number of the policy version seeds the sampling.
 
         Raises:
-            UserError: the difference of a modality is above `stop_above`, or a route leads to no expert of the policy.
+            UserError: the difference of a modality is above `stop_above`, or the policy lacks an expert of a route.
         """
         # The first samples of each modality, grouped by modality.
         samples_of: dict[str, list[Sample]] = {}
@@ -78,7 +78,7 @@ class LogprobCheck:
         return {_METRIC: self._worst_mean(all_diffs), **metrics}
 
     def measure_if_due(self, version: int) -> dict[str, float]:
-        """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing."""
+        """Return the result of `measure` if the version is a multiple of `options.every`, else nothing."""
         every = _DEFAULT_EVERY if self.options.every is None else self.options.every
         return self.measure(version) if every and version % every == 0 else {}
 

@@ -36,7 +36,7 @@ from mmrl.utils.plugin_args import check_methods
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPipeline:
-    """A rollout pipeline that generates first responses, then calls each step on what the one before returned."""
+    """Generates first responses, then calls each step on the result of the step before."""
 
     sampler: Sampler
     group_size: int  # first responses to each prompt
@@ -48,7 +48,7 @@ class StepPipeline:
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
     ) -> RolloutBatch:
-        """Return the complete groups of rollouts, those of `unfinished` first, then those of `prompts`, in order."""
+        """Return the complete groups of rollouts: first of `unfinished`, then of `prompts`, in order."""
         if self.partial_rollouts is None:
             groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))

@@ -22,8 +22,8 @@ class GeneratedTokens(NamedTuple):
     prompt_routes: ExpertRoutes | None = None
     """Experts that the prompt's tokens went to; None if the engine records no routes."""
     response_routes: ExpertRoutes | None = None
-    """Experts of all response tokens that the engine has read: those before this call too, but not the last token. None
-    if it records no routes."""
+    """Experts of all response tokens that the engine has read, in earlier calls too, but not of the last token. None if
+    it records no routes."""
 
 
 def empty_rollout(prompt: Prompt, index: int, sampling_params: SamplingParams) -> Rollout:

@@ -77,7 +77,7 @@ class RolloutEngine(Protocol):
 
     def sleep(self) -> None:
         """Free memory on the learner's device, if the engine uses any; called before each step of the learner."""
-        return  # a body, so that classes that inherit it need no method of their own
+        return  # a body, so that subclasses need not define it
 
     def close(self) -> None:
         """End processes and connections. Calls that still run in other threads fail."""
@@ -101,7 +101,7 @@ class EngineContext:
     """Most tokens that the run needs for a prompt and its response together."""
     concurrent: bool
     """True if the learner updates the policy while the engine generates (`async_rollouts`). The engine then needs
-    weights of its own, and is never put to sleep."""
+    its own weights, and is never put to sleep."""
     record_routes: bool
     """True if a stage needs the experts that tokens were sent to (`loss.routing_replay: engine`)."""
     work_dir: Path

@@ -53,7 +53,7 @@ def encode_picture(picture: object) -> bytes:
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return those of `values` that are finite numbers, for `StepResult.info`."""
+    """Return the finite numbers among `values`, for `StepResult.info`."""
     numbers = {}
     for name, value in values.items():
         if isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value):

@@ -34,7 +34,7 @@ def make(*, corpus: str, encoder: str, top_k: PositiveInt = 10, relevant: str = 
     """Make the search of one episode; raises UserError if the table cannot be read, or has no index for the encoder.
 
     Options:
-        corpus, top_k, relevant: those of `mmrl_datasets.environments.pages:make`; pages need no text.
+        corpus, top_k, relevant: as in `mmrl_datasets.environments.pages:make`; pages need no text.
         encoder: folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. Each
             process loads it in its first search, within the step's `timeout_s`.
     """

@@ -1,8 +1,8 @@
 """Episodes of environments in worker processes that can be killed. Nothing heavy is imported: every process imports it.
 
-A sample, a seed and actions define an episode. After its process was killed, another process begins it again and
-repeats the actions, and each observation must have the same digest as before. So a run that is resumed, or repeated
-with other processes, sees the same episodes.
+A sample, a seed and actions define an episode. If its process is killed, another process begins it again and repeats
+the actions, and each observation must have the same digest as before. So a run that is resumed, or repeated with other
+processes, sees the same episodes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Ask(Enum):
 class EpisodeRequest(NamedTuple):
     """One action, with everything that is needed to repeat the episode up to it."""
 
-    key: int  # number of the episode among those that are played together
+    key: int  # number of the episode among all that are played together
     sample: Sample
     seed: int
     past: tuple[str | Action, ...]  # the actions before
@@ -93,14 +93,14 @@ class EpisodeWorkers:
         self._pools.clear()
 
     def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeReply | RewardFailure]:
-        """Take an action in each of several episodes; return what came of it or why it failed, in order.
+        """Take an action in each of several episodes; return the results or failures in order.
 
-        Raises UserError if the environment cannot be made, and KeyboardInterrupt if it hangs and the run has to stop.
+        Raises UserError if the environment cannot be made, and KeyboardInterrupt if it hangs while the run has to stop.
         """
         self._start()
         timeout_s = self.options.timeout_s
         outcomes = self._call([(request.key, request) for request in requests], timeout_s)
-        # A killed process loses its other episodes. Their next calls repeat all earlier actions first, and so may have
+        # A killed process loses its other episodes. Their next calls first repeat all earlier actions, so they may have
         # exceeded a deadline that is meant for one action. These calls are made again with more time.
         lost_workers: set[int] = set()
         for index, request in enumerate(requests):
@@ -129,7 +129,7 @@ class EpisodeWorkers:
         self._call([(worker, None) for worker in range(self.options.workers)], self.options.timeout_s)
 
     def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]], timeout_s: float) -> list[Any]:
-        """Send something about several episodes, named by key; return the answers of `_Episodes`, or failures."""
+        """Send a request for each of several episodes, by key; return the answers of `_Episodes`, or failures."""
         # All are sent before any reply is awaited, so processes work at the same time. Siblings, whose keys follow each
         # other, are spread over the processes: they take the same time.
         futures: list[Future[Any]] = []
@@ -261,5 +261,5 @@ class _Episodes:
     def _close(self, key: int) -> None:
         episode = self.episodes.pop(key, None)
         if episode is not None:
-            with suppress(Exception, SystemExit):  # nobody needs this environment any more
+            with suppress(Exception, SystemExit):  # this environment is no longer needed
                 episode.environment.close()

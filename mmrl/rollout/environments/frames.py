@@ -13,7 +13,7 @@ from mmrl.types import ImageRef
 from mmrl.utils.files import TEMPORARY_SUFFIX, report_write_errors
 
 FRAMES_FOLDER: Final = "frames"
-"""Folder of the pictures, within that of a run's data."""
+"""Folder of the pictures, inside the folder of a run's data."""
 _FRAME_NAME: Final = re.compile(rf"{FRAMES_FOLDER}/([0-9a-f]{{64}}\.(?:png|jpg))")
 _CLOCK_SKEW_S: Final = 60.0  # between this machine and one that keeps the files
 

@@ -1,4 +1,4 @@
-"""Environments behind a server of OpenEnv: `fn: "mmrl.rollout.environments.openenv:make"`.
+"""Environments on an OpenEnv server: `fn: "mmrl.rollout.environments.openenv:make"`.
 
 Source: OpenEnv 685de41, `src/openenv/core/env_client.py` and `env_server/types.py`, as in openenv 0.10.0: JSON messages
 over a WebSocket, one session for each connection. Departure: its single flag `done` counts as terminated.

@@ -3,8 +3,8 @@
 The call is `{"name": "python", "arguments": {"code": ..}}`; it answers with what the code printed and the value of its
 last expression, as a notebook does. A turn without a call ends the episode.
 
-Each episode has a process of its own, without network or other processes, with limits of time, memory and file size,
-and an empty folder as its working directory. It may read and write files that the user of this run may.
+Each episode has its own process, without network or other processes, with limits of time, memory and file size,
+and an empty folder as its working directory. It may read and write the files that the user of this run may.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _REFUSED_EVENTS = {
 }
 # From linux/filter.h: load, jump if equal, if greater or equal, if it has a bit, and return.
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-# From linux/seccomp.h: offsets in `seccomp_data`, and values to return. Those of an error have its number added.
+# From linux/seccomp.h: offsets in `seccomp_data`, and values to return. Add its number for an error.
 _CALL, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _ERROR = 0x7FFF0000, 0x50000
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, where 0 is none; number in filters
@@ -75,7 +75,7 @@ def run(code: str, variables: dict[str, object]) -> str:
                 value = eval(compile(ast.Expression(last.value), "<code>", "eval"), variables)
                 if value is not None:
                     print(repr(value))
-        except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too: they end the code alone
+        except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too: they end only the code
             print("".join(traceback.format_exception_only(error)).strip())
     return output.getvalue().encode(errors="replace").decode()
 
@@ -84,7 +84,7 @@ def _give_up_rights() -> str:
     """Give up the network and the system calls for sockets and processes; return "", or the steps that failed."""
     libc = ctypes.CDLL(None, use_errno=True)
     refused = []
-    # In a user namespace of its own it cannot read the memory or variables of other processes either.
+    # In its own user namespace it cannot read the memory or variables of other processes either.
     if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         refused.append(f"no namespaces here ({os.strerror(ctypes.get_errno())})")
     program = _filter_program(platform.machine())

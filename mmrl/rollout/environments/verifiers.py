@@ -92,7 +92,7 @@ def make(*, env: str, args: dict[str, Any] | None = None) -> Environment:
     except (AttributeError, ImportError, ValueError, RuntimeError) as error:
         raise UserError(f"env={env!r}: verifiers cannot load it: {error}") from error
     if not hasattr(loaded, "env_response"):
-        raise UserError(f"env={env!r} is a {type(loaded).__name__}, and no MultiTurnEnv: it answers no turns")
+        raise UserError(f"env={env!r} is a {type(loaded).__name__}, not a MultiTurnEnv, so it answers no turns")
     return VerifiersEpisode(loaded)
 
 

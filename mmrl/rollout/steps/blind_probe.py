@@ -1,7 +1,7 @@
 """Blind probes: extra rollouts of prompts whose images and videos are hidden. They are scored and never trained.
 
-A probe is a measurement, not a classifier on hidden states: its mean reward, compared with that of ordinary rollouts,
-shows whether the policy looks at its input.
+A probe is a measurement, not a classifier on hidden states: comparing its mean reward with the mean of ordinary
+rollouts shows whether the policy looks at its input.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BlindProbe:
 
     options: BlindProbeConfig
     context: RolloutContext
-    steps: Sequence[RolloutStep] = ()  # those of ordinary rollouts, so that only the media differ
+    steps: Sequence[RolloutStep] = ()  # the same as for ordinary rollouts, so that only the media differ
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide.
@@ -112,7 +112,7 @@ class BlindProbe:
         self._check_no_coordinates(sample)
         text = tuple(part for part in sample.parts if isinstance(part, str))
         shown = [observation.ref for observation in rollout.observations]
-        # An id for each response: those that looked at the same part must not draw the same random numbers.
+        # An id for each response: two that looked at the same part must not draw the same random numbers.
         sample = replace(sample, id=f"{sample.id}~{rollout.index}")
         while shown:
             with suppress(PromptTooLongError):
@@ -169,7 +169,7 @@ class BlindProbe:
 
 
 def _replace_media(sample: Sample, media: Sequence[MediaRef]) -> Sample:
-    """Return a sample with `media` in the places of its own."""
+    """Return a sample with its media replaced by `media`, in order."""
     remaining = iter(media)
     parts = tuple(part if isinstance(part, str) else next(remaining) for part in sample.parts)
     return replace(sample, parts=parts)

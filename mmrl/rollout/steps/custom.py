@@ -17,7 +17,7 @@ class CustomStep:
     function: RolloutStep
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return what the user's step makes of the batch; raise UserError if it breaks a rule of `RolloutStep`."""
+        """Return the batch as the user's step changes it; raise UserError if it breaks a rule of `RolloutStep`."""
         result = self.function(batch, step=step)
         if not isinstance(result, RolloutBatch):
             raise UserError(f"rollout step {self.name} must return a RolloutBatch; it returned {result!r:.80}")
@@ -41,7 +41,7 @@ class CustomStep:
         for rollout in after:
             place = f"rollout step {self.name}, sample {rollout.prompt.sample.id}, rollout {rollout.index}"
             if before and rollout.prompt.digest != before[0].prompt.digest:
-                raise UserError(f"{place}: the prompt is not that of its group")
+                raise UserError(f"{place}: its prompt differs from the prompt of its group")
             if all(segment.author is not Author.POLICY for segment in rollout.segments):
                 raise UserError(f"{place}: none of its segments is by POLICY; a rollout keeps its first response")
             for segment in rollout.segments:

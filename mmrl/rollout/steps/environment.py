@@ -77,8 +77,8 @@ class EnvironmentStep:
     processor: PromptProcessor
     frames_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds for samples that state none
-    context: RolloutContext | None = None  # of the policy, whose `sampling_params` are of a turn; None for an expert
-    probe: str | None = None  # the probe whose rollouts these are: its name follows "~" in their samples' ids
+    context: RolloutContext | None = None  # the policy's, with `sampling_params` for one turn; None for an expert
+    probe: str | None = None  # the probe that these rollouts belong to; its name follows "~" in their samples' ids
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with every episode played to its end or to a limit; UserError if `on_error` is `stop`."""
@@ -90,7 +90,7 @@ class EnvironmentStep:
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
         """Return an episode of the environment's expert for each of `demonstrations`, which come without text.
 
-        The metrics are those of all episodes. Raises UserError if an environment failed, or has no expert.
+        The metrics count all episodes. Raises UserError if an environment failed, or has no expert.
         """
         expert = replace(self, context=None)
         played, metrics = expert._play([replace(demonstration, segments=()) for demonstration in demonstrations])
@@ -234,7 +234,7 @@ class EnvironmentStep:
         eos = int(processor.tokenizer.eos_token_id)
         if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
             prefix = (eos, *prefix)  # the model has not ended its turn
-        # Special tokens count in prefix and suffix alone: an environment's text cannot end its turn or open another.
+        # Special tokens count only in prefix and suffix: an environment's text cannot end its turn or open another.
         suffix = options.brackets[1] + processor.encoder.response_opening
         ending = processor.tokenize(cut_text(text, options.max_observation_chars))
         ending += processor.tokenize(suffix, parse_special=True)
@@ -247,7 +247,7 @@ class EnvironmentStep:
         return None
 
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
-        """Return references to the media of an observation, corrupted like those of the question.
+        """Return references to the media of an observation, corrupted like the media of the question.
 
         Raises ValueError, in words for the model, if a medium has no such part; UserError if a frame cannot be saved.
         """

@@ -1,4 +1,4 @@
-"""Greedy responses: one more response to each prompt, at temperature 0. They are scored and never trained."""
+"""Greedy responses: one more response to each prompt, at temperature 0, which is scored and never trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GreedyResponses:
         prompts = []
         for group in batch.groups:
             prompt = group[0].prompt
-            # A sample id of its own: the episodes of the ordinary rollouts have the other.
+            # Its own sample id, because ordinary rollouts use the original one for their episodes.
             sample = replace(prompt.sample, id=f"{prompt.sample.id}~{GREEDY_PROBE}")
             prompts.append(replace(prompt, sample=sample))
         context = replace(self.context, sampling_params=replace(self.context.sampling_params, temperature=0.0))

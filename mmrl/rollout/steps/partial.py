@@ -17,7 +17,7 @@ RolloutGroup = tuple[Rollout, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRollouts:
-    """Generates in chunks, after each of which the round ends if enough groups are complete or enough tokens generated.
+    """Generates in chunks. The round ends after one with which enough groups are complete or enough tokens generated.
 
     Groups and tokens are counted over all ranks, so every rank generates the same number of chunks.
     """
@@ -37,7 +37,7 @@ class PartialRollouts:
         """Return the complete groups, at least one over all ranks; the others are in `unfinished` of the result."""
         chunk = min(self.chunk_tokens, self.sampling_params.max_new_tokens)
         chunk_params = replace(self.sampling_params, max_new_tokens=chunk)
-        # A rollout carries the parameters of the whole response. With those of the chunk, records and checkpoints would
+        # A rollout carries the parameters of the whole response. With the chunk's, records and checkpoints would
         # name the length of a chunk as the limit of the response.
         started: list[RolloutGroup] = []
         for group in self.sampler.generate(prompts, self.group_size, chunk_params, step=step):

@@ -111,7 +111,7 @@ class ForcedRethink:
             rng = random.Random(derive_seed(self.context.seed, self.options.name, step, sample_id, rollout.index))
             if may_continue and rng.random() < self.options.fraction:
                 drawn.append((rng.random(), position, rng))
-        # Those with the lowest second random number are kept: keeping the first ones would favour low indices.
+        # Keep the lowest second random numbers; keeping the first responses would favour low indices.
         drawn = sorted(drawn)[: self.options.max_attempts_per_group]
         for _, position, rng in sorted(drawn, key=lambda entry: entry[1]):
             yield _Attempt(

@@ -45,7 +45,7 @@ class RewordedTargets:
             raise UserError(f"rewording: sample {sample.id!r} has no text in the column {self.column!r}")
         if kind in TYPES_WITHOUT_EQUALITY:
             raise UserError(f"rewording: sample {sample.id!r}: no two answers of type {kind} are exactly equal")
-        # An id of its own: random numbers derive from it.
+        # Its own id, because random numbers derive from it.
         other = replace(sample, id=f"{sample.id}~reworded", parts=(*sample.media, question))
         return self.context.processor.build(other)
 

@@ -1,4 +1,4 @@
-"""Tools that come with mmrl. A model can call those that a config names, and no others.
+"""Tools that come with mmrl. A model can call only the ones that a config names.
 
 A tool is `(call, sample, *, options) -> str`, or returns a part of an image or video. `call` holds the arguments that
 the model wrote; options come from YAML. For a call that it cannot answer, a tool raises a

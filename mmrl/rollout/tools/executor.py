@@ -1,6 +1,6 @@
 """Executes tool calls and writes their results into responses.
 
-A text result is one segment. An image or video has a segment of its own, after words that say what it is:
+A text result is one segment. An image or video has its own segment, after words that say what it is:
 
     <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
 
@@ -38,7 +38,7 @@ class ToolRunner:
     close_workers: list[Callable[[], None]] = field(default_factory=list)  # each ends the processes of one step
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
-        """Return the executor of a step's tools, with processes of its own. They start with the first call."""
+        """Return the executor of a step's tools. Its processes start with the first call."""
         workers = ToolWorkers(self.base_dir, options)
         self.close_workers.append(workers.close)
         return ToolExecutor(options=options, workers=workers, processor=processor)

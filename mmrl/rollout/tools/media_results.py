@@ -1,6 +1,6 @@
 """Finds the parts of images and videos that tools and environments show.
 
-Media are counted from 1 in the order in which a response saw them: the question's, then those of earlier results.
+Media are counted from 1 in the order in which a response saw them: the question's, then the media of earlier results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, Med
     """Yield the images or videos of a result, each with words for the model that describe it.
 
     Raises:
-        ValueError: there is no such medium, or it has no such part; in words for the model.
+        ValueError: no medium has this number, or it has no such part; in words for the model.
     """
     media = rollout.media
     number = result.medium_number
@@ -40,7 +40,7 @@ def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, Med
         yield _crop_image(result, ref, resize_maps[number - 1], rollout.prompt.coordinate_system)
         return
     if isinstance(ref, ImageRef):
-        raise ValueError(f"medium {number} is a picture, and no video")
+        raise ValueError(f"medium {number} is a picture, not a video")
     if isinstance(result, VideoClip):
         label = f"from {result.start:g} to {result.end:g} seconds of medium {number}"
         yield label, replace(ref, start=result.start, end=result.end)

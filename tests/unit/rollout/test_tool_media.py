@@ -93,7 +93,7 @@ REFUSED = {
         (call("zoom", box=[0, 0, 9]), '"box" is [x1, y1, x2, y2]'),
         (call("zoom", box=[0, 0, 9, "9"]), '"box" must be given, in numbers'),
         (call("zoom", box=[0, 0, 9, 9], size=3), "there is no argument 'size'; there are box, medium"),
-        (call("frames", seconds=[1.0]), "medium 1 is a picture, and no video"),
+        (call("frames", seconds=[1.0]), "medium 1 is a picture, not a video"),
     ],
     VIDEO_SAMPLE: [
         (call("zoom", box=[0, 0, 9, 9]), "medium 1 is a video; look at one of its frames first"),
