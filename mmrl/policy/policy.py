@@ -84,8 +84,8 @@ class ModelRunner:
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return this rank's share of the weights by name, each in its full shape."""
-        own = balanced_range(list(map(torch.numel, parameters.values())), ranks)
-        return dict(list(parameters.items())[own.start : own.stop])
+        share = balanced_range(list(map(torch.numel, parameters.values())), ranks)
+        return dict(list(parameters.items())[share.start : share.stop])
 
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
@@ -415,8 +415,8 @@ class VisionCache:
 def _join_features(features: Sequence[VisionFeatures]) -> ModelOutput:
     """Return the features of several images or videos as one output of the tower."""
     output_class = features[0].output_class
-    tokens = torch.cat([each.tokens for each in features])
+    tokens = torch.cat([item.tokens for item in features])
     if not features[0].deepstack:
         return output_class(pooler_output=tokens)
-    layers = zip(*(each.deepstack for each in features), strict=True)
+    layers = zip(*(item.deepstack for item in features), strict=True)
     return output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))

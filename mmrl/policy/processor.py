@@ -245,10 +245,11 @@ class PromptProcessor:
         """Cache the encoded prompts of a step; they stay, whatever their size, for `retained_steps` such calls."""
         with self._lock:
             self._retained.append(frozenset(map(_prompt_content, samples)))
-            for sample, own in zip(samples, encoded, strict=True):
+            for sample, encoded_prompt in zip(samples, encoded, strict=True):
                 # A prompt from a worker process holds a copy of the sample.
-                stored = _with_sample(own, sample)
-                self._cache.put(_prompt_content(sample), stored, own.tensors.nbytes, is_pinned=self._is_retained)
+                stored = _with_sample(encoded_prompt, sample)
+                num_bytes = stored.tensors.nbytes
+                self._cache.put(_prompt_content(sample), stored, num_bytes, is_pinned=self._is_retained)
 
     def decode_segments(self, segments: Sequence[Segment]) -> str:
         """Return the text of segments, without special tokens."""
