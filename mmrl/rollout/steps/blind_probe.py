@@ -70,8 +70,8 @@ class BlindProbe:
         earlier_probes = batch.probes or ({},) * len(batch.groups)
         probes = []
         for group_index, earlier in enumerate(earlier_probes):
-            own = {name: rollouts[group_index]} if group_index in rollouts else {}
-            probes.append({**earlier, **own})
+            added = {name: rollouts[group_index]} if group_index in rollouts else {}
+            probes.append({**earlier, **added})
         return replace(batch, probes=tuple(probes))
 
     def _corrupt_prompt(self, prompt: Prompt, step: int) -> Prompt | None:

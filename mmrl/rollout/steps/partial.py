@@ -65,8 +65,8 @@ class PartialRollouts:
     def _has_enough(self, groups: Sequence[RolloutGroup], num_new_tokens: int) -> bool:
         num_complete = sum(not any(map(self._is_unfinished, group)) for group in groups)
         # Every rank compares the same sums, so all stop after the same chunk. Else the next `all_gather` would hang.
-        of_ranks = self.ranks.all_gather((num_complete, len(groups), num_new_tokens))
-        num_complete, num_groups, num_new_tokens = map(sum, zip(*of_ranks, strict=True))
+        counts_by_rank = self.ranks.all_gather((num_complete, len(groups), num_new_tokens))
+        num_complete, num_groups, num_new_tokens = map(sum, zip(*counts_by_rank, strict=True))
         over_budget = self.token_budget is not None and num_new_tokens >= self.token_budget
         return num_complete >= min(self.prompts_per_step, num_groups) or (over_budget and num_complete > 0)
 

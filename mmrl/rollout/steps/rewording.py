@@ -46,8 +46,8 @@ class RewordedTargets:
         if kind in TYPES_WITHOUT_EQUALITY:
             raise UserError(f"rewording: sample {sample.id!r}: no two answers of type {kind} are exactly equal")
         # Its own id, because random numbers derive from it.
-        other = replace(sample, id=f"{sample.id}~reworded", parts=(*sample.media, question))
-        return self.context.processor.build(other)
+        reworded = replace(sample, id=f"{sample.id}~reworded", parts=(*sample.media, question))
+        return self.context.processor.build(reworded)
 
 
 def majority_targets(context: RolloutContext, *, column: str = "reworded") -> RewordedTargets:
