@@ -105,7 +105,7 @@ class MediaCache:
         """
         video = self._decode(ref, sampling, self.media_policy)
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
-            raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
+            raise MediaError(f"{ref.path}: its frames differ from those planned before; restore it")
         return corrupt_video(video, ref)
 
     def check_image(self, ref: ImageRef) -> Size:
@@ -119,12 +119,12 @@ class MediaCache:
         return self._sizes[ref]
 
     def check_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
-        """Decode the frames of a video that the model sees, and check those of decord against PyAV's.
+        """Decode the frames of a video that the model sees, and compare decord's with PyAV's.
 
         A run calls this for each video before its first step, and so does `mmrl data check`.
 
         Raises:
-            MediaError: as `get_frame_plan`; a frame does not decode; or decord gives other frames than PyAV.
+            MediaError: as `get_frame_plan`; a frame does not decode; or decord and PyAV give different frames.
         """
         video = self._decode(ref, sampling, self.media_policy)
         if self.media_policy.video_reader == "decord":

@@ -33,7 +33,7 @@ def corrupt_image(image: Image.Image, ref: MediaRef) -> Image.Image:
 
 def corrupt_video(video: DecodedVideo, ref: MediaRef) -> DecodedVideo:
     """Return a video with the corruption of its reference applied to its frames. Their timestamps stay."""
-    # Importing torch takes seconds; a process that opens images alone does not wait for it.
+    # Importing torch takes seconds, and a process that opens only images does not need it.
     import torch
 
     frames = video.frames_TCHW
@@ -55,5 +55,5 @@ def corrupt_video(video: DecodedVideo, ref: MediaRef) -> DecodedVideo:
 
 
 def _make_rng(ref: MediaRef) -> np.random.Generator:
-    """Return a generator that depends on the file alone, so that a resumed run sees the same corruption."""
+    """Return a generator that depends only on the file, so that a resumed run sees the same corruption."""
     return np.random.default_rng(list(f"{ref.path} {ref.sha256}".encode()))

@@ -59,7 +59,7 @@ def _make_error(name: Callable[[ItemT], str], item: ItemT, error: WorkerError) -
 class _TensorPickler(pickle.Pickler):
     """Pickles tensors as arrays, which are sent without a copy.
 
-    torch's own way is shared memory, of which containers have little.
+    torch itself uses shared memory, of which containers have little.
     """
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401

@@ -30,7 +30,7 @@ class PixelReader:
     """
 
     def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig | None = None) -> None:
-        """Open no file before the first call. The limits are those of `data.media_limits`; None for its defaults."""
+        """Open no file before the first call. `limits` is `data.media_limits`; None for its defaults."""
         self._media_policy, self._limits = media_policy, limits or MediaLimitsConfig()
         # By the reference, the second of a video, and the size.
         self._pixels: ByteCache[tuple[ImageRef | VideoRef, float, Size | None], Pixels] = ByteCache(_CACHE_BYTES)
@@ -105,7 +105,7 @@ class PixelReader:
         return {second: np.ascontiguousarray(frames[index]) for second, index in indices.items()}
 
     def _keep(self, key: tuple[ImageRef | VideoRef, float, Size | None], pixels: Pixels) -> None:
-        # Every caller is given the same array.
+        # All callers share the array.
         pixels.flags.writeable = False
         self._pixels.put(key, pixels, pixels.nbytes)
 

@@ -38,7 +38,7 @@ _COEFFICIENTS: Final = 64  # coefficients of a JPEG's block
 def decode_jpeg(image: Image.Image, content: bytes) -> Image.Image:
     """Return the pixels of a JPEG that Pillow has opened, and its metadata; a warning of libjpeg is an error.
 
-    The pixels equal those of Pillow, which has the same libjpeg-turbo.
+    Pillow, which has the same libjpeg-turbo, gives the same pixels.
 
     Raises:
         ValueError: the scan ends early, continues after the last pixel or holds an undefined code, or scans of a
@@ -47,7 +47,7 @@ def decode_jpeg(image: Image.Image, content: bytes) -> Image.Image:
     _check_progressive_scans(content)
     pixels = simplejpeg.decode_jpeg(content, _JPEG_COLORS[image.mode], strict=True)
     if image.mode == "CMYK":
-        # Files hold inverted amounts of ink, as Adobe's do; Pillow assumes that, too.
+        # Files hold inverted amounts of ink, as Adobe writes them; Pillow assumes that, too.
         pixels = 255 - pixels
     decoded = Image.frombytes(image.mode, image.size, pixels.tobytes())
     decoded.info = image.info

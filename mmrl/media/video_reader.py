@@ -85,8 +85,8 @@ class VideoFileReader:
     def _select_video_stream(self) -> VideoStream:
         stream = self._container.streams.best("video")
         if not isinstance(stream, VideoStream) or stream.disposition & Disposition.attached_pic:
-            raise MediaError(f"{self._path}: has no video stream (sound alone, or damaged); restore or remove it")
-        # PyAV's stubs say that this cannot be None.
+            raise MediaError(f"{self._path}: has no video stream (only sound, or damaged); restore or remove it")
+        # PyAV's stubs wrongly exclude None.
         if stream.codec_context is None:
             raise MediaError(f"{self._path}: damaged, or in a codec that cannot be decoded; convert it to H.264")
         stream.thread_type = "AUTO"
@@ -155,7 +155,7 @@ class VideoFileReader:
         return None
 
     def _check_stored_order(self, times: Sequence[int], timeline: VideoTimeline) -> None:
-        """Refuse damaged times, given those of the frames as they are stored.
+        """Refuse damaged times, given the times of the frames in the order of storage.
 
         Decoding that starts at another key frame skips a frame whose time is wrong. Frames that depend on it would then
         decode without an error, but to other pixels than when decoding starts at the beginning of the file.
@@ -282,8 +282,8 @@ class FrameFolderReader:
         """List and check the frames.
 
         Raises:
-            MediaError: outside the roots, missing, changed since it was referenced, over a limit, or not a folder of
-                images alone.
+            MediaError: outside the roots, missing, changed since it was referenced, over a limit, or not a folder
+                that holds only images.
         """
         self._path, self._roots, self._limits = ref.path, roots, limits
         self._frames = self._list_frames()

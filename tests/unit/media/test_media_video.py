@@ -421,7 +421,7 @@ def test_a_frame_plan_is_made_once_and_a_video_that_changed_is_refused(tmp_path)
     ref, cache = write_video(tmp_path / "v.mp4"), make_media_cache()
     found = cache.get_frame_plan(ref, sampling())
     cache.set_frame_plan(ref, sampling(), replace(found, total_frames=47))
-    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
+    with pytest.raises(MediaError, match=r"v\.mp4: its frames differ from those planned before"):
         cache.read_video(ref, sampling())
     write_video(tmp_path / "v.mp4", range(40))
     with pytest.raises(MediaError, match="changed since it was referenced"):
@@ -435,7 +435,7 @@ def test_a_plan_from_another_process_counts_for_a_hidden_video(tmp_path):
     ref, cache = replace(write_video(tmp_path / "v.mp4"), corruption=Corruption.GREY), make_media_cache()
     cache.set_frame_plan(ref, sampling(), replace(plan(ref), total_frames=47))
     assert cache.get_frame_plan(ref, sampling()).total_frames == 47
-    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
+    with pytest.raises(MediaError, match=r"v\.mp4: its frames differ from those planned before"):
         cache.read_video(ref, sampling())
 
 
