@@ -1,4 +1,4 @@
-"""The record of a run's data. A resumed run compares its rows and media with it, and so notices changed data."""
+"""The record of a run's data. A resumed run compares its rows and media with it to notice changed data."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class DataRecord:
     data: DataConfig  # names the sources, and says whether changed data end the run
     console: Console  # receives the differences where the run continues with them
     differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
-    # Digests of this start, by split and sample: as JSON text, which takes a quarter of the memory of a dictionary.
+    # Digests of this start, by split and sample, as JSON text: it takes a quarter of the memory of a dictionary.
     _digests: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def check(self, splits: Mapping[str, SplitRows]) -> None:
-        """Compare the data, by split, with those that the run began with.
+        """Compare the data, by split, with the data that the run began with.
 
         Raises:
             UserError: they differ, and `data.on_changed_data` is `stop`.
@@ -83,8 +83,8 @@ class DataRecord:
             known: dict[str, SplitDigests] = json.loads(self.path.read_text())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.path} cannot be read ({error}), so nothing shows whether the data are those that this run "
-                "began with; restore the file, or delete it to continue with the data as they are"
+                f"{self.path} cannot be read ({error}), so nothing shows whether the data have changed since this run "
+                "began; restore the file, or delete it to continue with the data as they are"
             ) from error
         return known
 
@@ -94,7 +94,7 @@ class DataRecord:
             return
         self.differences += found
         count = f"{len(found)} difference{'' if len(found) == 1 else 's'}"
-        lines = [f"the data differ from those that this run began with ({count}):"]
+        lines = [f"the data have changed since this run began ({count}):"]
         lines += first_lines(found)
         if self.data.on_changed_data == "warn":
             self.console.warn("\n".join(lines))

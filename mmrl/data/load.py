@@ -270,7 +270,7 @@ class DatasetLoader:
         return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
 
     def _take_drawn_images(self) -> dict[ImageRef, Size]:
-        """Return the images that generators have just encoded, without those that exceed a limit, and forget them."""
+        """Return the images that generators have just encoded and that are within the limits, and forget them."""
         sizes, limits = {}, self._config.data.media_limits
         for ref, size in self._drawn_images.items():
             with suppress(MediaError, OSError):  # opening the image will say what is wrong
@@ -308,7 +308,7 @@ def measure_prompts(
     measure_prompt: Callable[[Sample], object],
     opened_videos: Mapping[VideoRef, FramePlan | MediaError],
 ) -> MeasuredPrompts:
-    """Measure the prompt of each sample, and separate those that cannot be used; errors as in `filter_by_prompt`."""
+    """Measure the prompt of each sample, and separate unusable samples; errors as in `filter_by_prompt`."""
     measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
     for sample in samples:
         problems = find_media_errors([sample], opened_videos)

@@ -69,8 +69,8 @@ class ShuffledOrder:
             free = (position for position in middle if order[position] not in recent)
             for position in range(gap):
                 if order[position] in recent:
-                    other = next(free)
-                    order[position], order[other] = order[other], order[position]
+                    free_position = next(free)
+                    order[position], order[free_position] = order[free_position], order[position]
         self._cached_epoch = (epoch, order)
         return order
 
@@ -237,7 +237,7 @@ def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
     shares: list[tuple[float, ...]] = []
     for point_step, weights in options.points:
         steps.append(point_step)
-        # Weights become shares first: those of two points may have different sums, and interpolation must mix shares.
+        # Weights become shares first: two points may have different sums, and interpolation must mix shares.
         total = sum(weights)
         shares.append(tuple(weight / total for weight in weights))
     following = bisect_right(steps, step)
@@ -297,7 +297,7 @@ class StreamingOrder:
         num_passed = sum(1 for _ in islice(rows, start_position))
         if num_passed == start_position:
             return chain(rows, self._rows_from_epoch(1))
-        # The first epoch ended before the position, so its length is known now, and all epochs are equally long.
+        # The first epoch ended before the position, so its length is known now; all epochs have the same length.
         epoch, start = divmod(start_position, num_passed)
         rows = self._rows_from_epoch(epoch)
         # A deque without length reads the rows and keeps none of them.

@@ -55,7 +55,7 @@ class Prefetcher:
     def take(self, start_position: int, count: int) -> list[Sample]:
         """Return this rank's share of the samples at `count` positions from `start_position` on, without unusable ones.
 
-        Positions are those of all ranks, so a run may continue with another number of them. The list may be empty:
+        Positions span all ranks, so a run may continue with another number of them. The list may be empty:
         other ranks may have samples, or the round may consist of unfinished rollouts.
 
         Raises:
@@ -75,7 +75,7 @@ class Prefetcher:
             taken[sample.id] = sample
             samples.append(sample)
             encoded.append(prompt)
-        # Kept before the next step is scheduled, which skips what the processor has already.
+        # Keep these before the next step is scheduled, because it skips prompts that the processor already has.
         self._processor.retain(samples, encoded)
         if self._workers is not None and self._can_prefetch:
             self._in_flight = self._schedule(start_position + count, self._max_count)

@@ -28,7 +28,7 @@ class SplitRows:
     samples: Sequence[Sample]
     rejected: Sequence[RejectedRow]  # rows that make no sample
     source_indices: Mapping[str, int]  # id of a row → index of its source
-    row_counts: Sequence[int]  # rows of each source, without those that its `row_filter` leaves out
+    row_counts: Sequence[int]  # rows of each source that its `row_filter` keeps
 
 
 def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:

@@ -94,7 +94,7 @@ class StageData:
             )
 
     def stage_samples(self, stage: SftStage | RlStage | schema.SampleStage) -> tuple[Sample, ...]:
-        """Return the training samples, or those that `samples_of` selected, that meet the stage's `when`.
+        """Return the samples that meet the stage's `when`, out of all training samples or the table of `samples_of`.
 
         Raises:
             UserError: the table of `samples_of` cannot be read.
@@ -161,7 +161,7 @@ class StageData:
             source_of = self._samples.source_indices
             samples = [sample for sample in self._samples.train if source_of[sample.id] == source_index]
             if not samples:
-                raise UserError(f"data.train: source {source.fn!r} has a weight and not one usable sample")
+                raise UserError(f"data.train: source {source.fn!r} has a weight but no usable sample")
             orders.append(ShuffledOrder(samples, seed, min_gap=min_gap))
         return orders
 
@@ -182,7 +182,7 @@ def repeat_samples(samples: Sequence[Sample], size: int | None) -> tuple[Sample,
     """Repeat samples until there are at least `size`.
 
     The first copy keeps its id, the others are called `<id>#2`, `<id>#3` and so on: random draws derive from ids, so
-    each copy gets rollouts of its own.
+    each copy gets different rollouts.
     """
     missing = (size or 0) - len(samples)
     if not samples or missing <= 0:

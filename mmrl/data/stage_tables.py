@@ -71,7 +71,7 @@ def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[
     selected = []
     for row in read_table(path):
         if row["sample"] not in by_id:
-            raise UserError(f"{path}: sample {row['sample']!r} is not a training sample any more; start a new run")
+            raise UserError(f"{path}: sample {row['sample']!r} is no longer a training sample; start a new run")
         sample = by_id[row["sample"]]
         findings: dict[str, Any] = {name: row[name] for name in SELECTION_COLUMNS if name in row}
         response = row["response"] or sample.response

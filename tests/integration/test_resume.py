@@ -293,7 +293,7 @@ def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy,
     (table_copy / "held.jsonl").write_text("".join(lines[1:]))  # no rewards of this one to compare at the end
     command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_changed_data=warn")
     done = succeed(here(*command))
-    assert "warning: the data differ from those that this run began with (5 differences)" in done.output
+    assert "warning: the data have changed since this run began (5 differences)" in done.output
     manifest = json.loads((table_copy / "run" / "manifest.json").read_text())
     (entry,) = manifest["data_changes"]
     assert entry["count"] == 5 and any("count/train/r5 is gone" in line for line in entry["differences"])
@@ -397,6 +397,6 @@ def test_a_run_that_cannot_be_lengthened_says_how_to_train_on_from_its_model(who
     for folder in (run_dir / "checkpoints").glob("01-*"):
         shutil.rmtree(folder)
     lost = here("train", config, "stages.rl.steps=9")
-    assert lost.code == 2 and "none is left to continue from (checkpoints.keep_last)" in lost.errors
+    assert lost.code == 2 and "none of its checkpoints is left to continue from (checkpoints.keep_last)" in lost.errors
     assert train_on in lost.errors
     assert (run_dir / "model").is_dir()

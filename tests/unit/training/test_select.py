@@ -116,5 +116,5 @@ def test_the_next_stage_gets_the_samples_it_knows(folder):
     select_samples(stage(range=(0.1, 0.4), output="responses"), folder)
     (late,) = read_selected_samples(folder / "out.jsonl", known)
     assert (late.id, late.response) == ("late#3", "r3")
-    with pytest.raises(UserError, match="sample 'late' is not a training sample any more"):
+    with pytest.raises(UserError, match="sample 'late' is no longer a training sample"):
         read_selected_samples(folder / "out.jsonl", known[:1])
