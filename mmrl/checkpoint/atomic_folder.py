@@ -97,7 +97,7 @@ def report_save_errors(folder: Path) -> Iterator[None]:
 def _find_os_error(error: Exception) -> OSError | None:
     """Return the operating system's error behind an error of safetensors or torch.save; None for another cause."""
     if isinstance(error, SafetensorError):
-        # safetensors is written in Rust, and gives the number of the OS error in its text alone.
+        # safetensors is written in Rust, and gives the number of the OS error only in its text.
         number = re.search(r"\(os error (\d+)\)", str(error))
         return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
     if isinstance(error, RuntimeError):

@@ -70,8 +70,8 @@ class ModelCardFacts(NamedTuple):
 def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:
     """Export a checkpoint of a run to the new folder `to`, and return the checkpoint's folder.
 
-    `name` is that of a checkpoint, `best`, or None for the newest; `warn` is called for each damaged one that is
-    skipped. With `merge` the adapter is merged into its base model, instead of written alone.
+    `name` is a checkpoint's name, `best`, or None for the newest; `warn` is called for each damaged one that is
+    skipped. With `merge` the adapter is merged into its base model instead of written by itself.
 
     Raises:
         UserError: there is no such run or checkpoint, the folder exists, or the base model has changed since.
@@ -79,7 +79,7 @@ def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: boo
     if to.exists():
         raise UserError(f"{to} exists; export to a new folder")
     if not run_dir.config.is_file():
-        raise UserError(f"{run_dir.path} holds no run of mmrl")
+        raise UserError(f"{run_dir.path} is not an mmrl run directory")
     best = load_config(run_dir.config).config.checkpoints.best
     folder = checkpoint.find_checkpoint(run_dir.checkpoints, name, best, warn)
     config = load_config(folder / checkpoint.CONFIG_FILE).config
@@ -131,7 +131,7 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     for record, end in read_records(run_dir.metrics):
         if end > state.metrics_bytes:
             break
-        # Training steps alone have a learning rate; benchmarks and `sample` stages write records too.
+        # Only training steps have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
             last_metrics = record
     return ModelCardFacts(

@@ -8,9 +8,9 @@ JSON's own values are written as they are. Everything else is an object of one k
     ImageRef(path="a.png", ..)   {"$ref": 0}, its place in the table of objects
 
 The text is `{"$objects": [..], "$value": ..}`. The table has every dataclass instance once, `{"$ImageRef": {"path":
-"a.png", ..}}`, after those that it refers to. Equal instances share one entry, even if they are separate objects in
-memory, so the text depends on the value alone and a resumed run writes the same text as an undisturbed one. Rollouts of
-one group share their prompt in the text, and again after it is read.
+"a.png", ..}}`, after the instances that it refers to. Equal instances share one entry, even if they are separate
+objects in memory, so the text depends only on the value, and a resumed run writes the same text as an undisturbed one.
+Rollouts of one group share their prompt in the text, and again after it is read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def loads(text: str, expected_type: type[Value]) -> Value:
     """
     value = json.loads(text, object_hook=_ValueDecoder().decode)
     if not isinstance(value, expected_type):
-        raise UserError(f"a {expected_type.__name__} was expected, and this is a {type(value).__name__}: {text:.80}")
+        raise UserError(f"expected a {expected_type.__name__}, but this is a {type(value).__name__}: {text:.80}")
     return value
 
 
@@ -96,8 +96,8 @@ class _ValueEncoder:
         kind = type(value)
         if _CODEC_TYPES.get(kind.__name__) is not kind:
             raise UserError(
-                f"a checkpoint cannot hold {value!r:.80} ({kind.__module__}.{kind.__qualname__}); plain Python values "
-                "it can: turn it into one where samples are made"
+                f"a checkpoint cannot hold {value!r:.80} ({kind.__module__}.{kind.__qualname__}); turn it into "
+                "plain Python values where samples are made"
             )
         tag = f"${kind.__name__}"
         if isinstance(value, Enum):

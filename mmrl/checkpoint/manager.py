@@ -91,7 +91,7 @@ class CheckpointManager:
             self._pool.shutdown()
 
     def save(self, snapshot: Snapshot, *, before_write: Callable[[], None]) -> None:
-        """Save a checkpoint, then remove those that need not stay.
+        """Save a checkpoint, then remove the ones that need not stay.
 
         With `async_save`, waits for the previous checkpoint, copies the snapshot, and returns while it is written.
         `before_write` is called on the writing thread before anything is written.
@@ -200,7 +200,7 @@ def find_latest(
 ) -> Path | None:
     """Return the newest intact checkpoint, None if there are none at all; damaged ones are skipped with a warning.
 
-    With `until`, the index of a stage, those of later stages are ignored. Collective: with several ranks all must
+    With `until`, the index of a stage, checkpoints of later stages are ignored. Collective: with several ranks all must
     call it. It repairs a replacement that was killed halfway, so no other process may be writing.
 
     Raises:

@@ -55,7 +55,7 @@ OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
-    """Weights of a model, split into those that a checkpoint holds and those that it only fingerprints."""
+    """Weights of a model, split into what a checkpoint holds and what it only fingerprints."""
 
     trained: Mapping[str, torch.Tensor]  # name → weight that training changes; when saving, this rank's share of them
     frozen_fingerprint: str = ""  # result of `fingerprint_weights` for all other weights
@@ -77,7 +77,7 @@ class Snapshot:
 
 def read_rng_states() -> dict[str, torch.Tensor]:
     """Return the states of torch's random generators, by device."""
-    # Python's and NumPy's are not among them: every use of those makes its own generator, from a derived seed.
+    # Python's and NumPy's are left out: every use makes its own generator from a derived seed.
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -177,14 +177,14 @@ def read_ranking_metric(folder: Path) -> float | None:
 
 
 def save_weights(folder: Path, weights: CheckpointWeights) -> None:
-    """Write a folder with weights alone, which `load_weights` reads. Raises as `atomic_folder`."""
+    """Write a folder with only weights, which `load_weights` reads. Raises as `atomic_folder`."""
     with atomic_folder(folder) as partial_folder:
         _write_weights(weights, partial_folder / WEIGHTS_FILE)
 
 
 @torch.no_grad()
 def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False) -> None:
-    """Overwrite `weights.trained` with those of a checkpoint, or of what `save_weights` wrote.
+    """Overwrite `weights.trained` with the weights of a checkpoint, or of a folder that `save_weights` wrote.
 
     With `mmap` the tensors map the files instead of copying them, so the processes of a machine share the memory.
 

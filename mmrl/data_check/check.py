@@ -202,7 +202,7 @@ class DataCheck:
             self._samples[split] = kept
 
     def _open_images(self, samples: Iterable[Sample]) -> dict[MediaRef, MediaError]:
-        """Open the images that have no fingerprint yet, and return the errors of those that cannot be used."""
+        """Open the images that have no fingerprint yet, and return the errors of unusable ones."""
         inspect = partial(inspect_image, self._worker_cache)
         # With their sizes, prompts can be measured without opening them again.
         return self._open_media(unique_images(samples), inspect, self._media_cache.set_image_size)

@@ -123,7 +123,7 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
     """Put tiles side by side, as many in a row as fit."""
     rows: list[list[Image.Image]] = []
     for tile in tiles:
-        if rows and sum(other.width + _GAP for other in rows[-1]) + tile.width <= _CONTENT_WIDTH:
+        if rows and sum(placed.width + _GAP for placed in rows[-1]) + tile.width <= _CONTENT_WIDTH:
             rows[-1].append(tile)
         else:
             rows.append([tile])

@@ -54,7 +54,7 @@ def find_training_overlap(
     train_digests = [digest for digest in first_uses if digest in fingerprints]
     query_fingerprints = [fingerprints[digest] for digest in query_digests]
     most_similar = find_most_similar(query_fingerprints, [fingerprints[digest] for digest in train_digests])
-    similar_digests = {query_digests[query]: train_digests[other] for query, other in most_similar.items()}
+    similar_digests = {query_digests[query]: train_digests[match] for query, match in most_similar.items()}
     for sample in held_out:
         same_question = trained.get(_question_key(sample))
         same_media = [ref for ref in sample.media if ref.sha256 in first_uses]

@@ -1,4 +1,4 @@
-"""Open images and videos, and find those that look the same although their bytes differ, such as resized copies.
+"""Open images and videos, and find media that look the same although their bytes differ, such as resized copies.
 
 The fingerprint of an image is a thumbnail of 12 x 12 RGB averages. Two images are similar if the correlation of their
 thumbnails is at least `MIN_CORRELATION`. Correlation ignores brightness and contrast. All pairs are compared, in
@@ -32,7 +32,7 @@ def image_fingerprint(image: Image.Image) -> bytes:
 
 
 def inspect_image(cache: MediaCache, ref: ImageRef) -> tuple[Size, bytes]:
-    """Return size and fingerprint of an image. Worker processes call this with an empty cache of their own.
+    """Return size and fingerprint of an image. Worker processes call this with their own empty cache.
 
     Raises:
         MediaError: the image cannot be used.
@@ -44,7 +44,7 @@ def inspect_image(cache: MediaCache, ref: ImageRef) -> tuple[Size, bytes]:
 def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> tuple[FramePlan, bytes]:
     """Decode the frames of a video that the model sees; return their plan, and the fingerprint of the middle one.
 
-    Worker processes call this with an empty cache of their own.
+    Worker processes call this with their own empty cache.
 
     Raises:
         MediaError: the video cannot be used.
@@ -90,8 +90,7 @@ def find_near_duplicates(fingerprints: list[bytes]) -> dict[int, int]:
 def _normalize_thumbnails(thumbnails: list[bytes]) -> NDArray[np.float32]:
     """Return thumbnails as float32 [thumbnails, 3 * THUMBNAIL_SIDE**2], rows of mean 0 and length 1.
 
-    The product of two rows is then their correlation. The row of an image of one colour is 0, so that it is similar to
-    none.
+    The product of two rows is then their correlation. The row of an image of one colour is 0, so it is similar to none.
     """
     rows = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(len(thumbnails), -1).astype(np.float32)
     rows -= rows.mean(axis=1, keepdims=True)

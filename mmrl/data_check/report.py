@@ -111,7 +111,7 @@ class SplitReport:
     sources: tuple[SourceCount, ...]
     media: int  # different images and videos of usable samples
     tasks: Mapping[str, TaskCount]
-    prompt_tokens: tuple[int, ...]  # tokens of each prompt that could be built, including those that are too long
+    prompt_tokens: tuple[int, ...]  # tokens of each prompt that could be built, including too long ones
     visual_tokens: tuple[int, ...]  # tokens of the images and videos in each of these prompts
 
 
@@ -181,7 +181,7 @@ def print_report(report: DataCheckReport, console: Console) -> None:
                 groups.setdefault((finding.code, finding.split), []).append(finding)
         for (_, split_name), group in groups.items():
             console.info(f"{severity}: {split_name}: {group[0].code.console_title} ({len(group):,})")
-            found = [f"{each.sample_id}: {each.message}" if each.sample_id else each.message for each in group]
+            found = [f"{item.sample_id}: {item.message}" if item.sample_id else item.message for item in group]
             for line in first_lines(found):
                 console.info(line)
             console.info("")

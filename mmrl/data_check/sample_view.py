@@ -99,7 +99,7 @@ class SampleBrowser:
         self._encoder = build_encoder(config, processor, cache)
 
     def select_indices(self, *, sample_id: str | None, index: int, seed: int | None, count: int) -> list[int]:
-        """Return the indices of up to `count` samples: random ones by `seed`, or those from `sample_id` or `index` on.
+        """Return the indices of up to `count` samples: random ones by `seed`, or all from `sample_id` or `index` on.
 
         A negative index counts from the end.
 
@@ -145,7 +145,7 @@ def targets_by_role(sample: Sample) -> list[tuple[str, Target]]:
 def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iterator[str]:
     """Yield a message for each box or point of a sample's answer and label that lies outside its image.
 
-    `resize_maps` are those of its images and videos, in reading order.
+    `resize_maps` has an entry for each image and video of the sample, in reading order.
     """
     for role, target in targets_by_role(sample):
         if target.coordinate_system is None:
@@ -153,7 +153,7 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
         if target.media_index >= len(resize_maps):
             yield (
                 f"its {role} lies in image or video {target.media_index} (counted from 0), "
-                f"and it has {len(resize_maps)}"
+                f"but the sample has {len(resize_maps)}"
             )
             continue
         resize_map = resize_maps[target.media_index]
@@ -200,7 +200,7 @@ def format_size(size: Sequence[int]) -> str:
 
 
 def _format_target(target: Target, view: SampleView) -> str:
-    """Return a target as text, with its coordinates in its own system and in that of the model."""
+    """Return a target as text, with its coordinates in its own system and in the model's."""
     text = f"{target.answer_type}: {target.value}"
     if target.coordinate_system is None:
         return text

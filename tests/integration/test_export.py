@@ -164,7 +164,7 @@ def test_a_float32_output_layer_changes_log_probs_and_not_the_export(tmp_path):
     ("arguments", "words"),
     [
         (["{run}", "--out", "{run}"], "exists"),
-        (["{parent}", "--out", "{out}"], "holds no run of mmrl"),
+        (["{parent}", "--out", "{out}"], "is not an mmrl run directory"),
         (["{run}", "--checkpoint", "01-000007", "--out", "{out}"], "no checkpoint '01-000007'; available: 0"),
         (["{run}", "--checkpoint", "best", "--out", "{out}"], "`best` needs checkpoints.best"),
         (["{run}", "--merge-lora", "--out", "{out}"], "trains no adapter"),

@@ -213,7 +213,7 @@ def test_value_of_an_unknown_type_is_refused_with_the_type(value, message):
         ('{"$TrainingState": {"stepp": 1}}', "TrainingState: written by another version"),
         ('{"$Author": "parrot"}', "Author: written by another version"),
         ('{"$Size": [1, 2, 3]}', "Size: written by another version"),
-        ("{}", "a TrainingState was expected, and this is a dict"),
+        ("{}", "expected a TrainingState, but this is a dict"),
     ],
 )
 def test_text_of_another_version_or_type_is_refused(text, message):

@@ -108,7 +108,7 @@ def test_an_answer_in_an_image_that_does_not_exist_is_found():
     answered = boxed([0, 0, 1, 1], "norm_1", media_index=1)
     assert list(find_outside_image(answered, [RESIZE, RESIZE])) == []
     (message,) = find_outside_image(answered, [RESIZE])
-    assert message == "its answer lies in image or video 1 (counted from 0), and it has 1"
+    assert message == "its answer lies in image or video 1 (counted from 0), but the sample has 1"
 
 
 def test_repeated_and_contradicting_questions_are_found():
