@@ -68,7 +68,7 @@ class SplitResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
-    """The format of a response; the fields are those of `ResponseFormatConfig`."""
+    """The format of a response, with the fields of `ResponseFormatConfig`."""
 
     thinking: Literal["none", "optional", "required"] = "none"  # thinking before the answer
     # Place of the answer: in <answer> tags; in \boxed{..}, after free text; or in the last field of a JSON object.
@@ -230,7 +230,7 @@ class ResponseFormat:
         return self._split(text).answer_start
 
     def _split(self, text: str) -> SplitResponse:
-        # Thinking is split off even where the format has none: it is then a problem of its own, not loose words.
+        # Thinking is split off even where the format has none: it is then a separate problem, not loose words.
         leading_tags = (self.think_tag, *(section.tag for section in self.sections))
         match self.style:
             case "tags":

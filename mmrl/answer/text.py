@@ -1,4 +1,4 @@
-"""Reading and writing of answers of each type as text. Reading takes linear time and ASCII digits alone."""
+"""Reading and writing of answers of each type as text. Reading takes linear time and accepts only ASCII digits."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from mmrl.log.metric_registry import METRICS, Metric
 from mmrl.utils.activity import Activity
 from mmrl.utils.messages import escape_controls
 
-# Width of tables in a pipe, in characters: a pipe has no width of its own.
+# Width of tables in a pipe, in characters; a pipe itself has no width.
 _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
 _MAX_SILENCE_S = 60.0
@@ -81,7 +81,7 @@ class _ProgressBar(Progress):
 
 @dataclass(slots=True)
 class _StageProgress:
-    """Progress of the current stage. Times are those of the monotonic clock, in seconds."""
+    """Progress of the current stage. Times are readings of the monotonic clock, in seconds."""
 
     name: str
     total_steps: int
@@ -173,7 +173,7 @@ class Console:
 
     def wait_for(self, description: str, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; if it takes more than a few seconds, show that it is still running."""
-        [result] = self.track(description, (each() for each in [work]))
+        [result] = self.track(description, (task() for task in [work]))
         return result
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -200,7 +200,7 @@ class Console:
             self._display.enter_context(self._print_repeatedly(describe, _MAX_SILENCE_S))
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Show the step that just ended, counted from 1, with those of its values that have a label."""
+        """Show the step that just ended, counted from 1, with its values that have a label."""
         stage = self._stage
         assert stage is not None, "start_stage comes first"
         shown = {**metrics, **times}

@@ -63,7 +63,7 @@ class RunLogger:
     def step_metrics(self, stage: str) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the steps of a stage that are in metrics.jsonl, with their metrics; null is NaN."""
         for record, _ in read_records(self._run_dir.metrics):
-            # Validations and benchmarks have lines of their own.
+            # Validations and benchmarks have separate lines.
             if record["stage"] != stage or "learner/lr" not in record:
                 continue
             metrics = {}
@@ -121,7 +121,7 @@ class RunLogger:
         self.status.update(step=step)
 
     def log_metrics(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Write values to metrics.jsonl alone, such as those of an evaluation. Between stages `stage` is null."""
+        """Write values only to metrics.jsonl, such as results of an evaluation. Between stages `stage` is null."""
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._last_values[name] = float(value)
@@ -147,7 +147,7 @@ class NullLogger:
     last_value = sync = close = _ignore
 
     def step_metrics(self, stage: str) -> Iterator[tuple[int, dict[str, float]]]:
-        """Return no steps: rank 0 alone reads them."""
+        """Return no steps: only rank 0 reads them."""
         return iter(())
 
     def _enter_nothing(self, *_: object) -> AbstractContextManager[None]:

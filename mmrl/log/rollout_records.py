@@ -82,7 +82,7 @@ class TextSource(Protocol):
 
 
 def list_step_records(selected: SelectedExperiences, *, max_groups: int, version: int) -> list[RolloutRecord]:
-    """Return the records of a step's first `max_groups` groups, then of the rollouts it replays, of as many prompts.
+    """Return the records of a step's first `max_groups` groups, then of replayed rollouts, of as many prompts.
 
     `version` is the policy version that the step trained from.
     """
@@ -182,9 +182,9 @@ def _pack_tokens(
     """Return the tokens of the records as a file of `numpy.load`: docs/records.md lists the arrays."""
     rows: list[tuple[float, ...]] = []
     for record, ends in zip(records, token_ends, strict=True):
-        own = None if record.experience is None else values.get(record.experience)
+        learned = None if record.experience is None else values.get(record.experience)
         # The learner's values of the tokens that the policy sampled; it may not have computed this rollout.
-        computed = iter(()) if own is None else zip(*own, strict=True)
+        computed = iter(()) if learned is None else zip(*learned, strict=True)
         remaining_ends = iter(ends)
         for segment in record.rollout.segments:
             author = AUTHORS.index(segment.author)
@@ -217,7 +217,7 @@ def _probe_means(group: Group) -> dict[str, dict[str, float]]:
 def _replayed_records(
     replayed: Sequence[Experience], index_by_id: Mapping[int, int], *, first_group: int, max_groups: int
 ) -> Iterator[RolloutRecord]:
-    """Yield a record of each replayed rollout; those of one prompt share a group."""
+    """Yield a record of each replayed rollout; rollouts of one prompt share a group."""
     times = Counter(id(experience.rollout) for experience in replayed)
     groups: dict[str, int] = {}
     seen: set[int] = set()
@@ -309,7 +309,7 @@ def record_marks(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     frame = record.get("target_frame" if key == "target" else "frame")
     media = record.get("media")
     medium = record.get("media_index") or 0
-    # A sample of text alone has answers, too, and no medium.
+    # A sample of only text has answers, too, but no medium.
     resize_map = parse_resize_map(media[medium]) if isinstance(media, list) and 0 <= medium < len(media) else None
     return make_marks(record.get("answer_type") or "", record.get(key), frame, medium, resize_map)
 

@@ -37,7 +37,7 @@ EXPORTED_CONFIG_FILE = "mmrl.yaml"
 _MAX_CHANGES_SHOWN: Final = 12
 _OTHER_DIRECTORY = "choose another directory with run.dir=... or --run-dir, or delete this one"
 _LOCK_WAIT_S: Final = 3.0
-_GIT_TIMEOUT_S: Final = 10.0  # on a network file system git may wait for ever
+_GIT_TIMEOUT_S: Final = 10.0  # git may hang on a network file system
 
 
 class RunDir:
@@ -64,7 +64,7 @@ class RunDir:
         self.benchmarks = path / "benchmarks"  # results: a folder for each benchmark, in it one for each evaluation
         self.trackers = path / "trackers"  # how far each tracker is, and what trackers write on this machine
         self.tensorboard = path / "tensorboard"  # event files of TensorBoard
-        self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
+        self.adapter = path / "adapter"  # only the final LoRA adapter, in peft's format, if the run trains one
         self.model = path / "model"  # the final Hugging Face folder, written last: a run that has it is finished
         self._changed: Sequence[SettingChange] = ()  # settings that a begun run changes when it continues
 
@@ -165,7 +165,7 @@ class RunDir:
         write_atomically(self.config, dump_yaml(config))
 
     def _accept_changes(self, config: Config) -> None:
-        """Keep the settings that differ from those of the run; raise a UserError if it cannot continue with them."""
+        """Keep the settings that differ from the run's; raise a UserError if it cannot continue with them."""
         self._changed = diff_configs(read_flat_settings(self.config), config)
         check_same_run(self.path, self._changed)
         self._check_stages_can_grow(len(config.stages))
@@ -181,7 +181,7 @@ class RunDir:
             if index == num_stages - 1:
                 if index in begun:
                     continue
-                problem = "of its checkpoints none is left to continue from (checkpoints.keep_last)"
+                problem = "none of its checkpoints is left to continue from (checkpoints.keep_last)"
             raise UserError(f"{self.path}: {change}: this stage is over, and {problem}; {_describe_new_run(self.path)}")
 
     def write_manifest(
@@ -189,8 +189,8 @@ class RunDir:
     ) -> None:
         """Write manifest.json; `data` maps each split to the digest of its samples.
 
-        Relative paths of the config start from `base_dir`. `data_differences` describe how the data differ from those
-        that the run began with; they are added to the differences of earlier starts.
+        Relative paths of the config start from `base_dir`. `data_differences` describe how the data differ from the
+        data that the run began with; they are added to the differences of earlier starts.
         """
         changes = json.loads(self.manifest.read_text()).get("data_changes", []) if self.manifest.exists() else []
         noticed = datetime.now(UTC).isoformat(timespec="seconds")
@@ -244,7 +244,7 @@ class RunDir:
         """Refuse to begin a run among files that belong to no run."""
         if names:
             raise UserError(
-                f"{self.path} holds {names[0]!r} and no run of mmrl; choose an empty or new directory "
+                f"{self.path} holds {names[0]!r} but is not an mmrl run directory; choose an empty or new one "
                 "with run.dir=... or --run-dir"
             )
 

@@ -134,7 +134,7 @@ MISTAKES = {
     "callback signature": Mistake(
         {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:10", "a callback is called with (run)"]
     ),
-    "taken directory": Mistake({}, ["thesis.tex", "no run of mmrl"], {"run/thesis.tex": ""}),
+    "taken directory": Mistake({}, ["thesis.tex", "is not an mmrl run directory"], {"run/thesis.tex": ""}),
     "file in the way": Mistake(
         {"run": {"name": "tiny", "dir": "{folder}/file/run"}}, ["file/run cannot be written", "is a file"], {"file": ""}
     ),

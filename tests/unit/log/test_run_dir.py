@@ -60,7 +60,7 @@ def test_run_without_a_checkpoint_is_replaced_but_files_of_others_are_not(tmp_pa
     assert os.listdir(run.path) == ["config.yaml"]
     assert run.config.read_text() == dump_yaml(corrected)
     (run.path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"holds 'notes\.txt' and no run"):
+    with pytest.raises(UserError, match=r"holds 'notes\.txt' but is not an mmrl run"):
         run.claim(config_with(), pytest.fail)
 
 
@@ -133,7 +133,7 @@ def test_many_settings_that_differ_are_counted(tmp_path):
 
 def test_directory_with_files_of_others_and_a_file_are_refused(tmp_path):
     (tmp_path / ".git").mkdir()
-    with pytest.raises(UserError, match=r"holds '\.git' and no run"):
+    with pytest.raises(UserError, match=r"holds '\.git' but is not an mmrl run"):
         RunDir(tmp_path).claim(CONFIG, pytest.fail)
     assert os.listdir(tmp_path) == [".git"]
     (tmp_path / "thesis.tex").touch()
