@@ -35,12 +35,12 @@ class Benchmark:
     official_score: OfficialMetric | None = None  # the benchmark's own rule; None takes the strict verdict for it
     draw_letters: Callable[[Sequence[GradedResponse]], Collection[tuple[str, int]]] | None = None
     """For a rule that guesses a letter at random: returns item id and index of the responses that its guesses make
-    correct. It is given all responses in the order of the items, since each guess depends on those before."""
+    correct. It is given all responses in the order of the items, since each guess depends on the guesses before."""
     is_correct: CorrectnessRule = match.is_correct
     """Strict verdict on a response: the answer found means the same as the item's."""
     overall_metric: OverallMetric | None = None  # a number over all responses, for benchmarks that publish one
     parse_item: Callable[[Mapping[str, Any]], Item] = parse_canonical_item
-    """Returns the item of a row of `mmrl eval score --items`; raises ValueError for a row that is none."""
+    """Returns the item of a row of `mmrl eval score --items`; raises ValueError for a row that is not an item."""
     layouts: tuple[RowLayout, ...] = ()
     """Formats of the benchmark's files, the more specific first; canonical JSONL always works, too."""
     default_split: str = "test"  # split that is read from a folder when the user names none

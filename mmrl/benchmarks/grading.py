@@ -98,7 +98,7 @@ def score_files(
 def score_responses(
     benchmark: Benchmark, items: Mapping[str, Item], responses: Sequence[ItemResponse], provenance: Mapping[str, Any]
 ) -> ScoredRun:
-    """Score responses; items without one get a verdict of their own. The report repeats `provenance`.
+    """Score responses; an item without one gets a verdict, too. The report repeats `provenance`.
 
     Verdicts are in the order of the items, and of the responses to each.
     """
@@ -122,7 +122,7 @@ def score_responses(
             if (verdict.id, verdict.response_index) in drawn:
                 verdicts[index] = replace(verdict, official=True, score=1.0)
     for id in absent:
-        # An overall metric must see missing items, too: COCO's recall counts their boxes.
+        # An overall metric needs missing items, too: COCO's recall counts their boxes.
         silence = ItemResponse(id=id, text="")
         graded.append((items[id], silence, extract_answer(items[id], silence)))
         verdicts.append(missing_verdict(items[id]))

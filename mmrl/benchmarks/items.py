@@ -56,7 +56,7 @@ class Item:
 
     An option is its place, never its text, since options may be letters themselves, or equal.
     """
-    question: str = ""  # text of the question; extraction tells a number of the question from the answer by it
+    question: str = ""  # text of the question; extraction prefers numbers that it does not give
     options: tuple[str, ...] = ()  # texts of the options, the first is A; empty for other questions
     precision: int | None = None  # decimals to which numbers are compared; None compares them exactly
     unit: str | None = None  # unit of a number
@@ -65,7 +65,7 @@ class Item:
     image_size: Size | None = None  # width and height of the image in pixels; None when the file does not say it
     cluster: str = ""  # items of one cluster share their image, so that intervals resample them together
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Subsets by the column that makes them; an item may be in several, such as those of its skills."""
+    """Subsets by the column that makes them; an item may be in several, such as one for each of its skills."""
     meta: Mapping[str, Any] = field(default_factory=dict)  # anything else that the benchmark's own rule needs
 
     @property
@@ -155,7 +155,7 @@ def check_columns(columns: type[_RowT], row: Mapping[str, Any]) -> _RowT:
 def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
     """Return the correct answer in the form that scoring compares: checked coordinates, the letter of an option.
 
-    For a choice a letter of one of the options is that letter; any other text is that of an option.
+    For a choice, the letter of an option stays that letter, and any other text is the text of an option.
 
     Raises:
         ValueError: the answer does not fit its type.
@@ -217,7 +217,7 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[
             item = Item(id=str(id) if isinstance(id, str | int) else f"line {number}", answer_type="text", answer="")
             problems[item.id] = f"{path}:{number}: {error}"
         if item.id in items:
-            raise UserError(f"{path}:{number}: the id {item.id!r} appears twice; give each question an id of its own")
+            raise UserError(f"{path}:{number}: the id {item.id!r} appears twice; give each question its own id")
         items[item.id] = item
     if not items:
         raise UserError(f"{path}: holds no items")
@@ -241,7 +241,7 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
     ignored: published files have some.
 
     Raises:
-        UserError: there is no row, or one has no id or response, has no item of its id, or repeats id and `sample`.
+        UserError: there are no rows, or a row lacks an id or response, names no item, or repeats id and `sample`.
     """
     responses: dict[tuple[str, int], ItemResponse] = {}
     for number, row in read_rows(path):

@@ -1,6 +1,6 @@
 """Verdicts of a language model on responses in which no rule finds an answer.
 
-The judge sees no other response, never overrules a rule, and has a column of its own in verdicts and reports.
+The judge sees no other response, never overrules a rule, and has its own column in verdicts and reports.
 
 Source: judges complete the rules in the official pipelines of MathVista (arXiv:2310.02255) and EMMA (arXiv:2501.05444).
 Departures: rules come first and are final, no judge is asked by default, and reports give the accuracy with and
@@ -44,7 +44,7 @@ def add_judge_verdicts(
     texts = {(response.id, response.response_index): response.text for response in run.responses}
     unread = []
     for verdict in run.verdicts:
-        # Coordinates are for rules alone, and a judge has nothing to read in an empty or missing response.
+        # Coordinates are only for rules, and a judge has nothing to read in an empty or missing response.
         has_text = verdict.outcome is ResponseOutcome.NO_ANSWER and verdict.rule not in (MISSING_RULE, "empty")
         if has_text and run.items[verdict.id].answer_type not in COORDINATE_TYPES:
             unread.append(verdict)

@@ -1,4 +1,4 @@
-"""The benchmarks that ship with mmrl, and loading of those that a user's function returns."""
+"""The benchmarks that ship with mmrl, and loading of benchmarks that a user's function returns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def get_benchmark(name: str, base_dir: Path | None = None) -> Benchmark:
     `base_dir`, by default the working directory.
 
     Raises:
-        UserError: there is no such benchmark or function.
+        UserError: no benchmark or function has this name.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]

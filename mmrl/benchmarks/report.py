@@ -38,7 +38,7 @@ class JudgeSummary:
 
     model: str  # name of the model
     num_asked: int  # responses it was asked about
-    num_failed: int  # those among them on which it gave no verdict
+    num_failed: int  # asked responses without a verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ def _score_table(report: Mapping[str, Any]) -> list[str]:
 def _summary_line(report: Mapping[str, Any]) -> str:
     line = (
         f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; "
-        f"scorer {report['scorer']}. Intervals resample images; those of subsets are Wilson's."
+        f"scorer {report['scorer']}. Intervals resample images; intervals of subsets are Wilson's."
     )
     judge = report.get("judge")
     if judge:

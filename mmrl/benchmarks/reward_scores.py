@@ -43,8 +43,8 @@ def reward_score(
 ) -> float:
     """Return the reward of an answer, in [0, 1]; 0 where the reward cannot score the target.
 
-    `coordinate_systems` are those of `value`, the answer found, and of `target`; `resize_map` converts between them.
-    `options` are those of the reward.
+    `coordinate_systems` belong to `value`, the answer found, and to `target`; `resize_map` converts between them.
+    `options` are the reward's.
     """
     has_coordinates = answer_type in (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT)
     sample_target = Target(

@@ -22,11 +22,11 @@ class ImageCrop:
     """A rectangle of an image that the response has seen."""
 
     medium_number: int
-    """Number of the image, from 1 in the order in which the response saw them: the question's, then those shown."""
+    """Number of the image, from 1 in the order in which the response saw them, the question's first."""
     box: tuple[float, float, float, float]
     """x1, y1, x2, y2 on that very image, in `coordinate_system`."""
     coordinate_system: CoordinateSystem | None = None
-    """Units of the box; None for those in which the model writes."""
+    """Units of the box; None for the model's units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ class Prompt:
 class SamplingParams:
     """Distribution that tokens are sampled from, and conditions that end sampling.
 
-    Recorded log-probs, and those that the learner computes, are at this temperature and without the banned tokens, but
+    Log-probs, both recorded and computed by the learner, are at this temperature and without the banned tokens, but
     as if `top_p` and `top_k` were not set (docs/decisions/0004-top-p-is-not-renormalised.md). Sampling ends after EOS,
     after the token that completes a stop string, or after `max_new_tokens`.
     """
@@ -110,7 +110,7 @@ class ExpertRoutes:
         return replace(self, expert_ids=self.expert_ids[start * size : stop * size])
 
     def extended_by(self, routes: ExpertRoutes) -> ExpertRoutes:
-        """Return these routes followed by those of further tokens."""
+        """Return these routes followed by the routes of further tokens."""
         return replace(self, expert_ids=self.expert_ids + routes.expert_ids)
 
 
@@ -124,7 +124,7 @@ class Segment:
     version: int = 0  # policy version that sampled the tokens: training steps since the run began
     sampling_params: SamplingParams | None = None  # distribution of these tokens; None for the rollout's own
     observation: MediaObservation | None = None  # image or video that all tokens of the segment are placeholders of
-    routes: ExpertRoutes | None = None  # of its first tokens, those that the engine has read; None if not recorded
+    routes: ExpertRoutes | None = None  # of the first tokens, which the engine has read; None if not recorded
 
     def cut(self, num_tokens: int) -> Segment:
         """Return the segment cut to its first tokens."""
@@ -190,7 +190,7 @@ class Rollout:
 
     @property
     def media(self) -> tuple[MediaRef, ...]:
-        """Images and videos that the model saw: the sample's, then those that tools showed."""
+        """Images and videos that the model saw: the sample's, then the ones that tools showed."""
         return (*self.prompt.sample.media, *(observation.ref for observation in self.observations))
 
     @property
@@ -289,4 +289,4 @@ class EvalRewards(NamedTuple):
 
     rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
     rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
-    groups: tuple[Group, ...] = ()  # those of some samples, evenly spaced, to be recorded
+    groups: tuple[Group, ...] = ()  # groups of some samples, evenly spaced, to be recorded

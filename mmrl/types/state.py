@@ -14,8 +14,8 @@ from mmrl.types.rollout import Group, Rollout, RolloutBatch
 class Experience:
     """A rollout to train on.
 
-    `old_logprobs_source` says which log-probs the importance ratio divides by: those that the sampler recorded, or
-    those that the learner recomputes before the first update of the step. None leaves it to `loss.old_logprobs`.
+    `old_logprobs_source` says which log-probs the importance ratio divides by: the ones that the sampler recorded,
+    or that the learner recomputes before the first update of the step. None leaves it to `loss.old_logprobs`.
     `TokenTable.old_is_recorded_N` in `mmrl/learner/tokens.py` lists all settings that decide.
     """
 
@@ -27,7 +27,7 @@ class Experience:
 
     @property
     def advantages(self) -> tuple[float, ...]:
-        """Advantages of the turns, or that of the rollout if its turns share it."""
+        """Advantages of the turns, or the rollout's single one if its turns share it."""
         return self.turn_advantages or (self.advantage,)
 
     @property
@@ -71,7 +71,7 @@ class SelectedExperiences:
     experiences_by_group: tuple[tuple[Experience, ...], ...]
     experiences: tuple[Experience, ...]  # for the learner: replayed and carried-over ones too, no filtered ones
     selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
-    replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
+    replayed: tuple[Experience, ...] = ()  # the part of `experiences` that was drawn from the replay buffer
     has_signal: bool  # True if a rollout that may train and was not replayed has a nonzero advantage
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
 

@@ -124,10 +124,10 @@ def _option_called_correct(text: str, options: AnswerOptions) -> ChosenOption | 
         letter_end = match.end(1) if match[1] else match.end(2)
         if _NEGATED_BEFORE.search(text, max(0, match.start() - _BUT_WINDOW), match.start()):
             # "not A but B is correct" chooses B.
-            other = _BUT_OPTION.search(text, match.start(), match.end())
-            if other is None:
+            but_option = _BUT_OPTION.search(text, match.start(), match.end())
+            if but_option is None:
                 continue
-            letter_end = other.end(1)
+            letter_end = but_option.end(1)
         option_index = _option_ending_at(text, letter_end, options)
         if option_index is not None and not phrases.NEGATION.search(match[0]):
             return ChosenOption(option_index, "judged_letter", match.start(), match.end())

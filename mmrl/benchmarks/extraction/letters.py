@@ -77,10 +77,10 @@ def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption |
 
 
 def second_letter(text: str, letter: str, end: int) -> str | None:
-    """Return the letter that is named beside the one that ends at `end`, if it is another."""
+    """Return the letter that is named next to the one that ends at `end`, if it is a different one."""
     match = _SECOND_LETTER.match(text, end)
-    other = (match[1] or match[2]) if match else None
-    return None if other == letter else other
+    second = (match[1] or match[2]) if match else None
+    return None if second == letter else second
 
 
 def leading_label(text: str) -> tuple[str, int] | None:
@@ -117,7 +117,7 @@ def last_letter(text: str, sentence: CharSpan, options: AnswerOptions) -> Chosen
 
 
 def find_labels(text: str, options: AnswerOptions) -> Iterator[ChosenOption]:
-    """Yield every letter that is plainly that of an option, except those that the response eliminates."""
+    """Yield every letter that plainly names an option, unless the response eliminates that option."""
     for match in _ANY_LABEL.finditer(text):
         letter = next(filter(None, match.groups()))
         if match[2] and _UNCLOSED_BRACKET.search(text, max(0, match.start() - 40), match.start()):

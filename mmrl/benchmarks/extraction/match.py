@@ -57,7 +57,7 @@ def image_resize_map(item: Item, response: ItemResponse) -> ResizeMap:
 def boxes_in_pixels(
     item: Item, response: ItemResponse, box: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the box of a response and that of its item, both in pixels of the original image."""
+    """Return the box of a response and the box of its item, both in pixels of the original image."""
     resize = image_resize_map(item, response)
     return (
         resize.convert(box, response.coordinate_system, CoordinateSystem.PX_ORIGINAL),
@@ -140,7 +140,7 @@ def _unit_factor(item: Item, after_reference: str, after_extraction: str) -> flo
     """Return the response's unit in units of the item's; 1 unless both are known and measure the same quantity."""
     reference_unit = _parse_unit(after_reference) or find_unit(item.unit or "")
     unit = _parse_unit(after_extraction)
-    # Without two units of one quantity the numbers alone are compared.
+    # Without two units of one quantity, only the numbers are compared.
     if unit is None or reference_unit is None or unit.dimension != reference_unit.dimension:
         return 1.0
     return unit.factor / reference_unit.factor

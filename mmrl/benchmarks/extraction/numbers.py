@@ -29,7 +29,7 @@ _FRACTION: Final = re.compile(
     r"(?P<sign>-?)\\[dt]?frac\s*\{\s*(?P<over>-?\d{1,20}(?:\.\d{1,20})?)\s*\}"
     r"\s*\{\s*(?P<below>\d{1,20}(?:\.\d{1,20})?)\s*\}"
 )
-_THOUSANDS_SEPARATOR: Final = re.compile(r"[,{}\\!]")  # signs between groups of three digits, those of LaTeX included
+_THOUSANDS_SEPARATOR: Final = re.compile(r"[,{}\\!]")  # signs between groups of three digits, LaTeX's included
 _NON_NUMBER_SUFFIX: Final = re.compile(
     r"(?:st|nd|rd|th)\b|\^(?!\s*\{?\s*(?:\\circ|°|o\b))|:\d|-\d+-\d|/\d+/\d|[A-Za-z]{0,3}_"
 )
@@ -70,14 +70,14 @@ class Number(NamedTuple):
     """A number in a text."""
 
     value: float
-    start: int  # first character, that of a sign or a currency included
+    start: int  # first character, which may be a sign or a currency
     end: int  # character after it
 
 
 def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
     """Yield the numbers in digits in reading order; no ordinals, dates, times, labels, list markers or exponents."""
     stop = len(text) if end is None else end
-    # LaTeX fractions come first, since their parts must not count as numbers of their own.
+    # LaTeX fractions come first, since their parts must not count as separate numbers.
     fractions = []
     if "frac" in text:
         for match in _FRACTION.finditer(text, start, stop):

@@ -90,7 +90,7 @@ def lone_number(text: str, question: str) -> Extraction | None:
 
 
 def leading_number(text: str) -> Extraction | None:
-    """Return the number that a text begins with, alone in its line or explained after it."""
+    """Return the number that a text begins with, by itself in its line or explained after it."""
     first_char = text.lstrip(" \t\n$")[:1]
     if not (first_char.isdigit() or first_char in _NUMBER_START_CHARS):
         return None

@@ -95,10 +95,10 @@ class AnswerOptions:
     def index_by_distinctive_words(self, sentence: str) -> int | None:
         """Return the index of the one option whose distinctive words all occur in a sentence."""
         said, stems = word_stems(sentence), self._distinctive_stems
-        hits = [index for index, own in enumerate(stems) if own and own <= said]
+        hits = [index for index, option_stems in enumerate(stems) if option_stems and option_stems <= said]
         if not hits:
             return None
-        # Of several, the one whose words include those of all others.
+        # Of several, the one whose words include the words of all others.
         best = max(hits, key=lambda index: len(stems[index]))
         for index in hits:
             if index != best and not stems[index] < stems[best]:
@@ -130,7 +130,7 @@ class AnswerOptions:
 
     @cached_property
     def _distinctive_stems(self) -> tuple[frozenset[str], ...]:
-        """Stems of each option's words without those that every option has."""
+        """Stems of each option's words, without the stems that every option has."""
         stems = list(map(word_stems, self.texts))
         shared = frozenset.intersection(*stems) if len(stems) > 1 else frozenset()
         return tuple(words - shared for words in stems)

@@ -215,7 +215,7 @@ def find_answer_phrases(text: str) -> Iterator[int]:
 
 def find_explicit_span(text: str) -> CharSpan | None:
     """Return the content of the last box or answer tags, else the sentence that the last announcement begins."""
-    # The last announcement alone: a response may weigh several answers before.
+    # Only the last announcement: a response may weigh several answers before.
     position = next(find_answer_phrases(text), None)
     announced = None if position is None else CharSpan(position, sentence_end(text, position))
     return last_boxed_span(text) or last_answer_tag_span(text) or announced

@@ -5,7 +5,7 @@ A metric takes the predicted and the reference value, as text or as any value th
 
 Source: megabench/metrics/scoring of github.com/TIGER-AI-Lab/MEGA-Bench (arXiv:2410.10563). Departures: formulas are
 compared by math-verify and numbers read by our own rules, where MEGA-Bench runs them as Python; letters lose their
-accents by Unicode's decomposition alone.
+accents only by Unicode's decomposition.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _parse_chess_moves(value: object) -> list[str]:
 def _mapping_mean(
     predicted: Mapping[str, Any], expected: Mapping[str, Any], *, field_metric: FieldMetric, over_union: bool = True
 ) -> float:
-    """Return the mean of a metric over the fields of both mappings, or over those of the reference alone."""
+    """Return the mean of a metric over the fields of both mappings, or only over the reference's."""
     scores = [field_metric(predicted[key], value) for key, value in expected.items() if key in predicted]
     return sum(scores) / max(1, len({*predicted, *expected} if over_union else expected))
 

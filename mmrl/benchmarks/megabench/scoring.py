@@ -1,8 +1,8 @@
 """MEGA-Bench's score of an answer: a metric for each field, aggregated as the task says.
 
 Source: megabench/evaluation_processor.py of github.com/TIGER-AI-Lab/MEGA-Bench (arXiv:2410.10563). Departures: the
-answer is the one that our extraction rules find, in place of each task's own prefix; those of the metrics are in
-`metrics.py`.
+answer is the one that our extraction rules find, in place of each task's own prefix; `metrics.py` has the
+departures of the metrics.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
     `meta.metric` maps fields to metrics, or is the one metric of an answer without fields.
 
     Raises:
-        UserError: a metric needs a judge or a program, so that no rule computes it.
+        UserError: a metric needs a judge or a program, so no rule computes it.
     """
     metrics = _field_metrics(item)
     for name in metrics.values():
         if name not in FIELD_METRICS:
             raise UserError(
-                f"item {item.id!r}: the metric {name!r} cannot be scored by rule; those that can: "
+                f"item {item.id!r}: the metric {name!r} cannot be scored by rule; metrics that can: "
                 f"{', '.join(FIELD_METRICS)}"
             )
     scores = {field: _score_field(item, response, extraction, field) for field in metrics}

@@ -41,7 +41,7 @@ def get_layouts(
 ) -> tuple[RowLayout, ...]:
     """Return every layout that the files of a benchmark may have, the more specific first.
 
-    `own_layouts` are those that a plug-in brings; `coordinate_system` is set on layouts that need one.
+    `own_layouts` come from a plug-in; `coordinate_system` is set on layouts that need one.
     """
     layouts: list[RowLayout] = []
     for layout in (*read_published_layouts().get(benchmark, ()), *own_layouts, CANONICAL_JSONL):

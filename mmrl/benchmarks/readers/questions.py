@@ -73,7 +73,7 @@ class BenchmarkQuestions:
 
     @property
     def items(self) -> dict[str, Item]:
-        """All items by id, those that cannot be asked included."""
+        """All items by id, including those that cannot be asked."""
         return {question.item.id: question.item for question in self.entries}
 
     @property
@@ -110,9 +110,9 @@ def read_questions(
 ) -> BenchmarkQuestions:
     """Read the questions of files. Malformed rows, and rows whose media cannot be used, count as missing.
 
-    `paths` are files or folders, relative to the context's base folder; `split` is that of a folder, by default the
+    `paths` are files or folders, relative to the context's base folder; `split` applies to a folder, by default the
     benchmark's usual one. Relative media paths start from `media_root`, by default the file's own folder.
-    `coordinate_system` is that of boxes, for files that do not say it.
+    `coordinate_system` applies to boxes of files that do not say it.
 
     Raises:
         UserError: a file cannot be read, has no known layout, holds no row that is a question, or repeats an id; or

@@ -30,14 +30,14 @@ _COPIED_ROLES: Final = ("id", "question", "options", "answer", "precision", "uni
 class TableLayout:
     """A table whose columns have fixed roles.
 
-    Roles are those of canonical JSONL (`id`, `question`, `options`, `answer`, `precision`, `unit`, `cluster`,
+    Roles are as in canonical JSONL (`id`, `question`, `options`, `answer`, `precision`, `unit`, `cluster`,
     `image_size`, `frame`, `meta`), the media (`images`, `videos`, `start`, `end`, `fps`), and `prompt`: a complete
     question that lists its own options. A column may be a name, `outer.inner` for a key within a cell, a tuple of names
     whose values form a list, or a Jinja template over the row.
     """
 
     name: str  # name of the layout in error messages
-    answer_type: str  # answer type of all rows, or a template that gives that of each
+    answer_type: str  # answer type of all rows, or a template for the type of each
     columns: Mapping[str, str | Sequence[str]]  # column by role; a row without one of these is of another layout
     optional_columns: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     """Column by role; a row may lack these."""
@@ -48,7 +48,7 @@ class TableLayout:
     """Coordinate system of boxes and points; None when a column says it, or no answer has coordinates."""
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
     question_lists_options: bool = False  # True when the question already lists its options
-    explode_column: str | None = None  # column with a list, each entry of which makes a question of its own
+    explode_column: str | None = None  # column with a list, each entry of which makes a question
     video_folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Folder of the videos, by the name of the file that asks about them."""
     fps: float | None = None  # frames per second of videos that are stored as folders of frames
@@ -89,7 +89,7 @@ class TableLayout:
     # Kept, since compiling a template takes longer than filling it in for many rows.
     @cached_property
     def _columns(self) -> Mapping[str, Column]:
-        """Required and optional columns by role, with that of the answer type where it is a template."""
+        """Required and optional columns by role, including the answer type's if it is a template."""
         columns = {}
         for role, written in {**self.columns, **self.optional_columns}.items():
             columns[role] = parse_column(written, role)

@@ -1,4 +1,4 @@
-"""Layout of VLMEvalKit's TSV files: images in base64, options in columns of their own."""
+"""Layout of VLMEvalKit's TSV files: images in base64, and each option in its own column."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _NAMEABLE_COORDINATES: Final = [system for system in CoordinateSystem if system 
 class VlmEvalKitLayout:
     """VLMEvalKit's TSV: images in base64, or as the index of an earlier row with the same image.
 
-    Options are in columns A, B, ..., in a column `choices` (MathVista, MATH-V), or in the question alone. Those that
-    the question does not list are listed below it.
+    Options are in columns A, B, ..., in a column `choices` (MathVista, MATH-V), or only in the question. Options
+    that the question does not list are listed below it.
     """
 
     open_answer_type: str  # answer type of questions without options, unless the column `answer_type` says it
@@ -51,7 +51,7 @@ class VlmEvalKitLayout:
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes; None when answers have none, or when the user still has to name it."""
     needs_coordinate_system: bool = False  # True when the file does not say its coordinate system
-    signature_columns: tuple[str, ...] = ("index",)  # columns that tell this layout from a similar one
+    signature_columns: tuple[str, ...] = ("index",)  # columns that distinguish this layout from a similar one
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
     choices_answer: ChoiceAnswer = "text"  # form of the answer where options are in the column `choices`
     images_by_index: dict[str, list[ImageRef]] = field(default_factory=dict)
