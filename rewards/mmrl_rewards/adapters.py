@@ -72,7 +72,7 @@ class TextReward:
             target_coordinates: coordinate system of the correct answers; None for `coordinates`.
             image_size: width and height of all images, or the column that has them, where the trainer does not pass
                 PIL images.
-            resize: returns the width and height that the model sees for those of an image; px_resized needs it.
+            resize: maps the width and height of an image to those that the model sees; px_resized needs it.
             opening: text that the chat template writes before the response, such as <think>.
             count_tokens: returns a text's length in tokens, for rewards of length in a trainer that passes no token
                 ids. None counts words.
@@ -93,7 +93,7 @@ class TextReward:
         self._fallback = self.reward.low if fallback is None else fallback
         self._answer_type = _choose_answer_type(self.reward, answer_type)
         if coordinates is None and self._answer_type in COORDINATE_TYPES:
-            raise UserError(f"reward {self.__name__!r} needs `coordinates`, those that the model writes")
+            raise UserError(f"reward {self.__name__!r} needs `coordinates`, the system that the model writes")
         self._coordinates = _to_enum(CoordinateSystem, coordinates or "px_original")
         self._target_coordinates = _to_enum(CoordinateSystem, target_coordinates or self._coordinates)
         if resize is None and CoordinateSystem.PX_RESIZED in (self._coordinates, self._target_coordinates):
@@ -283,7 +283,7 @@ class OpenRlhfReward(TextReward):
 
 
 class VerifiersReward(TextReward):
-    """One of `funcs` of a Rubric of verifiers. Columns are those of the row and of `info`.
+    """One of `funcs` of a Rubric of verifiers. Columns come from the row and from `info`.
 
     A Rubric gives 0 to a reward that raises, as to a bad answer. So an abstention returns the fallback and is logged.
     """
@@ -349,7 +349,7 @@ def _to_enum(kind: type[_EnumT], value: str) -> _EnumT:
 
 
 def _join_texts(messages: object, role: str) -> str:
-    """Return text as it is, and of messages the texts of one role, such as those that the model wrote."""
+    """Return text as it is, and for messages the texts of one role, such as the model's."""
     if isinstance(messages, str):
         return messages
     texts = []

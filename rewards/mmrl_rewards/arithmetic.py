@@ -27,7 +27,7 @@ _GROUPS: Final = (
     (re.compile(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\sqrt ?\{([^{}]*)\}"), r"_r(\1,2)"),
     (re.compile(r"\\sqrt ?\[([0-9]{1,2})\] ?\{([^{}]*)\}"), r"_r(\2,\1)"),
-    # Braces alone, not those of \{, of a command or of the second part of \frac.
+    # Plain braces, not the braces of \{, of a command or of the second part of \frac.
     (re.compile(r"(?<![\\}\]a-z ])\{([^{}]*)\}"), r"(\1)"),
 )
 _SIGNS: Final = (("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"), ("\\pi", " π "), ("^", "**"))
@@ -94,7 +94,7 @@ def compare(target: str, answer: str, decimals: int) -> bool | None:
 
 @lru_cache(maxsize=4096)  # siblings share their target, and often their answers
 def _read_list(formula: str) -> tuple[str, Sequence[_Item]]:
-    """Return the brackets of a list and its items. A formula alone is a list of one without brackets."""
+    """Return the brackets of a list and its items. A single formula is a list of one without brackets."""
     match = _LIST.fullmatch(formula)
     if len(formula) > _MAX_CHARS:
         raise ValueError("too long")

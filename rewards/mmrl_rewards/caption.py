@@ -26,7 +26,7 @@ def image_text(
     """Return min(1, scale * max(0, c)), where c is the cosine of the embeddings of the text and the image, in [0, 1].
 
     `encoder` names a folder with a CLIP, SigLIP or similar model as transformers saves it; nothing is downloaded. `of`
-    names the part of the response that is compared. The image is that of the target, and the target itself is not used.
+    names the part of the response that is compared. The image is the target's; the target itself is not used.
 
     Source: CLIPScore (arXiv:2104.08718, eq. 1), with its weight of 2.5, which suits CLIP; the text-image term of
     Symbolic Graphics Programming (arXiv:2509.05208).

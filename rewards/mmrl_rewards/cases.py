@@ -71,8 +71,8 @@ class CaseMedium(_CaseModel):
     """Describes an image or video of a case, for rewards that look by its file."""
 
     type: Literal["image", "video"] = "image"
-    file: CaseFile | None = None  # rewards that look open it; None for a medium that exists in name alone
-    size: tuple[int, int] | None = None  # width and height in pixels, before resizing; None for those of the file
+    file: CaseFile | None = None  # rewards that look open it; None for a medium that exists only in name
+    size: tuple[int, int] | None = None  # width and height in pixels, before resizing; None for the file's
     resized: tuple[int, int] | None = None  # width and height in pixels after resizing; None for the same
     duration: float | None = None  # seconds of a video
 

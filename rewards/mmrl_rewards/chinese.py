@@ -15,7 +15,7 @@ _CHINESE: Final = re.compile("[\u4e00-\u9fff]")
 _DIGITS: Final = {**{character: digit for digit, character in enumerate("零一二三四五六七八九")}, "两": 2}
 _POWERS: Final = {"": 1, "十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 _DIGIT: Final = "[一二两三四五六七八九]"
-# 五 after 百 or 千 is not a digit of its own without 零: 二百五 may be 250.
+# 五 after 百 or 千 is not a separate digit without 零: 二百五 may be 250.
 _BELOW_10000: Final = rf"(?:{_DIGIT}千)?(?:零?{_DIGIT}百)?(?:零?{_DIGIT}?十)?(?:零?(?<![百千]){_DIGIT})?"
 _NUMBER: Final = re.compile(
     rf"零|(?:{_BELOW_10000}(?<=.)亿)?(?:{_BELOW_10000}(?<=.)万)?零?{_BELOW_10000}|([0-9.,]+)([百千万亿]?)"
@@ -29,7 +29,7 @@ _TABLE: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encodin
 _ENGLISH: Final = {word: english for english, words in _TABLE["words"].items() for word in words.split()}
 UNITS: Final[Mapping[str, str]] = _TABLE["units"]
 """Symbols of units by their Chinese names."""
-# Of two words that begin alike the longer one comes first.
+# Of two words with the same beginning, the longer one comes first.
 _WORD: Final = re.compile("|".join(sorted(_ENGLISH, key=len, reverse=True)))
 
 

@@ -50,7 +50,7 @@ def exact(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVal
 def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer names the correct option by its letter, its text or both, else 0.
 
-    If the question lists "B. red" on a line of its own, these name B: B, (b), **B**, B. red, red, "The answer is B.",
+    If the question lists "B. red" on its own line, these name B: B, (b), **B**, B. red, red, "The answer is B.",
     "B seems right", "I choose B", "not A but B" and "A. Wait, no, B". These name no option: two letters, a letter with
     another option's text, "It cannot be B", and an option that is only thought probable. `choice_grammar` has the whole
     grammar, which reads 选B and 答案是B, too.

@@ -80,7 +80,7 @@ _OTHER_NAME: Final = re.compile(
 )
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 _COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "is", "answer", "option", "choice"
-# "The animal is a dog" and "There are 3 cars" name an option if their other words are those of the question.
+# "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
 _DESCRIPTION: Final = re.compile(
     r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?(\{[A-Z]\})((?: [a-z'-]+)*)[.!]?", re.IGNORECASE
 )
@@ -302,7 +302,7 @@ def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
 
 
 def _is_part(text: str, option: str) -> bool:
-    """Return True if all words of a text, article aside, are in that of an option."""
+    """Return True if all words of a text, article aside, are in the text of an option."""
     return {*_drop_article(text).split()} <= {*_normalize(option).split()}
 
 

@@ -66,8 +66,8 @@ def exact(response: Response, sample: Sample, *, words: bool = False, of: Of = "
     and a percentage are not counts.
 
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
-    Departures: only the answer is read, never the thinking unless `of` says so, and it must hold one number alone,
-    though that may stand in words and again in digits.
+    Departures: only the answer is read, never the thinking unless `of` says so, and it must hold one number only,
+    which may come in words and again in digits.
     Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)

@@ -100,7 +100,7 @@ def invalid(
 
 
 def _within_one(rewards: list[float]) -> list[float]:
-    """Return the rewards, scaled if rounding alone has carried their sum out of [-1, 1]."""
+    """Return the rewards, scaled if mere rounding has carried their sum out of [-1, 1]."""
     if abs(sum(rewards)) <= 1.0:
         return rewards
     scale = (1.0 - _ROUNDING) / abs(sum(rewards))

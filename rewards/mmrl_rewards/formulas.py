@@ -72,7 +72,7 @@ def _ratio(match: re.Match[str]) -> str:
 
 
 def _choices(match: re.Match[str]) -> str:
-    """Return C_5^2, 5C2 and C(5, 2) as the number of choices of 2 of 5, and A_5^2 and P_5^2 as that of arrangements."""
+    """Return C_5^2, 5C2 and C(5, 2) as the number of choices of 2 of 5; A_5^2 and P_5^2 count arrangements."""
     n, k = int(match["n"]), int(match["k"])
     if not k <= n <= _MOST_CHOSEN_FROM:
         return match[0]
@@ -113,7 +113,7 @@ _REWRITES: Final = tuple(
         ),
         (r"\\lg(?![a-z])", r"\\log"),
         (r"\\(max|min|gcd|lcm)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
-        # C_5^2, {}^5C_2, 5C2, and C(5, 2) beside a sign of operation; alone, C(5, 2) may be a point
+        # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
         (r"(?<![A-Za-z\\])(?P<kind>[CAP])_\{?(?P<n>[0-9]+)\}?\^\{?(?P<k>[0-9]+)\}?", _choices),
         (
             r"(?<![\w.)}])(?:\{\})?[_^]?\{?(?P<n>[0-9]+)\}? ?(?P<kind>[CP])_?\{?(?P<k>[0-9]+)\}?(?![0-9A-Za-z])",

@@ -68,7 +68,7 @@ def pointwise(
     target = _target_text(sample) if column is None else column_value(sample, column)
     if not isinstance(target, str) or not target.strip():
         raise Unscorable(f"the column {column!r} holds {target!r:.80}, not a text")
-    known = _score_without_service(response, target, of, min(each.max_chars for each in judges), if_equal=1.0)
+    known = _score_without_service(response, target, of, min(service.max_chars for service in judges), if_equal=1.0)
     if isinstance(known, RewardValue):
         return known
     question, urls = show_question(sample, images)
@@ -95,7 +95,7 @@ def pairwise(
     """Return the median of votes that compare the answer with the target.
 
     A vote is 1 if the judge prefers the answer in both orders, 0 if it prefers the target in both, and else 0.5. `of`,
-    `images` and `ensemble` are those of `judge:pointwise`.
+    `images` and `ensemble` are as in `judge:pointwise`.
 
     Source: pairwise comparison with swapped positions (arXiv:2306.05685, 3.4): a win counts only if it is declared in
     both orders.
@@ -105,7 +105,7 @@ def pairwise(
     """
     judges = _list_services(judge, "no judge is configured: set args.judge.url")
     target = _target_text(sample)
-    known = _score_without_service(response, target, of, min(each.max_chars for each in judges), if_equal=0.5)
+    known = _score_without_service(response, target, of, min(service.max_chars for service in judges), if_equal=0.5)
     if isinstance(known, RewardValue):
         return known
     question, urls = show_question(sample, images)
@@ -130,7 +130,7 @@ def scored(
 ) -> RewardValue:
     """Return sigmoid(s(answer) - s(target)), where s is a reward model's score of a reply to the question.
 
-    `of`, `images` and `ensemble` are those of `judge:pointwise`; an ensemble is of values, since scores of different
+    `of`, `images` and `ensemble` are as in `judge:pointwise`; an ensemble is of values, since scores of different
     models have different scales.
 
     Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference; ensembles by mean and
@@ -163,7 +163,7 @@ def _list_services(given: ServiceT | tuple[ServiceT, ...] | None, if_none: str) 
 def _ask_all(
     services: Sequence[ServiceT], ask: Callable[[ServiceT], tuple[float, str]], ensemble: Ensemble
 ) -> RewardValue:
-    """Return the services' values, combined. If one fails, the reward abstains: the others alone are another reward."""
+    """Return the services' values, combined. If one fails, the reward abstains: without it, the reward would differ."""
     values, reasons = [], []
     for service in services:
         value, reason = ask(service)

@@ -1,4 +1,4 @@
-r"""Reads the cells of a LaTeX table: an environment such as tabular, with what usually stands around it.
+r"""Reads the cells of a LaTeX table: an environment such as tabular, with what usually surrounds it.
 
 Rules, colours and fonts are left out, as are the dollar signs of maths, which is compared as it is written. An empty
 cell under a \multirow is part of it; under a rowspan, HTML does not write such a cell at all.

@@ -116,7 +116,7 @@ def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, 
     value becomes 0.
 
     Source: format and length as surrogate signals (arXiv:2505.19439).
-    Departures: the paper's format reward is a term of its own here, `mmrl_rewards.format`.
+    Departures: the paper's format reward is a separate term here, `mmrl_rewards.format`.
     """
     x = min(1.0, response.num_tokens / max_tokens)
     value = 1.0 - (1.0 - x / peak) ** 2 if x <= peak else 1.0 - 2.0 * ((x - peak) / (1.0 - peak)) ** 2

@@ -25,7 +25,7 @@ def likeness(response: Response, sample: Sample, *, reference: MediaIndex | None
     """Return how far the answer's crop resembles the target's beyond a plain one: max(0, (s - s0) / (1 - s0)).
 
     Both crops are resized to 32 x 32 pixels. s is the mean SSIM of their lightness, with a Gaussian window of 11 pixels
-    and sigma 1.5; s0 is that of a crop of one colour, white or the target's median. With `reference`, the answer is
+    and sigma 1.5; s0 is s of a crop of one colour, white or the target's median. With `reference`, the answer is
     compared with all of image number `reference`, from 0: the model is to find it in another image.
 
     Source: SSIM of Wang et al. 2004, eq. 13; the scale from a plain image as in `render.svg`.
@@ -44,7 +44,7 @@ def difference(response: Response, sample: Sample, *, threshold: GreyLevels = 32
     """Return the IoU of the answer's box and the smallest box around all pixels in which two images differ.
 
     A pixel differs if one of its colours does by at least `threshold` of 255 grey levels. The images are the first two
-    media of the sample, of one size, and the answer lies in that of the target. The target's box is not read.
+    media of the sample, of one size, and the answer lies in the target's. The target's box is not read.
 
     Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3); the box is this library's own.
     Departures: none.
@@ -65,7 +65,7 @@ def difference(response: Response, sample: Sample, *, threshold: GreyLevels = 32
 
 @reward(name="shown_area", judges_answer=False)
 def area(response: Response, sample: Sample) -> RewardValue:
-    """Return max(0, 1 - a), where a is the area of all parts that tools showed, over that of the image.
+    """Return max(0, 1 - a), where a is the area of all parts that tools showed, divided by the area of the image.
 
     A part that was shown twice counts twice, and so does one within another. A response without such parts gets 0. Add
     it to a reward for right answers, with `requires`, since any small part earns it.

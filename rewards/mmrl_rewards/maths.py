@@ -39,10 +39,10 @@ def equal(
     Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
     not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
     the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
-    x^2 + y^2 = 1 is not 1. Units that pint knows are converted; a unit on one side alone does not count, and 2m is a
+    x^2 + y^2 = 1 is not 1. Units that pint knows are converted; a unit on only one side does not count, and 2m is a
     product. Degrees are radians beside \pi. C(5, 2) is both 10 and a point, and 2 \times 9 = 18 is 18. "The answer is"
     and "The area is" may come first. \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA.
-    Words, such as yes or \text{none}, are compared as text, case aside, and those of a number as the number.
+    Words, such as yes or \text{none}, are compared as text, case aside; number words are compared as numbers.
 
     A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
     SIGALRM, which fails outside the main thread, so it is switched off.
@@ -165,13 +165,13 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
         return None
     if name == other_name or "" in (name, other_name):
         return value, other_value
-    # f(2) and f(3); other names may be those of variables in equations.
+    # f(2) and f(3); other names may be variables in equations.
     are_values = name is not None and other_name is not None and "(" in name + other_name
     return None if are_values else (target, answer)
 
 
 def _split_name(formula: str) -> tuple[str | None, str]:
-    """Return the name and the value in f(2) = 4. The name is "" for a value alone, None for any other equation."""
+    """Return the name and the value in f(2) = 4. The name is "" for a bare value, None for any other equation."""
     if CONNECTIVE.search(formula):
         names, values = zip(*map(_split_name, CONNECTIVE.split(formula)), strict=True)
         # As in x = 1, x = 2 and x = 1, 2.
@@ -238,7 +238,7 @@ def _parse_formula(formula: str) -> list[Any]:
     from sympy import And, Or, nan, zoo
 
     if "=" in formula and not _LETTER.search(_OPERATION.sub("", formula)):
-        # An equation of numbers alone, such as 1 + 2 = 3, must hold, and is its last number.
+        # An equation of only numbers, such as 1 + 2 = 3, must hold, and is its last number.
         values = [value[0] for value in map(_parse, formula.split("=")) if value]
         if any(not (value - values[-1]).equals(0) for value in values):
             return []

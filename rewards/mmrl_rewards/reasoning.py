@@ -137,7 +137,7 @@ def reflection(
 
 
 def _answer_agreement(response: Response, sample: Sample, valid_boxes: Sequence[Box]) -> float:
-    """Return how well the answer agrees with `valid_boxes`, those of the thinking in px_original, in [0, 1]."""
+    """Return how well the answer agrees with `valid_boxes`, the boxes of the thinking in px_original, in [0, 1]."""
     answer = response.answer.value
     match sample.target.answer_type:
         case AnswerType.NUMBER:

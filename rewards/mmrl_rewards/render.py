@@ -1,7 +1,7 @@
 """Rewards for text that is drawn: SVG, formulas, tables, pages, programs that plot. The rewards compare the images.
 
 Most of a drawing is empty, so a blank page resembles any drawing. The value is therefore how far an image gets beyond a
-blank page: (s - s0) / (1 - s0), clipped at 0. s is its similarity to the target's image. s0 is that of the best blank
+blank page: (s - s0) / (1 - s0), clipped at 0. s is its similarity to the target's image. s0 is s of the best blank
 page, which is white or has the target's median colour. A blank page earns 0 and the target's image 1.
 """
 
@@ -80,7 +80,7 @@ def svg_text(
 ) -> RewardValue:
     """Return max(0, (c - c0) / (1 - c0)), where c is the cosine of the embeddings of drawing and target, a text.
 
-    c0 is that of a white page. `encoder` names a folder with a CLIP, SigLIP or similar model as transformers saves it.
+    c0 is c of a white page. `encoder` names a folder with a CLIP, SigLIP or similar model as transformers saves it.
     A drawing that contains text earns 0, because an encoder reads the words it should show.
 
     Source: the text-image term of the SVG reward of Symbolic Graphics Programming (arXiv:2509.05208; svg_grader.py).
@@ -121,8 +121,8 @@ def latex(
     Source: the rendered comparison of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6: `measure`
     cw_ssim with the transform {threshold: 0.6}. `page` compares whole tables in this way.
     Departures: SSIM by default, and always measured from the best blank page, as the module states. What their code
-    calls CW-SSIM is the SSIM of four Haar bands in bytes that overflow; here it is that of Sampat et al. ziamath draws
-    a subset of LaTeX without packages or macros.
+    calls CW-SSIM is the SSIM of four Haar bands in bytes that overflow; here it is as in Sampat et al. ziamath draws a
+    subset of LaTeX without packages or macros.
     Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.LATEX)
@@ -138,7 +138,7 @@ def table(response: Response, sample: Sample, *, measure: Measure = "ssim") -> R
     cell. Similarity is as in `svg`.
 
     Source: the visual reward of Table2LaTeX-RL (arXiv:2509.17589): `measure` cw_ssim with {threshold: 0.6}.
-    Departures: those of `latex`. Neither rules nor fonts nor alignment count, and maths is drawn as its source, since
+    Departures: as in `latex`. Neither rules nor fonts nor alignment count, and maths is drawn as its source, since
     the table is parsed, not set by TeX: `page` with a renderer of yours does that.
     Unscorable: the target is not one table, or too large to be drawn.
     """
@@ -275,7 +275,7 @@ def _steerable_band(spectrum: NDArray[np.complex128], scale: int, orientation: f
     radial = np.where(np.abs(octaves) < 1.0, np.cos(pi / 2 * octaves), 0.0)
     facing = np.cos(np.arctan2(y, x) - orientation)
     order = _CW_ORIENTATIONS - 1
-    # The constant makes the energies of all orientations add up to that of the scale.
+    # The constant makes the energies of all orientations add up to the energy of the scale.
     gain = 2.0 * 2.0**order / (_CW_ORIENTATIONS * comb(2 * order, order)) ** 0.5
     angular = np.where(facing > 0.0, gain * facing**order, 0.0)
     return np.asarray(np.fft.ifft2(np.fft.ifftshift(cropped * radial * angular)))
@@ -372,7 +372,7 @@ def _draw_table(source: str) -> ImageArray:
     for column, row_index, width, height, text in cells:
         x, y = column * cell_width, row_index * _ROW_HEIGHT
         brush.rectangle((x, y, x + width * cell_width, y + height * _ROW_HEIGHT), outline="black")
-        # The font has Latin-1 alone.
+        # The font has only Latin-1.
         written = text.encode("latin-1", "replace").decode("latin-1")
         brush.text((x + _CHAR_WIDTH, y + 3), written, fill="black", font=font)
     return np.asarray(page)

@@ -77,11 +77,11 @@ def _build_validator(text: str) -> Validator:
         kind.check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"no JSON Schema: at {error.json_path}: {error.message:.200}") from None
-    own = Registry[Any]().resolver_with_root(Resource.from_contents(schema, default_specification=DRAFT202012))
-    # Looked up now, so that a broken reference is found before training rather than by the first answer that meets it.
+    resolver = Registry[Any]().resolver_with_root(Resource.from_contents(schema, default_specification=DRAFT202012))
+    # Look references up now, so that a broken one is found before training, not by the first answer that meets it.
     for reference in _iter_references(schema):
         try:
-            own.lookup(reference)
+            resolver.lookup(reference)
         except Unresolvable:
             raise ValueError(f"no JSON Schema: $ref {reference!r:.80} leads nowhere in it") from None
     # An empty registry, because the default one fetches what `$ref` names from the network.

@@ -56,7 +56,7 @@ def scored(
 
 
 def split_segments(text: str, split: Literal["sentence", "clause"]) -> list[str]:
-    """Return the segments of a text in order, without white space around them and without those that repeat another.
+    """Return the segments of a text in order, without white space around them and without repetitions.
 
     Segments without a letter or digit are left out.
     """

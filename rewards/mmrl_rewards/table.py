@@ -100,24 +100,24 @@ def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = Fa
     Source: Zhang and Shasha 1989. Departures: trees have depth 2, which needs no general recursion.
     """
     cells = _cell_replacement_costs(a.cells, b.cells, structure_only)
-    own_a, own_b = _cells_per_node(a), _cells_per_node(b)
+    sizes_a, sizes_b = _cells_per_node(a), _cells_per_node(b)
     # Turning a cell into a row costs 1 for the replacement and 1 for each of the row's cells.
-    costs = 1.0 + np.abs(np.subtract.outer(own_a, own_b)).astype(np.float64)
-    costs[np.ix_(own_a == 0, own_b == 0)] = cells
-    costs[np.ix_(own_a > 0, own_b > 0)] = _row_distances(a, b, cells.tolist())
-    return _forest_distance(costs.tolist(), own_a.tolist(), own_b.tolist())
+    costs = 1.0 + np.abs(np.subtract.outer(sizes_a, sizes_b)).astype(np.float64)
+    costs[np.ix_(sizes_a == 0, sizes_b == 0)] = cells
+    costs[np.ix_(sizes_a > 0, sizes_b > 0)] = _row_distances(a, b, cells.tolist())
+    return _forest_distance(costs.tolist(), sizes_a.tolist(), sizes_b.tolist())
 
 
-def _forest_distance(costs: CostMatrix, own_a: Sequence[int], own_b: Sequence[int]) -> float:
+def _forest_distance(costs: CostMatrix, sizes_a: Sequence[int], sizes_b: Sequence[int]) -> float:
     """Return the edit distance of two forests in postorder, given the `costs` of turning subtrees into each other.
 
-    `own_a` and `own_b` are, for each node of a forest, the number of nodes of its subtree before it.
+    `sizes_a` and `sizes_b` are, for each node of a forest, the number of nodes below it.
     """
     # Row i, column j: the distance of the first i nodes of one forest and the first j of the other.
-    table: list[Sequence[float]] = [range(len(own_b) + 1)]
-    before_b = [j - own for j, own in enumerate(own_b)]
-    for i, (replacing, own) in enumerate(zip(costs, own_a, strict=True)):
-        above, before_a, left = table[i], table[i - own], i + 1.0
+    table: list[Sequence[float]] = [range(len(sizes_b) + 1)]
+    before_b = [j - size for j, size in enumerate(sizes_b)]
+    for i, (replacing, size) in enumerate(zip(costs, sizes_a, strict=True)):
+        above, before_a, left = table[i], table[i - size], i + 1.0
         row = [left]
         for j, (before, cost) in enumerate(zip(before_b, replacing, strict=True)):
             left = min(left + 1.0, above[j + 1] + 1.0, before_a[before] + cost)

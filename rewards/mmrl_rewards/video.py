@@ -65,7 +65,7 @@ def span(response: Response, sample: Sample, *, of: Of, step: Step = 1.0) -> Rew
     """Return the temporal IoU of a span and the target's tube, |S_i| / |S_u|, in [0, 1].
 
     S_i are the instants, multiples of `step` seconds, in both, and S_u those in either. The part `of` of the response
-    is the span, [start, end] in seconds; the target is that of `tube`.
+    is the span, [start, end] in seconds; the target is as in `tube`.
 
     Source: the temporal reward of STVG-o1 (arXiv:2511.21375). Departures: instants replace frames, as in `tube`.
     Unscorable: the target is not a list of boxes with times, is empty or has two boxes at one instant.

@@ -137,7 +137,7 @@ def _rasterize(drawing: str) -> bytes:
         resvg_py.svg_to_bytes(
             svg_string=drawing,
             background=_WHITE,
-            skip_system_fonts=True,  # every machine draws alike
+            skip_system_fonts=True,  # every machine draws the same
             font_files=[str(font)],
             font_family=_FONT_FAMILY,
             serif_family=_FONT_FAMILY,

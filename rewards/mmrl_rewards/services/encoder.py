@@ -78,7 +78,7 @@ def embed_caption(folder: str, text: str, *, cut: bool = False) -> NDArray[np.fl
 
 
 def embed_captioned_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
-    """Return the embedding of an image, uint8 `[height, width, 3]`, comparable with those of `embed_caption`.
+    """Return the embedding of an image, uint8 `[height, width, 3]`, comparable with the ones of `embed_caption`.
 
     Raises:
         Unscorable: there is no such model in the folder.

@@ -135,7 +135,7 @@ def keep_reply(path: Path, reply: bytes) -> None:
 @contextmanager
 def _close_after(seconds: float, connection: socket.socket) -> Iterator[None]:
     """Shut a connection down after some seconds and raise TimeoutError."""
-    # The timeout of a socket is for each read alone, so a reply that comes byte by byte would never reach it.
+    # The timeout of a socket is for a single read, so a reply that comes byte by byte would never reach it.
     timed_out = Event()
 
     def shut_down() -> None:

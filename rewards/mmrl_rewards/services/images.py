@@ -1,4 +1,4 @@
-"""Pictures in requests: those of a sample as data URLs, and its question with marks where they stand."""
+"""Pictures in requests: the pictures of a sample as data URLs, and its question with marks in their places."""
 
 from __future__ import annotations
 

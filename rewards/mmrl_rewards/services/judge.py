@@ -34,7 +34,7 @@ class JudgeService(Endpoint):
     model: str  # name of the model at the service
     # Number of verdicts, of which the median counts; odd, so that the median is one of them.
     votes: Annotated[int, Field(ge=1, le=99)] = 1
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0  # sampling temperature; each vote has a seed of its own
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0  # sampling temperature; each vote has its own seed
     max_tokens: Annotated[int, Field(ge=1)] = 512  # tokens that a verdict may have
     # Length above which an answer gets the lowest value without being sent, in characters.
     max_chars: Annotated[int, Field(ge=1)] = 8000

@@ -62,7 +62,7 @@ class DrawingLimits(BaseModel):
 def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
     """Draw an SVG, fitted into `side` x `side` pixels, or a formula in its natural size, on white.
 
-    Each drawing has a process of its own, forked from one that has loaded the libraries and is started once for each
+    Each drawing has its own process, forked from one that has loaded the libraries and is started once for each
     process that calls this.
 
     Raises:
@@ -93,7 +93,7 @@ class ExternalRenderer(BaseModel):
     An address is sent {"language": .., "source": ..}. It answers with a PNG, or with status 422 if the source cannot be
     drawn.
 
-    A command reads the file {input} and writes the PNG {output}, in a folder of its own that is then deleted. Its
+    A command reads the file {input} and writes the PNG {output}, in its own folder, which is then deleted. Its
     environment holds a search path only, and its time and file sizes are limited. The page or program that it draws
     is not restricted otherwise: the command itself must cut off the network and the files of its user, by a container,
     or by a browser whose proxy leads nowhere as in rewards/README.md.
@@ -168,7 +168,7 @@ class ExternalRenderer(BaseModel):
         except subprocess.TimeoutExpired:
             raise DrawingError(f"takes more than {self.timeout_s:g} s to draw") from None
         finally:
-            # The whole session: the command may have started processes of its own.
+            # The whole session: the command may have started further processes.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
