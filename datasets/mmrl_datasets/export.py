@@ -112,7 +112,7 @@ def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[s
     if any(ref.fps is not None for ref in videos):
         raise UserError(f"sample {sample.id} shows a folder of frames, which a table cannot say: make it a video file")
     if len(videos) > 1 and any((ref.start, ref.end) != (None, None) for ref in videos):
-        raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can say that of one")
+        raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table has room for one")
     return {
         "id": sample.id,
         "images": list(map(path_of, sample.images)),
@@ -136,8 +136,7 @@ def _shared_options(samples: Sequence[Sample]) -> dict[str, Any]:
     for sample in samples:
         if sample.task != first.task or _answer_form(sample.target) != _answer_form(first.target):
             raise UserError(
-                f"{first.id} and {sample.id} differ in task, answer type or coordinates: "
-                "write each to a table of its own"
+                f"{first.id} and {sample.id} differ in task, answer type or coordinates: write each to a separate table"
             )
         if not sample.id.startswith(f"{first.task}/{split}/"):
             raise UserError(f"sample {sample.id!r} is not called <task>/<split>/<name>, as a table calls its rows")

@@ -180,7 +180,7 @@ def test_ten_planted_faults_are_found_and_nothing_else(tmp_path, here):
         "count/train/line-10": "nowhere.png",
         "count/train/text": "text.jpg: not a",
         "count/train/huge": "11000x11000 pixels exceed",
-        "count/train/line-13": "the id 'count/train/r3' is that of line-4 too",
+        "count/train/line-13": "the id 'count/train/r3' is also the id of line-4",
         "count/train/line-15": "answer must be a finite number, is 'many'",
         "box/train/r21": "[10, 20, 170, 110] (px_original) leaves the image of 160x120 pixels",
         "held/test/leak": "2.png of training sample count/train/r2",

@@ -1,7 +1,7 @@
 """A maze of pictures: a blue disc goes to the green square, one cell at a time, and must not enter red lava.
 
-Each picture shows the whole maze; the first comes with the question, the others without words. Episodes depend on the
-seed and the actions alone, to the byte.
+Each picture shows the whole maze; the first comes with the question, the others without words. Episodes depend
+only on the seed and the actions, to the byte.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Maze(Environment):
             raise UserError(f"lava={self.lava} leaves no room for start and goal in a maze of size={self.size}")
 
     def reset(self, sample: Sample, seed: int) -> Observation:
-        """Show the maze of a seed, with the question; raises UserError if no maze has such a path."""
+        """Show the maze of a seed with the question; raises UserError if no maze has such a path."""
         self.seed, self.num_actions = seed, 0
         rng = np.random.default_rng(seed)
         cells = [(row, column) for row in range(self.size) for column in range(self.size)]

@@ -8,7 +8,7 @@ The question is a sample's own. A turn holds one action, in VRAG-RL's grammar, b
 
 The corpus is a table, one page in each row: `id`, `path` (relative to the table), the `text` that is searched,
 and perhaps `sha256` of the file, which is computed otherwise when the page is first shown. `info` of a search has
-`relevant`, 1 if the page is one of those that the sample's row lists, for `mmrl_rewards.environment:retrieval`. `info`
+`relevant`, 1 if the page is among those of the sample's row, for `mmrl_rewards.environment:retrieval`. `info`
 of an answer has `searched`, 1 if there was a search before it, for `mmrl_rewards.environment:success`.
 
 Source: VRAG-RL, arXiv:2505.22019, 3.1 and 3.2. Departures: pages are found by BM25 over text instead of an encoder of
@@ -137,7 +137,7 @@ def make(*, corpus: str, top_k: PositiveInt = 10, relevant: str = "pages") -> En
 
     Options:
         corpus: the table of pages, absolute or relative to the working directory.
-        top_k: pages that a search considers; those that were shown already are skipped.
+        top_k: pages that a search considers; pages that were already shown are skipped.
         relevant: the column of the sample's row that lists the ids of relevant pages, or a Jinja template over its
             columns that writes one a line.
     """

@@ -1,7 +1,7 @@
 """A drawn phone: a home screen, a list of settings that scrolls, and a note; the task is given in words.
 
 An action is written as the answers of type `action`: {"action": "click", "coordinate": [x, y]}, or is a call with that
-name and these arguments. Names are those of `mmrl_rewards.gui`:
+name and these arguments. Names are as in `mmrl_rewards.gui`:
 
     click, tap   coordinate: what lies there is opened, or switched
     scroll       direction: "down" shows what lies below, "up" what lies above

@@ -95,7 +95,7 @@ def _read_json_lines(file: Path) -> Iterator[Row]:
         if content.read(2) in UTF16_BOMS:
             raise UserError(f"{file}: is UTF-16; save it as UTF-8")
         content.seek(0)
-        # One byte more than allowed tells a line that is too long from one that just fits.
+        # One byte more than allowed distinguishes a line that is too long from one that just fits.
         read_piece = partial(content.readline, MAX_LINE_BYTES + 1)
         for number, line in enumerate(iter(read_piece, b""), start=1):
             # The rest of a line that is too long is skipped in pieces.
@@ -108,7 +108,7 @@ def _read_json_lines(file: Path) -> Iterator[Row]:
 
 def _parse_json_line(line: bytes) -> Cells | BadRowError:
     if len(line) > MAX_LINE_BYTES:
-        return BadRowError(f"longer than {MAX_LINE_BYTES >> 20} MiB; keep images in files of their own")
+        return BadRowError(f"longer than {MAX_LINE_BYTES >> 20} MiB; keep images in separate files")
     try:
         return _as_cells(json.loads(line.decode("utf-8-sig")))
     except (ValueError, RecursionError) as error:
@@ -203,7 +203,7 @@ def _is_utf8(text: str) -> bool:
 def _find_shards(folder: Path, split: str) -> list[Path]:
     """Return the Parquet files under a folder, sorted by path.
 
-    If some are named `<split>-00000-of-00001.parquet`, as Hugging Face exports them, only those of the split.
+    If some are named `<split>-00000-of-00001.parquet`, as Hugging Face exports them, return only the split's.
     """
     files = sorted(folder.rglob("*.parquet"))
     split_of_file = {}

@@ -1,6 +1,6 @@
 """Datasets that are drawn by a program, with exact answers: scenes, digits, text, puzzles, charts and videos.
 
-A sample depends on the seed, the split and its index alone.
+A sample depends only on the seed, the split and its index.
 
 Options that all of them share:
     split: train, validation or test; no pixel of a photograph, handwriting or composition of one occurs in another.

@@ -61,7 +61,7 @@ def charts(
 ) -> Iterator[Sample]:
     """Yield samples of task "chart_<ask>": a question about a chart. Values of a pie are per cent and add up to 100.
 
-    Options, besides those of all generators (see the package):
+    Options, besides the ones of all generators (see the package):
         chart: bar, line or pie.
         ask: `value` of a month or `difference` of two months, which are numbers, each equally likely in bars and lines;
             `largest`, a choice among the months, each letter equally likely; `month` with a given value, which is text.
@@ -74,7 +74,7 @@ def charts(
     levels = _allowed_shares(months, step) if is_pie else _allowed_values(months, step, max_value, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
-        # Shares must add up to 100, so those of a pie cannot be fixed before the others.
+        # Shares must add up to 100, so the ones of a pie cannot be fixed before the others.
         fixed = [] if is_pie else _draw_asked_values(rngs.layout, ask, levels)
         draw = partial(_draw_values, rngs.layout, months, fixed, levels, shares=is_pie)
         drawn = drawing.draw_composition(split, draw)

@@ -67,7 +67,7 @@ def generate_samples(
     for index in count() if size is None else range(size):
         name = f"{index:06d}"
         sample_id = f"{task}/{split}/{name}"
-        # Streams are named by id, so a sample depends on the seed and its id alone: not on `size` or earlier samples.
+        # Streams are named by id, so a sample depends only on the seed and its id, not on `size` or earlier samples.
         rngs = SampleRngs(
             layout=_make_rng(root_seed, f"{sample_id}/layout"),
             pixels=_make_rng(root_seed, f"{sample_id}/pixels"),

@@ -35,7 +35,7 @@ def sums(
 ) -> Iterator[Sample]:
     """Yield samples of task "add": the sum of real handwritten digits on faintly textured paper.
 
-    Options, besides those of all generators (see the package):
+    Options, besides the ones of all generators (see the package):
         length: number of digits.
         rethink_prob: probability that a demonstration has a second answer.
         first_wrong_prob: probability that the first of two answers is wrong, by 1 to 3.

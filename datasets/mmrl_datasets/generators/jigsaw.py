@@ -3,7 +3,7 @@
 `order` and `relation` cut built-in photographs, and all tiles look different, so there is one correct answer. `pair`
 cuts whole pictures of a folder.
 
-Options that `order` and `relation` share, besides those of all generators (see the package):
+Options that `order` and `relation` share, besides the ones of all generators (see the package):
     rows, columns: number of tiles down and across, at most 100 tiles and 4000 pixels a side.
     tile_px: side of a square tile. A multiple of the model's merged patch (28 pixels for Qwen2-VL and Qwen2.5-VL, 32
         for Qwen3-VL) keeps every visual token within one tile.
@@ -85,7 +85,7 @@ def order(
     Tiles are numbered from 1, row by row as they are shown. Places are numbered likewise in the photograph.
 
     Options:
-        separate_images: show every tile as an image of its own instead of one shuffled image.
+        separate_images: show every tile as a separate image instead of one shuffled image.
         answer: `tiles`: value[i] is the number of the tile that belongs at place i + 1, as in Visual Jigsaw (Wu et al.
             2025) and in the backward direction of Jigsaw-R1 (Wang et al. 2025). `places`: value[i] is the place where
             tile i + 1 belongs, the forward direction of Jigsaw-R1. Each is the inverse of the other.
@@ -169,7 +169,7 @@ def pair(
     """Yield samples of task "pair_3x1", or another size: how two of a picture's shuffled tiles belong together.
 
     The question has 2 options when a picture is cut in one direction only, otherwise 8. Half of the pictures are cut
-    into `columns` x `rows`. Tiles of a picture may look alike.
+    into `columns` x `rows`. Tiles of a picture may look the same.
 
     Options:
         pictures: folder of .jpg and .png files, relative to the config and inside `data.media_roots`. Each sample draws

@@ -50,8 +50,8 @@ def shapes(
     Wrong options are colours or places of other shapes in the scene and, if these run out, of no shape in it; or near
     numbers. A composition is the place of each shape.
 
-    Options, besides those of all generators (see the package):
-        max_objects: most shapes, 1 to 4, each in a quarter of its own.
+    Options, besides the ones of all generators (see the package):
+        max_objects: most shapes, 1 to 4, each in a different quarter.
         options: number of options, 2 to 4.
         none_of_these: make the last option "none of these", which is correct as often as any other.
         topics: topics of the questions, each equally likely.

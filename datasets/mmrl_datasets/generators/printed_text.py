@@ -23,7 +23,7 @@ MIN_FONT_PX: Final = 10
 MAX_NOISE_STD: Final = 64.0  # standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)
 Characters = Literal["words", "digits", "mixed"]
 # `mixed` leaves out characters that look the same in the font (I, l and 1; O, o and 0), and letters whose two cases
-# differ in size alone, such as C and c.
+# differ only in size, such as C and c.
 ALPHABETS: Final[Mapping[str, str]] = {"digits": "0123456789", "mixed": "ABDEFGHMNQRTYabdefghmnqrty23456789"}
 CONSONANTS: Final = "bdfgklmnprstvz"
 VOWELS: Final = "aeiou"
@@ -48,7 +48,7 @@ def text(
 
     Each length from `min_length` to `length` is equally likely.
 
-    Options, besides those of all generators (see the package):
+    Options, besides the ones of all generators (see the package):
         characters: `words` are pronounceable but meaningless; `digits`; `mixed` are letters of both cases and digits.
         length: most characters.
         min_length: fewest characters, at least 2, because there are too few single characters for three splits.
@@ -97,7 +97,7 @@ def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle:
     """Return the ink of a rotated line of text (mode L), cropped, in a random size and weight that fit the image."""
     # The weight is the width of a stroke added around the letters, in font sizes.
     weight = float(rng.uniform(0.0, 0.06))
-    # Largest first, so that the text fills the image as far as its angle allows.
+    # Largest first, so that the text fills as much of the image as its angle allows.
     for font_px in range(int(rng.integers(12, image_px // 2 + 1)), MIN_FONT_PX - 1, -1):
         ink = _render_text(written, font_px, weight, angle)
         if max(ink.size) <= image_px:

@@ -1,7 +1,7 @@
 """Three small tasks on real pixels with exact answers: count coloured shapes, find an object, read a number.
 
-The `label` of a sample is the answer of a simulated careless annotator, drawn from a random generator of its own, so
-that the image does not depend on the label.
+The `label` of a sample is the answer of a simulated careless annotator, drawn from a separate random generator, so
+the image does not depend on the label.
 """
 
 from __future__ import annotations

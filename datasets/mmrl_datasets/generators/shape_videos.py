@@ -3,7 +3,7 @@
 A video has few small frames, 2 per second by default. That is the rate at which `model.video` samples by default, so
 the model sees every frame. Videos are H.264 in mp4. A composition is the place of each shape in each frame.
 
-Options that all three share, besides those of all generators (see the package):
+Options that all three share, besides the ones of all generators (see the package):
     image_px: side of the square frames, an even number.
     frames: number of frames, which have at most 100 million pixels together.
     fps: frames per second.
@@ -29,7 +29,7 @@ from mmrl_datasets.media_files import RenderedVideo
 
 FramePixels = Annotated[Pixels, Field(ge=32)]
 FrameCount = Annotated[Count, Field(ge=4)]
-DistractorCount = Annotated[int, Field(ge=0, le=3)]  # each has a colour of its own
+DistractorCount = Annotated[int, Field(ge=0, le=3)]  # each has a different colour
 
 DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (-1, 0),
@@ -46,7 +46,7 @@ MIN_SPEED_PX: Final = 2  # least movement between two frames, in pixels
 
 
 class _ShapeInFrame(NamedTuple):
-    """A shape in one frame. In a composition, those of the shape asked about come last in their frame."""
+    """A shape in one frame. In a composition, the shape asked about comes last in its frame."""
 
     frame: int
     shape: drawing.SceneObject

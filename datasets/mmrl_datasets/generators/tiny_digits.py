@@ -39,7 +39,7 @@ def corner_digits(
 ) -> Iterator[Sample]:
     """Yield samples of task "corner": which handwritten digit is in one corner; there is one in each of the four.
 
-    Options, besides those of all generators (see the package):
+    Options, besides the ones of all generators (see the package):
         digit_px: side of a digit.
         resized_px: side of the image as the model sees it, in whose pixels demonstrations give the box to zoom into.
         mislabel_prob: probability that the annotator confuses left and right and answers with the wrong digit.

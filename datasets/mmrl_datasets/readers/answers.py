@@ -47,7 +47,7 @@ class AnswerSpec:
     def parse_target(self, value: object, role: str, options: Sequence[str] = ()) -> Target:
         """Return the target that a cell holds; raises BadRowError if it holds no answer of this type.
 
-        `role` names the cell in errors, `answer` or `label`; `options` are those of a choice question, A first.
+        `role` names the cell in errors, `answer` or `label`; `options` are the options of a choice question, A first.
         """
         match self.answer_type:
             case AnswerType.TEXT:
@@ -159,7 +159,7 @@ def check_text(value: object, role: str) -> str:
 
 
 def _to_xyxy(entry: AnswerValue) -> AnswerValue:
-    # An entry of another form passes as it is: the parser of answers refuses it with a message of its own.
+    # An entry of another form passes as it is: the parser of answers refuses it with its own message.
     match entry:
         case [x, y, width, height] if all(map(is_number, entry)):
             return [x, y, x + width, y + height]

@@ -91,8 +91,8 @@ def rows(
             `image`, `video_url` and `video` parts), or in the columns images and videos, which a row may lack; then
             each `<image>` or `<video>`, and each part of that type without a value, takes the next one. Images of a
             column also replace the paths of `image` parts. The answer is the first turn of the assistant unless a
-            column is named for it. A part that names no type has that of its only value. Also id, start, end, label,
-            thinking and media_index.
+            column is named for it. A part that names no type has the type of its only value. Also id, start, end,
+            label, thinking and media_index.
         exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
             cuts them before it. With `calls` they continue after tool calls, and everything the assistant says becomes
             the sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column.
@@ -109,7 +109,7 @@ def rows(
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
     if len(reply_tags) == 1:
-        raise UserError(f"reply_tags={list(reply_tags)}: name the tag of the thinking and that of the answer, or none")
+        raise UserError(f"reply_tags={list(reply_tags)}: name the tags of the thinking and the answer, or none")
     read_fields = partial(
         _read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange, tags=reply_tags
     )
@@ -249,7 +249,7 @@ def _parse_reply(text: str, reply_format: ResponseFormat) -> _Reply:
 def _check_for_other_tags(text: str) -> None:
     tags = [*dict.fromkeys(_CLOSED_TAG.findall(text))]
     first = next((tag for tag in tags if text.lstrip().startswith(f"<{tag}>")), None)
-    # A single pair of tags around the reply is an answer of its own, such as a table in HTML.
+    # A single pair of tags around the reply belongs to the answer, such as a table in HTML.
     if first not in (None, *USUAL_TAGS) and text.rpartition(f"</{first}>")[2].strip():
         raise BadRowError(
             f"the answer begins with <{first}>: set `reply_tags: [{', '.join(tags)}]` if these are its parts, or "
@@ -274,7 +274,7 @@ def _join_assistant_turns(turns: Sequence[_Turn]) -> str:
 def _drop_tool_images(
     images: Sequence[ImageRef], pieces: Sequence[ContentPart | MediaPlaceholder], tool_replies: Sequence[object]
 ) -> Sequence[ImageRef]:
-    """Return the images of a column without those that tools showed, which are the last."""
+    """Return the images of a column without the last ones, which tools showed."""
     num_in_question = sum(map(_is_image_placeholder, pieces))
     num_in_replies = sum(map(_count_image_placeholders, tool_replies))
     # The column may list the images of the question only, though the replies have placeholders, too.

@@ -76,7 +76,7 @@ def episodes(
 
     Options:
         fn: `./file.py:function` or `module:function`, which makes the environment.
-        args: its options; the same as those of the rollout step.
+        args: its options; the same as in the rollout step.
         task: the task of all samples, also in their ids.
         size: number of episodes; null never ends.
         seed: fixes the episodes; null takes the seed of the run.
@@ -156,7 +156,7 @@ def _play(make: Callable[[], Environment], steps: bool, sample: Sample) -> list[
         environment = make()
         shown = check_observation(environment.reset(sample, sample.meta[SEED_KEY]))
         if not shown.text and not shown.media:
-            raise UserError("reset showed nothing; such an environment needs a dataset that states the task")
+            raise UserError("reset showed nothing, so the environment needs a dataset that states the task")
         states: list[_State] = list(_follow_expert(environment, shown)) if steps else [(shown, "")]
         environment.close()
         for shown, _ in states:

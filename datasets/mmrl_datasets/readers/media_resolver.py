@@ -31,7 +31,7 @@ from mmrl_datasets.media_files import write_if_changed
 
 URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
 DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
-HEAD_BYTES: Final = 16  # bytes at the start of a file that tell its format
+HEAD_BYTES: Final = 16  # bytes at the start of a file that show its format
 HASH_CACHE_SIZE: Final = 1024  # files whose sha256 is remembered, as several rows often name one file
 READ_TIMEOUT_S: Final = 20.0  # longest time without a byte
 TOTAL_TIMEOUT_S: Final = 600.0  # for the whole file: a server could send a byte now and then for ever

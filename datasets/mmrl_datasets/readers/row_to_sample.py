@@ -62,7 +62,7 @@ def convert_rows(
 ) -> Iterator[Sample | RejectedRow]:
     """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
-    `expected_columns` are those that `read_fields` may look for, and `path` is the source, as `open_rows` reads it. The
+    `expected_columns` is what `read_fields` may look for, and `path` is the source, as `open_rows` reads it. The
     split is part of the samples' ids. A `task` of None takes the name of the file, a `limit` of None reads all rows.
 
     Raises:
@@ -83,7 +83,7 @@ def convert_rows(
             name = row.name if fields.row_id is None else fields.row_id
             sample_id = prefix + name.removeprefix(prefix)
             if sample_id in row_of_id:
-                raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
+                raise BadRowError(f"the id {sample_id!r} is also the id of {row_of_id[sample_id]}")
             row_of_id[sample_id] = row.name
             yield _make_sample(sample_id, own_task, fields)
         except RecursionError:
@@ -267,7 +267,7 @@ def _make_target(value: object, role: str, fields: SampleFields, parts: Sequence
 class _MissingColumnCheck:
     """Distinguishes a wrong setting from bad rows: a column that every row lacks was named wrongly."""
 
-    MAX_ROWS: Final = 1000  # enough to tell a wrong name from a gap in a good table
+    MAX_ROWS: Final = 1000  # enough to distinguish a wrong name from a gap in a good table
 
     def __init__(self, columns: Collection[str], path: str, *, read_all: bool) -> None:
         self._path, self._read_all = path, read_all

@@ -77,7 +77,7 @@ def rows(
         choice_answer: how answers name a choice, `letter` or `text`; null takes either, but no letter that is both.
         prompt: a Jinja template that replaces the column of the question: `Where is {{ problem }}?`.
         unfold: columns that hold lists of one length, such as the sentences about a video and their times: each entry
-            makes a row of its own.
+            makes a separate row.
         task: the task of rows whose column gives none; null takes the name of the file.
         media_root: folder that relative paths of media start from, relative to the config; null takes the folder of the
             table.

@@ -42,7 +42,7 @@ def rows(
     """Yield the samples of a table with columns index, question, answer, image or image_path, hint, and A, B, C, ...
 
     `image` is base64, a list of base64, or the index of an earlier row with the same image. The options end at the
-    first empty one. Other columns go into `meta`. The options of this function are those of `table.rows`.
+    first empty one. Other columns go into `meta`. This function has the options of `table.rows`.
 
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
@@ -56,7 +56,7 @@ def rows(
 
 
 def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[str, list[ImageRef]]) -> list[ImageRef]:
-    """Return the images of a row; `images_by_index` holds those of the rows before it.
+    """Return the images of a row; `images_by_index` holds the images of earlier rows.
 
     Raises MissingColumnError or BadRowError if there is none, or if it cannot be read.
     """

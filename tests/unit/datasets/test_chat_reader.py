@@ -177,7 +177,7 @@ def test_a_reply_without_the_expected_tags_is_rejected(read_chat, reply, options
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reply_tags": ("answer",)}, "name the tag of the thinking"),
+        ({"reply_tags": ("answer",)}, "name the tags of the thinking"),
         ({"reply_tags": ("a(", "b")}, r"'a\('"),
         ({"columns": LLAVA | {"images": "pics"}}, "no row has the column 'pics'"),
         ({"columns": {"turns": "conversations"}, "exchange": "calls"}, "answer"),

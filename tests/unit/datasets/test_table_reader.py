@@ -106,7 +106,7 @@ def test_blank_lines_are_skipped_and_the_limit_counts_rows(read):
         ({"q": 5}, "question must be text"),
         ({"q": "  "}, "question must be text that is not empty"),
         ({"key": 1.5}, "id must be text or a whole number"),
-        ({"key": "fine"}, "the id 'rows/train/fine' is that of line-1 too"),
+        ({"key": "fine"}, "the id 'rows/train/fine' is also the id of line-1"),
         ({"pics": "c.png"}, "image 'c.png' cannot be read: there is no such file"),
         ({"pics": "."}, "image '.' cannot be read"),
         ({"pics": "a\0.png"}, "leads nowhere"),
