@@ -23,9 +23,10 @@ from mmrl.types import ImageRef, UserError, VideoRef
 from mmrl.utils.digests import file_digest
 
 _MAX_STORED_BYTES: Final = 1 << 14  # of pixels: a file system has blocks of 4 KiB, so compressing them saves one or two
-# One thread and no B-frames, so that one encoder turns the same frames into the same bytes each time. Another version
-# of the encoder may write other bytes. That does no harm: a reference holds the sha256 of the file that was written.
-ENCODER_OPTIONS: Final = {"crf": "8", "bf": "0", "threads": "1"}
+# One thread, no B-frames and no macroblock tree, so that one encoder turns the same frames into the same bytes each
+# time. In frames smaller than 64 pixels, the tree reads memory that x264 has not written. Another version of the
+# encoder may write other bytes. That does no harm: a reference holds the sha256 of the file that was written.
+ENCODER_OPTIONS: Final = {"crf": "8", "bf": "0", "threads": "1", "x264-params": "mbtree=0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

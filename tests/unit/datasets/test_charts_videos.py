@@ -1,7 +1,9 @@
 """Charts and videos: values read from pixels, and shapes tracked in decoded frames, equal the target."""
 
+import ctypes
 import io
 import itertools
+import sys
 
 import av
 import numpy as np
@@ -19,6 +21,7 @@ from mmrl_datasets.generators.drawing import COLOURS, SHAPE_COLOURS
 from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
 STEP = 5  # the charts' default; a labelled line is at every second one
+M_PERTURB = -6  # of malloc.h
 
 
 # Charts
@@ -219,3 +222,18 @@ def test_frames_survive_encoding_and_bytes_are_the_same_again():
     errors = np.abs(np.stack(decoded).astype(int) - blocks)
     assert len(decoded) == 6
     assert errors.mean() < 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is a function of glibc")
+@pytest.mark.parametrize("side", [24, 32, 48, 64])
+def test_bytes_of_a_video_do_not_depend_on_what_memory_held(side):
+    still, flash = Image.new("RGB", (side, side), "grey"), Image.new("RGB", (side, side), "grey")
+    flash.paste("red", (8, 8, 20, 20))
+    film = RenderedVideo(frames=[still, still, flash, flash, still, still], fps=2)
+    content = encode_mp4(film)
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_PERTURB, 256)  # each byte of memory is 255 when it is allocated, as if an earlier owner had left it so
+    try:
+        assert encode_mp4(film) == content
+    finally:
+        mallopt(M_PERTURB, 0)
