@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
-from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
+from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SelectStage, SftStage, matches_conditions
 from mmrl.data.data_record import DataRecord
 from mmrl.data.rows import (
     DatasetFunction,
@@ -401,10 +401,16 @@ def check_validation_tasks(samples: Iterable[Sample]) -> None:
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
-    """Check the stages that train on the training samples themselves; raises as `check_stage_has_samples`."""
+    """Check the stages that train on the training samples themselves, or on the `top_k` that a `select` stage keeps.
+
+    Raises as `check_stage_has_samples`.
+    """
+    top_k = {stage.name: stage.top_k for stage in config.stages if isinstance(stage, SelectStage)}
     for stage in config.training_stages:
         if stage.samples_of is None:
             check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
+        elif most := top_k[stage.samples_of]:
+            check_stage_has_samples(stage, most)
 
 
 def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
@@ -413,23 +419,23 @@ def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
     Raises:
         UserError: `count`, the number of samples that the stage may use, is too small.
     """
-    owner = f"stage {stage.samples_of!r} kept {count} of its" if stage.samples_of else f"there are {count}"
-    owner += " (see its `when`)" if stage.when else ""
+    owner = f"stage {stage.samples_of!r} keeps" if stage.samples_of else "there are"
+    available = f"{owner} {count} samples" + (" (see its `when`)" if stage.when else "")
     if not count:
-        raise UserError(f"stage {stage.name!r} has nothing to train on: {owner} samples")
+        raise UserError(f"stage {stage.name!r} has nothing to train on: {available}")
     if not isinstance(stage, RlStage):
         return
     needed = max_prompts_per_step(stage)
     # Draws derive from step and sample id, so a sample taken twice would get the same rollouts twice.
     if needed > max(count, stage.repeat_samples_to or 0):
-        remedy = "set repeat_samples_to, or lower prompts_per_step"
+        remedy = f"{'raise' if stage.repeat_samples_to else 'set'} repeat_samples_to, or lower prompts_per_step"
         if stage.dynamic_sampling:
             remedy += " or dynamic_sampling.max_rounds"
         if stage.prompts_per_round > stage.prompts_per_step:
             remedy += " or oversampling"
         raise UserError(
-            f"stage {stage.name!r} needs {needed} prompts per step and {owner} samples, so a sample would get the "
-            f"same rollouts twice; {remedy}"
+            f"stage {stage.name!r} needs {needed} prompts per step and {available}, so a sample would get the same "
+            f"rollouts twice; {remedy}"
         )
 
 

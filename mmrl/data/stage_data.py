@@ -121,8 +121,9 @@ class StageData:
             return self._build_shuffled_order(stage, min_gap)
 
         # Checked here again: how many samples an earlier stage selected is known only now.
-        samples = repeat_samples(self.stage_samples(stage), stage.repeat_samples_to)
+        samples = self.stage_samples(stage)
         check_stage_has_samples(stage, len(samples))
+        samples = repeat_samples(samples, stage.repeat_samples_to)
         match order:
             case schema.ShuffledOrderConfig():
                 return ShuffledOrder(samples, seed, min_gap=min_gap)

@@ -99,7 +99,17 @@ def test_a_stage_trains_on_the_samples_of_its_when(tmp_path, here):
     assert {row["id"].partition("#")[0] for row in rows} == odd
     config["stages"][2]["when"] = {"part": ["2"]}
     done = here("train", write(config, tmp_path / "none.yaml"), "--run-dir", tmp_path / "none")
-    assert "stage 'rl' has nothing to train on: there are 0 (see its `when`) samples" in done.errors
+    assert "stage 'rl' has nothing to train on: there are 0 samples (see its `when`)" in done.errors
+
+
+def test_a_stage_for_which_a_selection_keeps_too_few_samples_is_refused_before_the_pilot(tmp_path, here):
+    config = one_example(tmp_path / "run")
+    config["stages"][-1]["repeat_samples_to"] = 3
+    done = here("train", write(config, tmp_path / "one.yaml"))
+    assert done.code == 2
+    assert "stage 'single' needs 4 prompts per step and stage 'best' keeps 1 samples, so" in done.errors
+    assert "raise repeat_samples_to, or lower prompts_per_step" in done.errors
+    assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
 def test_a_phase_without_enough_samples_is_refused(tmp_path, here):
