@@ -63,7 +63,7 @@ from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.group_rewards import BoundGroupReward, check_group_rewards, isolate_group_rewards
 from mmrl.training.functions import Functions
-from mmrl.types import DatasetContext, SamplingParams, UserError
+from mmrl.types import DatasetContext, Sample, SamplingParams, UserError
 from mmrl.utils.file_index import shared_file_index
 from mmrl.utils.processes import keep_freed_memory
 from mmrl.utils.seeds import derive_seed
@@ -162,7 +162,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     data = load_data(setup)
     ranks.on_rank0(partial(check_rewards, config, scorer, group_rewards, data.samples, console))
     if processor_bundle is None:
-        processor_bundle = build_processor(config, data.samples.train)
+        processor_bundle = build_scratch_processor(setup, data.samples.train)
     response_format = build_response_format(config)
     opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
     check_demonstrations(config, data.samples.train, response_format, opening)
@@ -222,6 +222,21 @@ def load_processor_early(setup: RunSetup) -> ProcessorBundle | None:
     if family is None:  # transformers may not know the config of the user's family
         compute_max_response_tokens(config, read_context_tokens(config.model))
     return processor_bundle
+
+
+def build_scratch_processor(setup: RunSetup, samples: Sequence[Sample]) -> ProcessorBundle:
+    """Return the processor of a model from scratch, made from the samples; the run's own if it resumes with others.
+
+    Samples that have changed since the run began would make another tokenizer, which the trained weights do not fit.
+    """
+    made = build_processor(setup.config, samples)
+    folder = setup.run_dir.processor
+    if folder.exists():
+        own = load_processor(setup.config.model.model_copy(update={"path": str(folder)}))
+        # A loaded tokenizer is exported with other settings, so an equal one is not replaced.
+        if own.processor.tokenizer.get_vocab() != made.processor.tokenizer.get_vocab():
+            return own
+    return made
 
 
 def build_rewards(setup: RunSetup, resources: ExitStack) -> tuple[RewardFunctionScorer, tuple[BoundGroupReward, ...]]:

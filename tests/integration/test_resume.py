@@ -300,6 +300,14 @@ def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy,
     assert json.loads((table_copy / "run" / "summary.json").read_text())["tasks"][0]["n"] == 3
 
 
+def test_a_model_from_scratch_keeps_its_tokenizer_when_the_questions_change(table_copy, here):
+    rows_file = table_copy / "rows.jsonl"
+    rows_file.write_text(rows_file.read_text().replace("How many?", "Zebras jump over violet hexagons"))
+    run = table_copy / "run"
+    succeed(here("train", table_copy / "tiny.yaml", "--run-dir", run, "data.on_changed_data=warn"))
+    assert (run / "model/tokenizer.json").read_bytes() == (run / "processor/tokenizer.json").read_bytes()
+
+
 def test_all_ranks_refuse_changed_data(table_copy):
     CHANGES["a redrawn picture"][0](table_copy)
     command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2)
