@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.benchmarks.extraction import match
 from mmrl.benchmarks.extraction.text import Extraction
-from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
+from mmrl.benchmarks.items import ITEM_ANSWER_TYPES, Item, ItemResponse, parse_canonical_item
 
 if TYPE_CHECKING:
     from mmrl.benchmarks.readers.layouts import RowLayout
@@ -33,6 +33,7 @@ class Benchmark:
 
     name: str  # name in reports, sample ids and default folders; a valid file name
     official_score: OfficialMetric | None = None  # the benchmark's own rule; None takes the strict verdict for it
+    answer_types: Collection[str] = ITEM_ANSWER_TYPES  # answer types that its rules can score; other rows are malformed
     draw_letters: Callable[[Sequence[GradedResponse]], Collection[tuple[str, int]]] | None = None
     """For a rule that guesses a letter at random: returns item id and index of the responses that its guesses make
     correct. It is given all responses in the order of the items, since each guess depends on the guesses before."""
@@ -46,3 +47,12 @@ class Benchmark:
     default_split: str = "test"  # split that is read from a folder when the user names none
     reads_coco_annotations: bool = False
     """True when the files are COCO's annotations, one JSON object for all images, instead of rows."""
+
+    def check_item(self, item: Item) -> Item:
+        """Return the item; raises ValueError if the benchmark's rules cannot score its type of answer."""
+        if item.answer_type not in self.answer_types:
+            raise ValueError(
+                f"the answer_type {item.answer_type!r} is not scored by {self.name}, which takes "
+                f"{', '.join(self.answer_types)}; correct it, or use the benchmark `canonical`"
+            )
+        return item

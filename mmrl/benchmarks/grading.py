@@ -81,7 +81,7 @@ def score_files(
     Raises:
         UserError: a file cannot be read, or holds unusable rows.
     """
-    items, problems = read_items(items_file, benchmark.parse_item)
+    items, problems = read_items(items_file, lambda row: benchmark.check_item(benchmark.parse_item(row)))
     # If no row is an item, the file is not of this benchmark, and there is nothing to score.
     if problems and not (allow_missing and len(problems) < len(items)):
         lines = first_lines([*problems.values()])

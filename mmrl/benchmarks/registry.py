@@ -19,9 +19,12 @@ from mmrl.utils.plugins import load_plugin
 _BENCHMARKS: Final = (
     Benchmark(name="canonical"),
     Benchmark(
-        name="coco", overall_metric=OverallMetric("AP", grounding.average_precision), reads_coco_annotations=True
+        name="coco",
+        answer_types=("boxes",),
+        overall_metric=OverallMetric("AP", grounding.average_precision),
+        reads_coco_annotations=True,
     ),
-    Benchmark(name="counting", official_score=reading.score_counting),
+    Benchmark(name="counting", official_score=reading.score_counting, answer_types=("count", "integer", "float")),
     Benchmark(name="docvqa", official_score=reading.score_docvqa),
     Benchmark(name="emma", official_score=formulas.score_emma),
     Benchmark(name="geometry3k", official_score=multiple_choice.score_geometry3k),
@@ -47,10 +50,10 @@ _BENCHMARKS: Final = (
         default_split="validation",
     ),
     Benchmark(name="mmmu_pro", official_score=multiple_choice.score_mmmu_pro),
-    Benchmark(name="mvbench", official_score=multiple_choice.score_mvbench),
+    Benchmark(name="mvbench", official_score=multiple_choice.score_mvbench, answer_types=("choice",)),
     Benchmark(name="ocrbench", official_score=reading.score_ocrbench),
-    Benchmark(name="refcoco", official_score=grounding.score_refcoco),
-    Benchmark(name="screenspot", official_score=grounding.score_screenspot),
+    Benchmark(name="refcoco", official_score=grounding.score_refcoco, answer_types=("box",)),
+    Benchmark(name="screenspot", official_score=grounding.score_screenspot, answer_types=("point",)),
     Benchmark(name="seed_bench_r1", official_score=multiple_choice.score_seed_bench_r1),
     Benchmark(name="textvqa", official_score=reading.score_textvqa),
     Benchmark(name="video_mme", official_score=multiple_choice.score_video_mme),

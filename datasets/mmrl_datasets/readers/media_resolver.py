@@ -115,7 +115,7 @@ class MediaResolver:
         match entry:
             case {"video": inner, **options}:
                 return self.video(inner, _parse_video_options(options, time_range), fps)
-            case str() if fps is not None and URL.match(entry) is None and (self.base / entry).is_dir():
+            case str() if fps is not None and URL.match(entry) is None and os.path.isdir(self.base / entry):
                 path, sha256 = self._resolve_frame_folder(entry)
                 return VideoRef(path=str(path), sha256=sha256, start=time_range[0], end=time_range[1], fps=fps)
             case list():

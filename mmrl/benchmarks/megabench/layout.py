@@ -48,7 +48,7 @@ class MegaBenchLayout:
         texts = (cells["task_description"], cells.get("example_text"), cells["query_text"])
         columns = {
             "id": cells["id"],
-            "question": "\n".join(filter(None, texts)),
+            "question": "\n".join(check_text(text, "question") for text in texts if text),
             "answer": {name: answer[name] for name in metrics},
             "answer_type": "text",
             "meta": {

@@ -11,6 +11,7 @@ import re
 from math import nextafter
 from typing import Final
 
+from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.extraction.text import Extraction
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.reward_scores import reward_score
@@ -71,7 +72,7 @@ def score_docvqa(item: Item, response: ItemResponse, extraction: Extraction) -> 
 def score_counting(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as R1-V: the answer tags hold the right digits and nothing else."""
     count = _TAGGED_COUNT.search(response.text)
-    return float(count is not None and int(count[1]) == int(item.answer))
+    return float(count is not None and int(count[1]) == next(find_numbers(str(item.answer))).value)
 
 
 def normalize_vqa_answer(text: str) -> str:

@@ -182,7 +182,9 @@ def _read_rows(
     layouts = get_layouts(benchmark.name, benchmark.layouts, coordinate_system)
     layout: RowLayout | None = None
     file_name = PurePath(path).stem
+    is_empty = True
     for row in open_rows(dataset_context.base_dir, path, split):
+        is_empty = False
         # Several files repeat row numbers, so the file is part of the id.
         row_id = row.name if is_only_file else f"{file_name}/{row.name}"
         question_rows: Sequence[QuestionRow] = ()
@@ -199,7 +201,7 @@ def _read_rows(
         for question_row in question_rows:
             question_row.columns.setdefault("id", row_id)
             try:
-                question = _make_question(question_row, media, benchmark.name)
+                question = _make_question(question_row, media, benchmark)
             except (BadRowError, ValueError) as problem:
                 yield RejectedRow(str(question_row.columns["id"]), f"{row.location}: {problem}")
                 continue
@@ -207,7 +209,7 @@ def _read_rows(
                 subsets = {**question.item.subsets, "file": (file_name,)}
                 question = replace(question, item=replace(question.item, subsets=subsets))
             yield question
-    if layout is None:
+    if is_empty:
         raise UserError(f"{path}: holds no rows")
 
 
@@ -260,11 +262,12 @@ def _select_layout(
     return layout
 
 
-def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: str) -> Question:
+def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: Benchmark) -> Question:
     """Return a row as a question; raise ValueError or BadRowError for one that makes no item, or asks nothing."""
     if row.problem:
         raise BadRowError(row.problem)
-    item = parse_canonical_item({name: value for name, value in row.columns.items() if value is not None})
+    columns = {name: value for name, value in row.columns.items() if value is not None}
+    item = benchmark.check_item(parse_canonical_item(columns))
     try:
         images = row.image_refs or media_resolver.images(row.images)
         videos = media_resolver.videos(row.videos, row.clip, row.fps)
@@ -280,7 +283,11 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
         media = [part for part in parts if not isinstance(part, str)]
         item = replace(item, cluster=_media_cluster(media) or item.id)
     sample = Sample(
-        id=f"{benchmark}/{item.id}", task=benchmark, parts=parts, target=_make_target(item), meta=dict(item.meta)
+        id=f"{benchmark.name}/{item.id}",
+        task=benchmark.name,
+        parts=parts,
+        target=_make_target(item),
+        meta=dict(item.meta),
     )
     return Question(item=item, sample=sample)
 

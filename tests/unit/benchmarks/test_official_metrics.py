@@ -132,6 +132,7 @@ VERDICTS = [
     ("ocrbench", OCR_FORMULA, "it reads a+B", None, True),
     ("ocrbench", OCR_FORMULA, "it reads a+b", None, False),
     ("counting", make_item("count", 1), "<answer>12</answer>", False, False),  # "12" contains "1"
+    ("counting", make_item("count", "1,234 cars"), "<answer>1234</answer>", True, True),
     ("counting", make_item("count", 1), "<think>12</think><answer>1</answer>", True, True),
     ("counting", make_item("count", 1), "There are 1 of 12, so 1.", True, False),
     ("refcoco", BOX, "<answer>[200, 200, 100, 100]</answer>", False, False),

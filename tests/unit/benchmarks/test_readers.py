@@ -247,6 +247,8 @@ MATHVISTA = {name: value for name, value in ROWS["MathVista, choice"]["row"].ite
         ("refcoco", "r.jsonl", [REF | {"captions": []}], None, "captions must be"),
         ("screenspot", "s.parquet", [SCREEN], None, "outside of norm_1"),
         ("megabench", "m.parquet", [MEGA | {"metric_info": "rows"}], None, "metric_info must be"),
+        ("megabench", "m.parquet", [MEGA | {"task_description": 3}], None, "question must be text that is not empty"),
+        ("screenspot", "s.jsonl", [TEXT], None, "the answer_type 'text' is not scored by screenspot, which takes"),
         ("mathvista", "m.jsonl", [MATHVISTA], None, "MathVista of Hugging Face, which needs 'decoded_image'"),
         ("canonical", "c.jsonl", [TEXT, TEXT], None, "1 of 2 rows .*appears twice: 1"),
         (
@@ -281,17 +283,28 @@ def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(benchmark, t
 
 def test_every_benchmark_reads_canonical_rows_last(folder):
     assert {*read_published_layouts()} | {"coco", "megabench"} == {*BENCHMARKS}
-    row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
+    row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "frame": "px_original"}
+    answers = {"choice": "B", "count": 3, "box": (1, 2, 3, 4), "point": (1, 2, 3, 4)}
     for benchmark in read_published_layouts():
         assert get_layouts(benchmark)[-1].name == "canonical JSONL"
-        (question,) = read(folder, benchmark, row | {"answer_type": "choice"}).entries
-        assert question.item.answer == "B"
+        answer_type = next(name for name in answers if name in get_benchmark(benchmark).answer_types)
+        asked = row | {"answer_type": answer_type, "answer": answers[answer_type]}
+        (question,) = read(folder, benchmark, asked).entries
+        assert question.item.answer == answers[answer_type]
+
+
+def test_lines_that_are_not_json_are_not_called_no_rows(folder):
+    (folder / "rows.jsonl").write_text("{\n[1]\n")
+    with pytest.raises(UserError, match=r"none of 2 rows is a question of canonical:\n.*rows.jsonl:1: not a line"):
+        read_questions(get_benchmark("canonical"), ["rows.jsonl"], make_context(folder))
 
 
 def test_missing_image_keeps_the_item_and_names_the_problem(folder):
     questions = read(folder, "canonical", TEXT | {"images": "gone.png"})
     assert not questions.samples
     assert "gone.png" in questions.problems["1"]
+    (question,) = read(folder, "mvbench", MVBENCH | {"video": "v" * 300}, name="action_sequence.json").entries
+    assert "File name too long" in question.problem
 
 
 def test_digest_depends_on_content_and_not_on_the_folder(tmp_path):
