@@ -108,7 +108,16 @@ class ChatTemplate:
         return str(rendered)
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text; special tokens written in it count as such."""
+        """Return the token ids of a text; special tokens written in it count as such.
+
+        Raises:
+            UserError: it cannot be encoded in UTF-8, so the tokenizer cannot read it.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            raise UserError(f"its text contains {half!r}, half of a surrogate pair; write the character") from error
         return tuple(self._hf_processor.tokenizer(text).input_ids)
 
 

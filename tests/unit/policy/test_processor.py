@@ -231,6 +231,11 @@ def test_a_special_token_in_the_question_is_refused(make_tiny, text):
             tiny.fresh().build(make_sample(parts=parts))
 
 
+def test_half_of_a_surrogate_pair_in_the_question_is_refused(make_tiny):
+    with pytest.raises(UserError, match=r"sample s: its text contains '\\ud800', half of a surrogate pair"):
+        make_tiny().fresh().build(make_sample(parts=("How \ud800?",)))
+
+
 def test_a_prompt_that_left_the_cache_has_the_same_tensors_again(make_tiny, monkeypatch):
     tiny = make_tiny()
     roomy = tiny.fresh(store_bytes=10**8)
