@@ -131,5 +131,5 @@ def write_if_changed(path: Path | str, content: bytes) -> None:
 def _hash_file(path: Path) -> str:
     try:
         return file_digest(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error

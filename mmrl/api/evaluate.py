@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from mmrl.api.functions import name_function
-from mmrl.api.train import check_is_list
+from mmrl.api.train import check_overrides
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction, parse_prediction
 from mmrl.benchmarks.verdict import Verdict, read_rows, read_verdicts
@@ -72,7 +72,7 @@ def evaluate(
     Raises:
         UserError: the model, files or settings cannot be used. Predictions so far are kept.
     """
-    check_is_list("overrides", overrides)
+    check_overrides(overrides)
     benchmark_name = _name_benchmark(benchmark)
     files = [data] if isinstance(data, str | Path) else data
     request = EvalRequest(

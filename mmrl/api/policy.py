@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mmrl.api.train import check_is_list
+from mmrl.api.train import check_overrides
 from mmrl.types import AnswerType, CoordinateSystem, MediaRef, Region, Response, Sample, Target, UserError
 from mmrl.utils.messages import did_you_mean
 from mmrl_datasets import image_ref, save_png, video_ref
@@ -70,7 +70,7 @@ class Policy:
         Raises:
             UserError: there is no such model, or a setting is invalid.
         """
-        check_is_list("overrides", overrides)
+        check_overrides(overrides)
         from mmrl.evaluation.answering import open_model
 
         with ExitStack() as stack:
@@ -92,7 +92,7 @@ class Policy:
         if self._is_closed:
             raise UserError("this policy is closed; load it again with Policy.from_run")
         if answer_type not in list(AnswerType):
-            hint = did_you_mean(answer_type, list(AnswerType)) or f"use {', '.join(AnswerType)}"
+            hint = did_you_mean(str(answer_type), list(AnswerType)) or f"use {', '.join(AnswerType)}"
             raise UserError(f"answer_type {answer_type!r} is unknown; {hint}")
         if not isinstance(question, str):
             raise UserError(f"a question is text, not {question!r:.80}")
@@ -133,5 +133,6 @@ class Policy:
         try:
             # Upright, like a picture that is given as a file.
             return save_png(ImageOps.exif_transpose(medium), self._media_dir, "image")
-        except OSError as error:
-            raise UserError(f"the PIL image cannot be used: {error}; try image.convert('RGB')") from error
+        except (OSError, ValueError) as error:
+            hint = "open it again, or try image.convert('RGB')"
+            raise UserError(f"the PIL image cannot be used: {error}; {hint}") from error

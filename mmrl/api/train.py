@@ -72,8 +72,10 @@ def train(
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
         KeyboardInterrupt: the run was interrupted. The step was saved; the same call continues it.
     """
-    for name, given in (("overrides", overrides), ("rewards", rewards), ("callbacks", callbacks)):
-        check_is_list(name, given)
+    check_overrides(overrides)
+    for name, given in (("rewards", rewards), ("callbacks", callbacks)):
+        if given is not None:
+            check_is_list(name, given)
     loaded = load(config, [*overrides, *_replaced_sections(rewards, dataset, callbacks)])
     check_data_files(loaded)
     run_dir = run_dir_of(loaded.config)
@@ -102,8 +104,16 @@ def load(config: ConfigSource, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 def check_is_list(name: str, given: object) -> None:
     """Raise a UserError for one function or text in place of a list: a text would be read letter by letter."""
-    if given is not None and (isinstance(given, str) or not isinstance(given, Sequence)):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         raise UserError(f"{name} must be a list, got {given!r:.80}; put it in brackets")
+
+
+def check_overrides(overrides: object) -> None:
+    """Raise a UserError for anything but a list of texts."""
+    check_is_list("overrides", overrides)
+    for text in cast(Sequence[object], overrides):
+        if not isinstance(text, str):
+            raise UserError(f'overrides: {text!r:.80} is not text; write it as "run.seed=1"')
 
 
 def _run(loaded: LoadedConfig, run_dir: RunDir) -> None:

@@ -22,6 +22,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: mmrl.train(5), "a config is a file, a mapping or what load_config returned, not int"),
     (lambda: mmrl.train({}, "run.seed=1"), r"overrides must be a list, got 'run.seed=1'; put it in brackets"),
     (lambda: mmrl.train({}, {"run.seed": 1}), r"overrides must be a list, got \{'run.seed': 1\}"),
+    (lambda: mmrl.train({}, None), "overrides must be a list, got None"),  # type: ignore[arg-type]
+    (lambda: mmrl.train({}, [3]), "overrides: 3 is not text; write it as"),  # type: ignore[list-item]
     (lambda: mmrl.train({}, rewards=near), "rewards must be a list, got"),
     (lambda: mmrl.train({}, rewards="number:exact"), "rewards must be a list, got 'number:exact'"),
     (lambda: mmrl.train({}, callbacks=near), "callbacks must be a list, got"),

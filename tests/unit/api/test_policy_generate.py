@@ -38,14 +38,26 @@ def test_what_is_not_a_picture_is_refused_by_its_type(tmp_path, medium):
 
 
 def test_a_pil_image_that_is_not_a_png_names_the_remedy(tmp_path):
-    with pytest.raises(UserError, match=r"cannot write mode CMYK as PNG; try image\.convert\('RGB'\)"):
+    with pytest.raises(UserError, match=r"cannot write mode CMYK as PNG; .* try image\.convert\('RGB'\)"):
         make_policy(tmp_path, []).generate(Image.new("CMYK", (8, 8)), "What is it?")
+
+
+def test_a_closed_pil_image_and_a_path_with_a_null_character_are_refused(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    picture = Image.open(tmp_path / "a.png")
+    picture.close()
+    with pytest.raises(UserError, match="Operation on closed image; open it again"):
+        make_policy(tmp_path, []).generate(picture, "What is it?")
+    with pytest.raises(UserError, match="cannot be read: embedded null byte"):
+        make_policy(tmp_path, []).generate("a\0.png", "What is it?")
 
 
 def test_an_unknown_answer_type_and_a_question_that_is_not_text_are_refused(tmp_path):
     policy = make_policy(tmp_path, [])
     with pytest.raises(UserError, match="answer_type 'numbr' is unknown; did you mean 'number'"):
         policy.generate([], "How many?", answer_type="numbr")
+    with pytest.raises(UserError, match="answer_type None is unknown; use text, choice"):
+        policy.generate([], "How many?", answer_type=None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="a question is text, not None"):
         policy.generate([], None)  # type: ignore[arg-type]
 
