@@ -177,7 +177,8 @@ def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
     if hint:
         return hint
     for key_path in _iter_key_paths(Config):
-        if key_path[-1] == key:
+        # A key of a run in the settings of an evaluation is in its right place, and still unknown.
+        if key_path[-1] == key and key_path != path:
             return f"did you mean `{'.'.join(key_path)}`?"
     return f"the keys here are {', '.join(owner.model_fields)}"
 

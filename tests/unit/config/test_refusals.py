@@ -235,7 +235,9 @@ def test_an_invalid_evaluation_or_format_is_refused(tmp_path, override, said):
     assert said in refused(path, BENCHMARK, override)
 
 
-def test_mmrl_eval_takes_no_benchmarks_in_its_config():
+def test_mmrl_eval_takes_no_stages_or_benchmarks_in_its_config():
+    with pytest.raises(UserError, match="stages: unknown key; the keys here are "):
+        load_eval_config({"model": {"path": "m"}}, "m", ["stages=1"])
     with pytest.raises(UserError, match="evaluation.benchmarks: unknown key"):
         load_eval_config({"model": {"path": "m"}}, "m", ["evaluation.benchmarks=[{name: mathvista, data: [x]}]"])
 
