@@ -55,7 +55,10 @@ def read_source(
         UserError: the function cannot read its data, or yields something else.
     """
     with errors_about_call(source.fn, source.args):
-        for row in dataset_function(context):
+        rows = dataset_function(context)
+        if not isinstance(rows, Iterable):
+            raise UserError(f"data source {source.fn!r} returned {rows!r:.80}; let it yield samples, or return them")
+        for row in rows:
             if not isinstance(row, Sample | RejectedRow):
                 raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
             if not source.name:

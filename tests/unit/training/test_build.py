@@ -33,6 +33,9 @@ def rows(
 def words(context):
     yield "a word"
 
+def nothing(context):
+    return None
+
 constant = 3
 """
 FROM_SCRATCH = {"from_scratch": {}, "dtype": "float32"}
@@ -122,9 +125,10 @@ def test_name_of_a_source_precedes_the_ids_of_its_rows(tmp_path):
         DataSourceConfig(fn="./mine.py:rows", name="a name")
 
 
-def test_source_that_yields_something_else_is_refused(tmp_path):
-    source = DataSourceConfig(fn="./mine.py:words")
-    with pytest.raises(UserError, match="yielded 'a word'"):
+@pytest.mark.parametrize(("function", "said"), [("words", "yielded 'a word'"), ("nothing", "returned None; let it")])
+def test_source_that_yields_something_else_is_refused(tmp_path, function, said):
+    source = DataSourceConfig(fn=f"./mine.py:{function}")
+    with pytest.raises(UserError, match=said):
         list(read_source(source, load_dataset_function(source, tmp_path), make_context(tmp_path), "train"))
 
 
