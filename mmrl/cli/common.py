@@ -49,8 +49,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def option_overrides(arguments: argparse.Namespace) -> list[str]:
     """Return the overrides that the options of `add_config_arguments` stand for."""
-    given = vars(arguments)
-    return [f"{key}={json.dumps(given[key])}" for key in ("model.path", "data.dir", "overlays+") if given[key]]
+    given, keys = vars(arguments), ("model.path", "data.dir", "overlays+")
+    return [f"{key}={json.dumps(given[key])}" for key in keys if given[key] is not None]
 
 
 def positive_int(text: str) -> int:

@@ -261,6 +261,9 @@ def test_options_stand_for_overrides_and_a_file_may_lay_overlays(shipped, tmp_pa
     for setting in ("run.name demo-seeded", "model.path /m", "data.dir /d", "run.seed 4"):
         key, value = setting.split()
         assert any(line.split()[:2] == [key, value] for line in page.splitlines()), setting
+    # A shell writes this for a variable that is not set; the recipe's own model must not take its place.
+    main(["explain", str(mine), "--model", ""])
+    assert ["model.path", "''"] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
 
 
 def test_a_recipe_without_commands_shows_those_of_the_one_it_extends(shipped, tmp_path, capsys):
