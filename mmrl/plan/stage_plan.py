@@ -72,7 +72,7 @@ def make_plan(
     """Return what a stage needs on so many GPUs. `efficiency` is the share of a GPU's peak that learning reaches.
 
     Raises:
-        UserError: there are no shapes of this model.
+        UserError: there are no shapes of this model, or the rollout servers leave no GPU to learn on.
     """
     model, options = read_shapes(config.model), config.model.with_freeze(stage.freeze)
     module = make_policy(model, options).model
@@ -83,7 +83,10 @@ def make_plan(
     if config.rollout.engine == "vllm_server":
         num_engines = len(config.rollout.server.urls) or config.rollout.server.replicas
         engine_gpus = config.rollout.vllm.tensor_parallel_size
-        learners = max(1, num_gpus - num_engines * engine_gpus)
+        server_gpus = num_engines * engine_gpus
+        learners = num_gpus - server_gpus
+        if learners < 1:
+            raise UserError(f"--gpus {num_gpus}: the servers take {server_gpus}, and one must learn; give more")
     trained = sum(component.num_trained for component in components)
     thawed = set(options.freeze).difference(find_untrained_components(config))
     return Plan(

@@ -536,3 +536,10 @@ def test_time_of_composed_options_is_that_of_their_arithmetic(monkeypatch):
         max(waiting["prefill"] + waiting["decoding"], waiting["learning"] + waiting["update"])
         + waiting["weights to the engine"]
     )
+
+
+def test_servers_that_leave_no_gpu_to_learn_on_are_refused():
+    servers = ("rollout.engine=vllm_server", "rollout.server.replicas=2", "rollout.vllm.tensor_parallel_size=2")
+    assert plan_small(*servers, gpus=5).learners == 1
+    with pytest.raises(UserError, match="--gpus 4: the servers take 4, and one must learn; give more"):
+        plan_small(*servers, gpus=4)
