@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from errno import ENOSPC
 
 import mmrl
 from mmrl.cli import config, data, doctor, eval, export, plan, recipe, reward, train, view
@@ -47,21 +48,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         code = _run_command(arguments)
-        sys.stdout.flush()
+        print(end="", flush=True)  # without a stdout, as in some daemons, it does nothing
     except UserError as error:
         for line in str(error).split("\n"):
             echo(f"mmrl: error: {line}", file=sys.stderr)
         if isinstance(error, RankLostError):
             # Connections to the other ranks stay open: once one is lost, gloo's threads abort a normal exit.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            print(end="", flush=True)
+            print(end="", flush=True, file=sys.stderr)
             os._exit(2)
         return 2
-    except BrokenPipeError:
-        # The reader of a pipe has closed it, as in `mmrl explain c.yaml | head`. Python would complain when it flushes
-        # stdout at exit, so stdout goes to /dev/null from here on.
+    except OSError as error:
+        is_pipe = isinstance(error, BrokenPipeError)
+        if not is_pipe and error.errno != ENOSPC:
+            raise
+        # The reader of a pipe has closed it, as in `mmrl explain c.yaml | head`, or the disk of the output is full.
+        # Python would complain when it flushes stdout at exit, so stdout goes to /dev/null from here on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if is_pipe:
+            return 141
+        echo(f"mmrl: error: the output cannot be written: {error.strerror}; free space", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return code

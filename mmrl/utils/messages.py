@@ -8,8 +8,10 @@ from typing import Final
 
 _NUM_LISTED: Final = 5  # things that a message names before it counts the rest
 # All of C0 and C1 but tab and line feed. A terminal obeys them: ESC begins commands that clear the screen or rename
-# the window, a carriage return hides the start of a line, and 0x9b is ESC [ in one character.
-_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+# the window, a carriage return hides the start of a line, and 0x9b is ESC [ in one character. Halves of surrogate pairs
+# are no characters in UTF-8, so printing one raises.
+_CONTROLS: Final = (*range(32), *range(127, 160), *range(0xD800, 0xE000))
+_ESCAPES: Final = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\t\n"}
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6, quote: str = "'") -> str:

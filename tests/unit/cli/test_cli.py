@@ -107,6 +107,24 @@ def test_help_and_version_go_to_stdout(words, shown, capsys):
     assert all(text in output for text in shown)
 
 
+@pytest.mark.parametrize(
+    ("place", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("> /dev/full", 2, "mmrl: error: the output cannot be written: No space left on device; free space\n"),
+    ],
+)
+def test_a_closed_stdout_is_fine_and_a_full_disk_is_named(place, code, said):
+    command = f"exec '{sys.executable}' -m mmrl config schema {place}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_half_of_a_surrogate_pair_is_printed_as_its_escape():
+    done = run_python("from mmrl.cli.common import echo\necho('id \\ud800')")
+    assert (done.stdout, done.stderr) == ("id \\ud800\n", "")
+
+
 def test_without_a_command_help_goes_to_stderr(capsys):
     assert main([]) == 2
     output = capsys.readouterr()
