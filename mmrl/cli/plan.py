@@ -29,9 +29,8 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--response-tokens", type=positive_int, metavar="N", help="mean length of responses that are not in the data"
     )
-    parser.add_argument(
-        "--efficiency", type=float, default=0.3, metavar="F", help="share of a GPU's peak that learning reaches"
-    )
+    efficiency_help = "share of a GPU's peak that learning reaches"
+    parser.add_argument("--efficiency", type=float, default=0.3, metavar="F", help=efficiency_help)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=_plan)
 
@@ -56,9 +55,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     gpu, model = find_gpu(arguments.gpu), read_shapes(loaded.config.model)
     base_dir, response_tokens = loaded.files[0].parent, arguments.response_tokens
-    workloads = {}
-    for name in [arguments.stage] if arguments.stage else stages:
-        workloads[name] = find_workload(loaded.config, stages[name], base_dir, model, response_tokens)
+    names = [arguments.stage] if arguments.stage else [*stages]
+    workloads = {name: find_workload(loaded.config, stages[name], base_dir, model, response_tokens) for name in names}
 
     def plan_with(settings: Mapping[str, object]) -> Iterator[Plan]:
         overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]

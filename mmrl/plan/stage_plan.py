@@ -83,10 +83,9 @@ def make_plan(
     if config.rollout.engine == "vllm_server":
         num_engines = len(config.rollout.server.urls) or config.rollout.server.replicas
         engine_gpus = config.rollout.vllm.tensor_parallel_size
-        server_gpus = num_engines * engine_gpus
-        learners = num_gpus - server_gpus
+        learners = num_gpus - num_engines * engine_gpus
         if learners < 1:
-            raise UserError(f"--gpus {num_gpus}: the servers take {server_gpus}, and one must learn; give more")
+            raise UserError(f"--gpus {num_gpus}: the servers take {num_gpus - learners}, and one must learn; give more")
     trained = sum(component.num_trained for component in components)
     thawed = set(options.freeze).difference(find_untrained_components(config))
     return Plan(
