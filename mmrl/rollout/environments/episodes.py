@@ -65,6 +65,7 @@ class EpisodeRequest(NamedTuple):
     past: tuple[str | Action, ...]  # the actions before
     digests: tuple[str, ...]  # of the observation after each of them
     action: str | Action | Ask
+    has_replay_time: bool = False  # its deadline leaves time to take all earlier actions again
 
 
 class EpisodeReply(NamedTuple):
@@ -98,22 +99,18 @@ class EpisodeWorkers:
         Raises UserError if the environment cannot be made, and KeyboardInterrupt if it hangs while the run has to stop.
         """
         self._start()
-        timeout_s = self.options.timeout_s
-        outcomes = self._call([(request.key, request) for request in requests], timeout_s)
-        # A killed process loses its other episodes. Their next calls first repeat all earlier actions, so they may have
-        # exceeded a deadline that is meant for one action. These calls are made again with more time.
-        lost_workers: set[int] = set()
-        for index, request in enumerate(requests):
-            outcome, worker = outcomes[index], request.key % self.options.workers
-            if isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.TIMEOUT:
-                if worker in lost_workers and request.past:
-                    (outcomes[index],) = self._call([(request.key, request)], timeout_s * (1 + len(request.past)))
-                lost_workers.add(worker)
+        outcomes = self._call([(request.key, request) for request in requests])
+        # A killed process lost its other episodes, perhaps in an earlier turn. These calls are made again with more
+        # time, because `timeout_s` is for one action.
+        lost = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        replays = [(requests[index].key, requests[index]._replace(has_replay_time=True)) for index in lost]
+        for index, outcome in zip(lost, self._call(replays), strict=True):
+            outcomes[index] = outcome
         return outcomes
 
     def close_episodes(self, keys: Iterable[int]) -> None:
         """Close the environments of these episodes if they are still open."""
-        self._call([(key, key) for key in keys], self.options.timeout_s)
+        self._call([(key, key) for key in keys])
 
     def _start(self) -> None:
         if self._pools:
@@ -126,16 +123,18 @@ class EpisodeWorkers:
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
         # Make one environment in each: a missing corpus or package would else fail every episode, which
         # `on_error: skip` only counts.
-        self._call([(worker, None) for worker in range(self.options.workers)], self.options.timeout_s)
+        self._call([(worker, None) for worker in range(self.options.workers)])
 
-    def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]], timeout_s: float) -> list[Any]:
+    def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]]) -> list[Any]:
         """Send a request for each of several episodes, by key; return the answers of `_Episodes`, or failures."""
         # All are sent before any reply is awaited, so processes work at the same time. Siblings, whose keys follow each
         # other, are spread over the processes: they take the same time.
         futures: list[Future[Any]] = []
         futures_of: dict[int, list[Future[Any]]] = {}
         for key, payload in calls:
-            worker = key % len(self._pools)
+            worker, timeout_s = key % len(self._pools), self.options.timeout_s
+            if isinstance(payload, EpisodeRequest) and payload.has_replay_time:
+                timeout_s *= 1 + len(payload.past)
             futures.append(self._pools[worker].submit(payload, timeout_s))
             futures_of.setdefault(worker, []).append(futures[-1])
         for worker, own_futures in futures_of.items():
@@ -147,9 +146,8 @@ class EpisodeWorkers:
             return future.result()
         except WorkerStartError as error:
             raise explain_start_error(error, "the environment's file") from error
-        except WorkerTimeoutError:
-            reason = f"the environment did not answer within {self.options.timeout_s:g} s"
-            return RewardFailure(RewardErrorKind.TIMEOUT, reason)
+        except WorkerTimeoutError as error:
+            return RewardFailure(RewardErrorKind.TIMEOUT, f"the environment {error}")
         except WorkerError as error:
             kind = RewardErrorKind.LIMIT if isinstance(error, WorkerLimitError) else RewardErrorKind.CRASH
             return RewardFailure(kind, f"the process of the environment {error}")
@@ -195,7 +193,10 @@ class _Episodes:
     episodes: dict[int, _Episode] = field(default_factory=dict)
 
     def __call__(self, request: EpisodeRequest | int | None) -> EpisodeReply | RewardFailure | None:
-        """Take one action; or close the episode of a key; or for None try to make an environment."""
+        """Take one action; or close the episode of a key; or for None try to make an environment.
+
+        Returns None also if the episode is not here and the request has no time to repeat it.
+        """
         if request is None:
             try:
                 self.make().close()
@@ -218,7 +219,7 @@ class _Episodes:
         self._close(request.key)
         return failure
 
-    def _act(self, request: EpisodeRequest) -> EpisodeReply:
+    def _act(self, request: EpisodeRequest) -> EpisodeReply | None:
         episode = self.episodes.get(request.key)
         replayed = False
         if episode is None or episode.num_actions != len(request.past):
@@ -226,6 +227,8 @@ class _Episodes:
                 raise UserError(
                     "its process was lost, and an environment that is not replayable cannot be played again"
                 )
+            if request.past and not request.has_replay_time:
+                return None
             episode, replayed = self._begin(request), bool(request.past)
             for action, digest in zip(request.past, request.digests, strict=True):
                 episode.step(action, digest)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import make_sample
 from PIL import Image
 from pydantic import ValidationError
 from samplers import make_pipeline
@@ -16,6 +17,7 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import BlindProbeConfig, EnvironmentConfig, GreedyConfig, RethinkConfig
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps, step_name
 from mmrl.log.metric_registry import find_builtin_metric
+from mmrl.rollout.environments.episodes import EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import (
     Action,
@@ -24,6 +26,7 @@ from mmrl.types import (
     FinishReason,
     Observation,
     RewardErrorKind,
+    RewardFailure,
     Rollout,
     RolloutBatch,
     Segment,
@@ -56,6 +59,10 @@ class Counter:
         self.count += 1
         if action == "hang":
             hang(self)
+        if action == "die":
+            die(self)
+        if action == "slow":
+            time.sleep(0.6)
         if self.fault in FAULTS and self.count == 2:
             return FAULTS[self.fault](self)
         picture = draw(40 * self.count + (0 if self.fault != "other" else time.time_ns()))
@@ -206,7 +213,7 @@ def test_special_tokens_that_an_environment_writes_do_not_count(tiny, play):
 
 
 FAULTS = {
-    "hang": ("timeouts", "did not answer within"),
+    "hang": ("timeouts", "the environment took more than 2 s"),
     "die": ("crashes", "exit code 3"),
     "fail": ("errors", "KeyError: 'oops'"),
     "abstain": ("unscorable", "no service"),
@@ -250,6 +257,21 @@ def test_episodes_of_a_killed_process_are_played_again(play, tiny):
     calm = play(batch=RolloutBatch(groups=((batch.groups[0][0], batch.groups[0][2]),))).groups[0]
     assert (first.turns, last.turns) == (calm[0].turns, calm[1].turns)
     assert first.observations == calm[0].observations
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_lost_episode_has_time_to_repeat_its_actions(base, fault):
+    """Repeating takes longer than `timeout_s`, which bounds one action; the process was lost in an earlier turn."""
+    options = EnvironmentConfig(kind="environment", fn="./world.py:make", workers=1, timeout_s=1.0)
+    empty = EpisodeRequest(0, make_sample(), 0, (), (), "slow")
+    with closing(EpisodeWorkers(base, options)) as workers:
+        (first,) = workers.play([empty])
+        second = empty._replace(past=("slow",), digests=(first.digest,))
+        reply, lost = workers.play([second, empty._replace(key=1, action=fault)])
+        assert isinstance(lost, RewardFailure)
+        third = second._replace(past=("slow", "slow"), digests=(first.digest, reply.digest), action="go")
+        (last,) = workers.play([third])
+        assert isinstance(last, EpisodeReply) and last.replayed, last
 
 
 def test_environment_that_is_no_function_of_its_actions_is_found_out(play, tiny):
