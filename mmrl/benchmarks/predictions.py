@@ -41,7 +41,7 @@ class Prediction:
     used_tool: bool = False
     rethought: bool = False
     turns: tuple[Turn, ...] = ()
-    failure: RewardFailure | None = None  # of the environment, if it failed
+    failure: RewardFailure | None = None  # of the rollout step that failed, if any
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of predictions.jsonl."""

@@ -40,6 +40,7 @@ METRICS: Final = (
     ),
     Metric("reward/dropped", "Rollouts left out because a reward could not score them."),
     Metric("reward/<term>/<failure>", "Failed calls of one reward term, by kind of failure."),
+    Metric("reward/step/<step>/<failure>", "Rollouts left out because a rollout step failed, by kind of failure."),
     Metric("reward/<term>/fallback", "Rollouts that the fallback of a reward term decided."),
     Metric("advantage/min", "Least advantage of a rollout in the step, or of a turn in one."),
     Metric("advantage/max", "Largest advantage of a rollout in the step, or of a turn in one."),

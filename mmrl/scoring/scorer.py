@@ -45,8 +45,8 @@ _CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 
-ENVIRONMENT = "environment"
-"""Name under which failures of environments are counted, next to the names of reward terms."""
+STEP_PREFIX = "step/"
+"""Failures of rollout steps are counted under this and the step's name, next to the names of reward terms."""
 
 
 class _FailedChain(NamedTuple):
@@ -111,14 +111,14 @@ class RewardFunctionScorer:
         """Return one score for each rollout, in order, without schedules and without `training_only` terms.
 
         No rollout is dropped, so that two evaluations cover the same samples. Where training would drop a rollout, the
-        failed term counts its fallback; if the environment failed, every term does. Raises the same errors as
+        failed term counts its fallback; if a rollout step failed, every term does. Raises the same errors as
         `score_groups`.
         """
         pairs = [(make_response(rollout), rollout.prompt.sample) for rollout in rollouts]
         return self.score(pairs, [rollout.failure for rollout in rollouts])
 
     def score(self, pairs: Sequence[ScoringPair], failures: Sequence[RewardFailure | None]) -> tuple[Score, ...]:
-        """Score responses as `score_eval` scores rollouts; `failures` are of environments. Raises the same errors."""
+        """Score responses as `score_eval` scores rollouts; `failures` are of rollout steps. Raises the same errors."""
         scorable = [pair for pair, failure in zip(pairs, failures, strict=True) if failure is None]
         all_outcomes = iter(self.caller.call(scorable, evaluation=True))
         scores = []
@@ -243,7 +243,7 @@ class RewardFunctionScorer:
         judged: list[Dropped] = []  # all rollouts; those without failures are kept
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
-            failures = {} if rollout.failure is None else {ENVIRONMENT: rollout.failure}
+            failures = {} if rollout.failure is None else {STEP_PREFIX + rollout.failure.step: rollout.failure}
             for chain in self._find_failed_chains(outcomes):
                 if chain.action != "fallback":
                     failures |= chain.failures

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.rollout.tools.executor import FAILURE_KINDS
-from mmrl.scoring.scorer import ENVIRONMENT
+from mmrl.scoring.scorer import STEP_PREFIX
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.types import Group, RewardErrorKind, RewardFailure, TrainingState, UserError, WorstToken
 
@@ -283,7 +283,7 @@ class HealthMonitor:
 
 
 def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
-    """Find failed episodes of a step, and reward terms without a value that no fallback gave, with the error."""
+    """Find failures of rollout steps, and reward terms without a value that no fallback gave, with the error."""
     # Rollouts without a value of each term: `reward/<term>/<kind>` minus `reward/<term>/fallback`.
     missing: Counter[str] = Counter()
     for metric, count in metrics.items():
@@ -304,8 +304,9 @@ def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Ite
         if count <= 0:
             continue
         reason = next((by_term[name].reason for by_term in failures if name in by_term), "see rollouts/")
-        if name == ENVIRONMENT:
-            problem = f"{count} of {len(failures)} episodes failed and leave their groups"
+        if name.startswith(STEP_PREFIX):
+            step = name.removeprefix(STEP_PREFIX)
+            problem = f"{count} of {len(failures)} rollouts failed in step {step} and leave their groups"
         else:
             problem = (
                 f"reward term {name} has no value for {count} of {len(failures)} rollouts, which `on_missing_score` or "

@@ -168,7 +168,7 @@ class Rollout:
     first_is_correct: bool | None = None  # its verdict on the first response; None for a first response
     prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
     turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
-    failure: RewardFailure | None = None  # why its environment failed; such a rollout is never scored
+    failure: RewardFailure | None = None  # set by the rollout step that failed; such a rollout is never scored
 
     @property
     def num_tokens(self) -> int:
@@ -228,10 +228,11 @@ class RewardErrorKind(StrEnum):
 
 
 class RewardFailure(NamedTuple):
-    """A reward that gave no value for a response."""
+    """Why a response has no value of a reward, or none at all because a rollout step failed."""
 
     error_kind: RewardErrorKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
+    step: str = ""  # name of the rollout step that failed; empty if a reward failed
 
 
 class Contribution(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmrl.rollout.steps.base import RolloutStep
 from mmrl.types import Author, Rollout, RolloutBatch, UserError
@@ -28,7 +28,13 @@ class CustomStep:
             )
         for before, after in zip(batch.groups, result.groups, strict=True):
             self._check_group(before, after)
-        return result
+        return replace(result, groups=tuple(tuple(map(self._name_failure, group)) for group in result.groups))
+
+    def _name_failure(self, rollout: Rollout) -> Rollout:
+        """Write this step's name into a failure that names no step."""
+        if rollout.failure is None or rollout.failure.step:
+            return rollout
+        return replace(rollout, failure=rollout.failure._replace(step=self.name))
 
     def _check_group(self, before: Sequence[Rollout], after: Sequence[Rollout]) -> None:
         if before and not after:

@@ -147,7 +147,7 @@ class EnvironmentStep:
         place = f"action {len(request.past) + 1}"
         if self.options.on_error == "stop":
             raise UserError(f"step {self.options.name}: sample {request.sample.id}, {place}: {failure.reason}")
-        episode.end(failure=RewardFailure(failure.error_kind, f"{place}: {failure.reason}"))
+        episode.end(failure=failure._replace(reason=f"{place}: {failure.reason}", step=self.options.name))
 
     def _make_request(self, key: int, episode: _Episode) -> EpisodeRequest:
         rollout = episode.rollout

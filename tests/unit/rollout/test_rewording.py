@@ -8,7 +8,9 @@ from factories import make_answer, make_prompt, make_rollout, make_sample
 from samplers import make_pipeline
 from scoring import make_scorer, term
 
+from mmrl.algo.group_metrics import compute_reward_metrics
 from mmrl.config.schema import CustomStepConfig
+from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.rewording import majority_targets
 from mmrl.types import AnswerType, RolloutBatch, SamplingParams, UserError
 from mmrl_rewards.number import exact
@@ -45,7 +47,8 @@ def run(others, *groups):
     context = SimpleNamespace(
         sampler=others, processor=others, group_size=3, sampling_params=SamplingParams(max_new_tokens=6)
     )
-    return majority_targets(context)(RolloutBatch(groups=groups), step=4)
+    step = CustomStep(name="co_reward", function=majority_targets(context))
+    return step(RolloutBatch(groups=groups), step=4)
 
 
 def test_answers_are_compared_with_the_majority_of_the_other_wording():
@@ -56,6 +59,8 @@ def test_answers_are_compared_with_the_majority_of_the_other_wording():
     # The row's own target, 3, is not read; nor does the majority of the group's own answers count.
     assert [score.terms["accuracy"].value for score in scored.scores] == [1.0, 0.0, 0.0]
     assert not left_out.scores and len(left_out.dropped) == 3
+    assert all(dropped.failures["step/co_reward"].step == "co_reward" for dropped in left_out.dropped)
+    assert compute_reward_metrics([left_out]) == {"reward/dropped": 3, "reward/step/co_reward/unscorable": 3}
     assert batch.metrics == {"reworded/no_majority": 1.0}
     assert [rollout.segments for rollout in batch.groups[0]] == [rollout.segments for rollout in first]
     assert [sample.id for sample in others.seen] == ["a~reworded", "b~reworded"]

@@ -170,12 +170,12 @@ def test_failed_episode_is_reported_in_its_first_step_with_its_error():
     monitor = HealthMonitor(HealthConfig(window=30), warnings.append)
     for number in range(1, 7):
         reason = f"action {number}: the environment raised KeyError: {'x' * 900}"
-        failure = RewardFailure(RewardErrorKind.ERROR, reason)
+        failure = RewardFailure(RewardErrorKind.ERROR, reason, "maze")
         monitor.on_step_end(
-            TrainingState(step=number), failing_step([failure if number > 1 else None] * 3, name="environment")
+            TrainingState(step=number), failing_step([failure if number > 1 else None] * 3, name="step/maze")
         )
     [warning] = warnings
-    said = "step 2: 3 of 3 episodes failed and leave their groups: action 2: the environment raised KeyError: xxx"
+    said = "step 2: 3 of 3 rollouts failed in step maze and leave their groups: action 2: the environment raised KeyErr"
     assert warning.startswith(said)
     assert warning.count("x") < 210  # an error may quote a whole page
 
