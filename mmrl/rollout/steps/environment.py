@@ -132,11 +132,11 @@ class EnvironmentStep:
         failure = outcome if isinstance(outcome, RewardFailure) else None
         if isinstance(outcome, EpisodeReply):
             result = self._record(episode, request, outcome)
-            counts.update(replayed=outcome.replayed, invalid=not result.valid)
             if is_last and not episode.is_over:
                 episode.end(truncated=True)
             if not episode.is_over:
                 failure = self._show(episode, result.observation)
+            counts.update(replayed=outcome.replayed, invalid=not episode.rollout.turns[-1].valid)
         if failure is not None:
             counts[failure.error_kind] += 1
             self._end_failed(episode, request, failure)
@@ -226,7 +226,8 @@ class EnvironmentStep:
             shown = [encode_part(processor, ref) for ref in refs]
         except (ValueError, OverflowError) as error:
             # The policy asked for a part that does not exist, and the environment could not know that.
-            rollout = replace(rollout, turns=(*rollout.turns[:-1], replace(rollout.turns[-1], valid=False)))
+            turns = (*rollout.turns[:-1], replace(rollout.turns[-1], valid=False))
+            episode.rollout = rollout = replace(rollout, turns=turns)
             text = f"This cannot be shown: {error}."
         except MediaError as error:
             return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")

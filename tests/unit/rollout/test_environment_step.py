@@ -115,9 +115,12 @@ def look(env):
 def outside(env):
     from mmrl import ImageRef
     return StepResult(observation=Observation(media=(ImageRef(path="/nowhere/page.png", sha256="0" * 64),)))
+def no_such_medium(env):
+    from mmrl import ImageCrop
+    return StepResult(observation=Observation(media=(ImageCrop(medium_number=9, box=(0, 0, 1, 1)),)))
 FAULTS = [
     hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, hungry, huge, look,
-    outside,
+    outside, no_such_medium,
 ]
 FAULTS = {fault.__name__: fault for fault in FAULTS}
 
@@ -304,6 +307,17 @@ def test_limits_of_media_and_tokens_end_an_episode(play):
     assert [turn.truncated for turn in rollout.turns] == [False, True]
     ((short,),) = play("go", max_tokens=40).groups
     assert [turn.truncated for turn in short.turns] == [True] and authors(short) == "p"
+
+
+def test_turn_that_asks_for_a_missing_medium_is_invalid_whether_or_not_the_reply_fits(play):
+    args = {"fault": "no_such_medium"}
+    whole = play("go", args=args)
+    ((rollout,),) = whole.groups
+    cut = play("go", args=args, max_tokens=rollout.num_tokens - 1)
+    ((shorter,),) = cut.groups
+    assert [turn.valid for turn in rollout.turns] == [True, False, True]
+    assert [turn.valid for turn in shorter.turns] == [True, False] and shorter.turns[-1].truncated
+    assert whole.metrics["environment/invalid"] == cut.metrics["environment/invalid"] == 1.0
 
 
 def test_calls_and_tags_are_read_as_actions(play):
