@@ -47,8 +47,10 @@ from mmrl.types import (
 from mmrl.utils.observations import SEED_KEY
 from mmrl.utils.seeds import derive_seed
 
-_NO_CALL = 'There is no action in this. End the turn with <tool_call>{"name": "...", "arguments": {...}}</tool_call>.'
-_NO_ANSWER = "There is no action in this. Write it where an answer belongs."
+_NO_CALL = (
+    'Your last turn contained no action. End a turn with <tool_call>{"name": "...", "arguments": {...}}</tool_call>.'
+)
+_NO_ANSWER = "Your last turn contained no action. Write it where an answer belongs."
 
 
 @dataclass(slots=True)

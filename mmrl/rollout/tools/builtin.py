@@ -78,7 +78,7 @@ def search(
 
 
 def zoom(call: Mapping[str, Any], sample: Sample) -> ImageCrop:
-    """Show the part `box` ([x1, y1, x2, y2]) of image number `medium` (1 if left out), enlarged as small images are.
+    """Show the part `box` ([x1, y1, x2, y2]) of image number `medium` (1 if left out), upscaled like any small image.
 
     A part of a part is cut from the file, not from the enlarged image.
     """
