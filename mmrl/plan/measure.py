@@ -129,7 +129,7 @@ def measure(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSiz
     few, more = ({part: min(count, depths[part][number]) for part, count in blocks.items()} for number in (0, 1))
     small = _run(model.trim(**few), options, micro_batch)
     large = small if few == more else _run(model.trim(**more), options, micro_batch)
-    # How many times the difference of the two runs must be added to the larger one, to reach all blocks.
+    # Number of extra (high - low) increments needed to cover all blocks.
     left = {part: max(0, blocks[part] - high) / (high - low) for part, (low, high) in depths.items()}
     left |= {"attention": left["language"], "vision attention": left["vision"]}
 

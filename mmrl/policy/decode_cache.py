@@ -30,7 +30,7 @@ _efficient_forward = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 class DecodeCache:
-    """The caches of all layers, one row for each rollout. Dropping rows that end moves only a few of the others."""
+    """The caches of all layers, one row for each rollout. Removing finished rows moves only a few of the others."""
 
     def __init__(
         self, prompts: Cache, prompt_of_row: Sequence[int], keep_BP: torch.Tensor, *, shares_prompts: bool

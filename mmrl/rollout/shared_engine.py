@@ -113,9 +113,9 @@ class SharedEngine:
     ) -> Sampler:
         """Return a sampler whose random numbers derive from `seed_parts`: the run's seed and words for its purpose.
 
-        Sync it before it generates; `version` is the one it has until then. A `concurrent` sampler may
-        generate in `rollout_thread` while the learner updates the policy. With `record_routes` rollouts carry the
-        experts that their tokens were sent to.
+        Call `sync` before generating; until then, segments are stamped `version`. A `concurrent` sampler may generate
+        in `rollout_thread` while the learner updates the policy. With `record_routes` rollouts carry the experts that
+        their tokens were sent to.
         """
         synced_engine = self._synced_engine
         if concurrent and self._engine.shares_weights:

@@ -30,8 +30,8 @@ class WeightSpec(NamedTuple):
 class WeightStream(ABC):
     """Full weights under transformers' names. It can be iterated repeatedly, always in the same order.
 
-    Weights that an engine fuses (query, key and value, say), and both names of a tied matrix, are all there or all
-    missing. Iterating over sharded weights gathers them one after the other: every rank must do so together.
+    Parts of a fused weight (query, key and value, say), and both names of a tied matrix, are either all present or all
+    absent. Iterating over sharded weights gathers them one after the other: every rank must do so together.
     """
 
     @abstractmethod

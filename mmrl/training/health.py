@@ -90,7 +90,7 @@ HEALTH_RULES: Final = (  # of windowed means
         "max_replay_staleness",
         None,
         "the stage replays rollouts that are up to {value:.0f} policy versions old: their ratios are far from 1 and "
-        "mostly clipped. Mix in questions that still differ within a group, or set replay.max_staleness",
+        "mostly clipped. Add questions whose rollouts still earn different rewards, or set replay.max_staleness",
     ),
 )
 STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
@@ -240,7 +240,7 @@ class HealthMonitor:
                 yield (
                     BLIND_GAP_PREFIX + probe,
                     f"probe {probe}: no reward term loses more than {gap:.3f} when the media are hidden: the policy "
-                    "may not look at them. Leave out questions that can be answered blind",
+                    "is probably not looking at them. Leave out questions that can be answered blind",
                 )
 
     def _find_failing_calls(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:

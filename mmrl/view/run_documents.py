@@ -269,7 +269,7 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
     for index, place in enumerate(places):
         for name, value in points[place].items():
             if name not in ("stage", "step") and isinstance(value, int | float | None):
-                # Nobody sees more digits on a curve, and a page of all of them is twice as large.
+                # Six digits suffice for a curve; full precision doubles the page.
                 rounded = float(f"{value:.6g}") if isinstance(value, float) else value
                 columns.setdefault(name, [None] * len(places))[index] = rounded
     known = {name: find_builtin_metric(name) for name in columns}

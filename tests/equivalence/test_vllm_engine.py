@@ -197,7 +197,7 @@ def test_engine_that_fails_is_restarted_once_with_its_weights_and_asked_again(vl
     assert found["same after death"]
     assert max(found["gaps after death"].values()) <= ROUNDING
     (warning,) = found["warnings"]
-    assert "the rollout" in warning and "asked again" in warning
+    assert "the rollout" in warning and "retried" in warning
 
 
 @pytest.mark.parametrize("scene", ["in_process", "served"])

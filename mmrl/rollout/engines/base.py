@@ -93,7 +93,8 @@ class EngineContext:
     processor: PromptProcessor
     """Returns the token ids and encoded media of prompts and responses."""
     adapter: LoraAdapter | None
-    """Adapter that the policy trains, if any. `load_weights` receives matrices with the adapter merged into them."""
+    """Adapter that the policy trains, if any. `load_weights` receives matrices with the adapter merged into them; the
+    vLLM engines ignore these where they load the adapter's files."""
     model_folder: Callable[[], str]
     """Returns the folder, or hub id, of the model without adapter. A model made from scratch is exported to a
     folder first, so all ranks must call it together."""

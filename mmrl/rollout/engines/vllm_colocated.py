@@ -166,7 +166,7 @@ class VllmEngine(RolloutEngine):
     def _restart(self, reason: str) -> None:
         """Start the engine again, with the weights that it had last."""
         self._restarts_left -= 1
-        self._context.warn(f"the rollout engine failed ({reason}); it is restarted, and asked again")
+        self._context.warn(f"the rollout engine failed ({reason}); it is restarted, and its requests are retried")
         self.close()
         self._asleep, self._lora_request = False, None
         self._llm = self._start()

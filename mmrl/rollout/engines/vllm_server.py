@@ -160,7 +160,8 @@ class ServerEngine(RolloutEngine):
         while True:  # `Replica.restart` raises once that was too often
             replica.restart(failure)
             self._context.warn(
-                f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again"
+                f"the rollout server {replica.url} failed ({failure}); it was restarted, and its requests are being "
+                "retried"
             )
             try:
                 return self._load_last_weights(replica)

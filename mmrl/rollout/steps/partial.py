@@ -17,7 +17,7 @@ RolloutGroup = tuple[Rollout, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRollouts:
-    """Generates in chunks. The round ends after one with which enough groups are complete or enough tokens generated.
+    """Generates chunk by chunk until enough groups are complete or the token budget is spent.
 
     Groups and tokens are counted over all ranks, so every rank generates the same number of chunks.
     """
