@@ -36,8 +36,9 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from mmrl.view.bundle import PageServer, write_folder, write_single
+    from mmrl.view.bundle import write_folder, write_single
     from mmrl.view.media import PictureStore
+    from mmrl.view.page_server import PageServer
     from mmrl.view.run_documents import RunDocuments, build_all_documents
 
     out, single = arguments.out, arguments.single

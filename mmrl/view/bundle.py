@@ -1,4 +1,4 @@
-"""The browser page of `mmrl view` in its three forms: a folder of files, one self-contained file, and the live page.
+"""The page of `mmrl view` as a folder of files or one self-contained file; `page_server` serves it live.
 
 The page shows what models and datasets wrote, which is untrusted text. A Content-Security-Policy, the first element
 of every form, lets the browser run only the page's own scripts and load only its own data and pictures.
@@ -9,20 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
-from urllib.parse import parse_qs
 
-from mmrl.types import UserError
 from mmrl.utils.files import temporary_path
-from mmrl.view.media import PictureStore
-from mmrl.view.run_documents import Builders, RunDocuments, build_index
 
 _PAGE: Final = Path(__file__).parent / "page"
 STYLES: Final = ("uPlot.min.css", "style.css")
@@ -36,18 +28,6 @@ LICENSE: Final = "uPlot.LICENSE"  # must accompany every copy of uPlot
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NOTHING_ELSE: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
-_ADDRESS: Final = "127.0.0.1"
-# A web page elsewhere can make its own name point here (DNS rebinding), and its requests then carry that name.
-_NAMES: Final = (_ADDRESS, "localhost", "[::1]")
-_HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    # The page has its own policy in a meta element, where browsers ignore `frame-ancestors`.
-    "Content-Security-Policy": "default-src 'self'; object-src 'none'; frame-ancestors 'none'",
-}
-_TEXT: Final = "text/plain; charset=utf-8"
 Documents = Iterable[tuple[str, dict[str, Any] | bytes]]  # key and content; bytes become base64
 Media = Iterable[tuple[str, bytes]]  # id and content of pictures; read after the documents, whose building makes them
 
@@ -147,75 +127,3 @@ def _read(name: str) -> str:
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-
-
-class PageServer(ThreadingHTTPServer):
-    """Serves the live page, of runs that may still grow, to a browser on this machine until it is shut down.
-
-    Reading needs the token of its address, which other sites and other users do not have. A request names a document or
-    a picture of the runs, never a file.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, runs: Sequence[RunDocuments], pictures: PictureStore, port: int) -> None:
-        """Listen at a port of this machine; 0 takes a free one.
-
-        Raises:
-            UserError: the port cannot be used.
-        """
-        self.runs, self.pictures, self.token = runs, pictures, secrets.token_urlsafe(24)
-        # Documents and pictures are made one at a time, because they share the caches of the runs.
-        self.lock = Lock()
-        try:
-            super().__init__((_ADDRESS, port), _Handler)
-        except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
-            raise UserError(f"cannot listen at port {port}: {reason}; choose another --port") from error
-        self.url = f"http://{_ADDRESS}:{self.server_port}/?token={self.token}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: PageServer
-    protocol_version = "HTTP/1.1"
-    timeout = 60  # seconds that a connection may be silent
-
-    def do_GET(self) -> None:
-        """Answer a request for the page, one of its files, a document or a picture."""
-        with self.server.lock:
-            status, content_type, content = self._answer()
-        self.send_response(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _answer(self) -> tuple[int, str, bytes]:
-        # The port is not compared: through `ssh -L` the browser uses another one.
-        if re.sub(r":\d+$", "", self.headers.get("Host", "")) not in _NAMES:
-            return 403, _TEXT, b"this name is not the address of the page\n"
-        path, _, query = self.path.partition("?")
-        path = path.lstrip("/")
-        # Scripts and styles contain no data of the runs, and their elements have addresses without the token.
-        file = page_file(path)
-        if file is not None:
-            return 200, *file
-        sent = parse_qs(query).get("token", [""])[0]
-        if not secrets.compare_digest(sent.encode(), self.server.token.encode()):
-            return 401, _TEXT, b"open the address that `mmrl view` printed: it ends with a token\n"
-        if path == "":
-            return 200, "text/html; charset=utf-8", linked_page({"mode": "live", "token": self.server.token})
-        builders: Builders = {"index": partial(build_index, self.server.runs, live=True)}
-        for run in self.server.runs:
-            builders |= run.list_documents()
-        document = re.fullmatch(r"data/(.+)\.json", path)
-        if document and document[1] in builders:
-            return 200, "application/json", to_json(builders[document[1]]()).encode()
-        picture = re.fullmatch(r"media/(.+)\.jpg", path)
-        content = self.server.pictures.read(picture[1]) if picture else None
-        return (404, _TEXT, b"there is no such page\n") if content is None else (200, "image/jpeg", content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: the page asks every two seconds, and addresses hold the token."""

@@ -11,8 +11,8 @@ import pytest
 from view_runs import make_run, rollout_row, write_lines
 
 from mmrl.types import UserError
-from mmrl.view.bundle import PageServer
 from mmrl.view.media import PictureStore
+from mmrl.view.page_server import PageServer
 from mmrl.view.run_documents import RunDocuments
 
 
