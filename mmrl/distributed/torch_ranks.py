@@ -62,9 +62,9 @@ class TorchRanks(Ranks):
                 f"not all processes met within {timeout_s} s at "
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {error}"
             ) from error
-        # The heartbeat gets a connection of its own: a call that waits on a shared one would stop it.
-        self._heartbeat = Heartbeat(store.clone(), self.rank, self.size, patience_s=timeout_s / 6)
-        self._heartbeat.start()
+        # The watchdog gets a connection of its own: a call that waits on a shared one would stop it.
+        self._watchdog = RankWatchdog(store.clone(), self.rank, self.size, patience_s=timeout_s / 6)
+        self._watchdog.start()
 
     def all_gather(self, value: T) -> list[T]:
         """Return the value of every rank, in rank order. This rank's entry is `value` itself, not a copy."""
@@ -103,11 +103,11 @@ class TorchRanks(Ranks):
 
     def set_activity(self, activity: str) -> None:
         """Publish what this rank is doing. Not collective."""
-        self._heartbeat.set_activity(activity)
+        self._watchdog.set_activity(activity)
 
     def close(self) -> None:
         """Leave the process group. All ranks must have finished."""
-        self._heartbeat.stop()
+        self._watchdog.stop()
         dist.destroy_process_group()
 
     def rank_lost_error(self, error: RuntimeError) -> RankLostError:
@@ -115,23 +115,23 @@ class TorchRanks(Ranks):
         # A message of gloo's may have many lines, of which the first says what broke.
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         return RankLostError(
-            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({cause}). Last reports: "
-            f"{self._heartbeat.describe_others()}. Run the same command again: it continues from the last checkpoint"
+            f"rank {self.rank}, {self._watchdog.activity}, lost another ({cause}). Last reports: "
+            f"{self._watchdog.describe_others()}. Run the same command again: it continues from the last checkpoint"
         )
 
     @contextmanager
     def _report_waiting(self, collective: str) -> Iterator[None]:
-        before = self._heartbeat.activity
-        self._heartbeat.set_activity(f"waiting in {collective} after: {before}")
+        before = self._watchdog.activity
+        self._watchdog.set_activity(f"waiting in {collective} after: {before}")
         try:
             yield
         # gloo raises plain RuntimeError when a peer is gone or the deadline has passed.
         except RuntimeError as error:
             raise self.rank_lost_error(error) from error
-        self._heartbeat.set_activity(before)
+        self._watchdog.set_activity(before)
 
 
-class Heartbeat(threading.Thread):
+class RankWatchdog(threading.Thread):
     """Publishes this rank's activity to the shared store, so that errors and warnings of other ranks can name it.
 
     When the activity has not changed for `patience_s` seconds, it prints a warning with the activities of all ranks and
@@ -139,7 +139,7 @@ class Heartbeat(threading.Thread):
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, patience_s: float) -> None:
-        super().__init__(name="heartbeat", daemon=True)
+        super().__init__(name="rank-watchdog", daemon=True)
         self.activity = "starting"
         self._store, self._rank, self._size, self._patience_s = store, rank, size, patience_s
         self._activity_start = time.time()
@@ -186,10 +186,10 @@ class Heartbeat(threading.Thread):
                 continue
             try:
                 # `get` would wait for a key that was never written.
-                if not self._store.check([f"heartbeat/{rank}"]):
+                if not self._store.check([f"activity/{rank}"]):
                     descriptions.append(f"rank {rank} has not reported yet")
                     continue
-                entry = json.loads(self._store.get(f"heartbeat/{rank}"))
+                entry = json.loads(self._store.get(f"activity/{rank}"))
             except dist.DistError:
                 descriptions.append(f"rank {rank} cannot be reached")
                 continue
@@ -201,7 +201,7 @@ class Heartbeat(threading.Thread):
 
     def _publish(self) -> None:
         entry = {"activity": self.activity, "since": self._activity_start, "published": time.time()}
-        self._store.set(f"heartbeat/{self._rank}", json.dumps(entry))
+        self._store.set(f"activity/{self._rank}", json.dumps(entry))
 
 
 def require_single_process(command: str) -> None:

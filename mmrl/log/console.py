@@ -29,7 +29,7 @@ _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
 _MAX_SILENCE_S = 60.0
 # Seconds to the first line about a task that is still running; later pauses double up to `_MAX_SILENCE_S`.
-_FIRST_HEARTBEAT_S = 5.0
+_FIRST_REMINDER_S = 5.0
 # Steps before a remaining time is shown: the first steps are slower and would predict too much.
 _MIN_STEPS_FOR_ETA = 5
 # The live line shows an activity that lasts this long; shorter ones would only flicker.
@@ -101,7 +101,7 @@ def repeat_in_thread(work: Callable[[], None], pause_s: float, longest_pause_s: 
             pause_s = min(2 * pause_s, longest_pause_s)
             work()
 
-    thread = Thread(target=repeat, args=(pause_s,), daemon=True, name="heartbeat")
+    thread = Thread(target=repeat, args=(pause_s,), daemon=True, name="repeat")
     thread.start()
     try:
         yield
@@ -125,7 +125,7 @@ class Console:
         self.activity = activity or Activity()  # written by the parts of a run
         self._stage: _StageProgress | None = None
         self._bar: _ProgressBar | None = None
-        self._display = ExitStack()  # the bar of a stage, or its heartbeat in a pipe
+        self._display = ExitStack()  # the bar of a stage, or its repeated line in a pipe
         self._metrics: tuple[Metric, ...] = METRICS
 
     def add_metrics(self, metrics: Iterable[Metric]) -> None:
@@ -157,7 +157,7 @@ class Console:
                 count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
                 return f"{description} ... {count}{time.monotonic() - started_at:.0f} s"
 
-            with self._print_repeatedly(describe, _FIRST_HEARTBEAT_S):
+            with self._print_repeatedly(describe, _FIRST_REMINDER_S):
                 for item in items:
                     yield item
                     done += 1

@@ -1,4 +1,4 @@
-"""What happens when a rank fails or hangs: the launcher stops the others, and the heartbeat names what all do."""
+"""What happens when a rank fails or hangs: the launcher stops the others, and the watchdog names what all do."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.torch_ranks import Heartbeat
+from mmrl.distributed.torch_ranks import RankWatchdog
 
 # A rank that starts a process. The second kills itself once the first has begun, which then waits for ever.
 PROGRAM = """
@@ -46,12 +46,12 @@ def test_a_launcher_returns_the_code_of_the_rank_that_failed_and_leaves_no_proce
 
 def test_a_rank_that_waits_reports_its_activity_that_of_the_others_and_its_stacks(capfd):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    slow = Heartbeat(store, 1, 2, patience_s=600)
+    slow = RankWatchdog(store, 1, 2, patience_s=600)
     slow.set_activity("learning from boxes-17")
-    waiting = Heartbeat(store.clone(), 0, 2, patience_s=2)
+    waiting = RankWatchdog(store.clone(), 0, 2, patience_s=2)
     waiting.set_activity("waiting in gather after: scoring")
-    for heartbeat in (slow, waiting):
-        heartbeat.start()
+    for watchdog in (slow, waiting):
+        watchdog.start()
     printed = []
 
     def has_printed_stacks():
@@ -59,7 +59,7 @@ def test_a_rank_that_waits_reports_its_activity_that_of_the_others_and_its_stack
         return "test_a_rank_that_waits" in "".join(printed)  # the innermost frame of this thread, the last line
 
     wait_for(has_printed_stacks)
-    for heartbeat in (waiting, slow):
-        heartbeat.stop()
+    for watchdog in (waiting, slow):
+        watchdog.stop()
     report = r"rank 0 is still waiting in gather after: scoring after \d+ s\. rank 1 for \d+ s: learning from boxes-17"
     assert re.search(report, "".join(printed))

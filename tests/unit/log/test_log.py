@@ -228,7 +228,7 @@ def test_task_within_a_stage_has_a_bar_beneath_that_of_the_stage():
 
 
 def test_pipe_shows_the_progress_of_a_task_that_takes_long(monkeypatch):
-    monkeypatch.setattr("mmrl.log.console._FIRST_HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("mmrl.log.console._FIRST_REMINDER_S", 0.02)
     console, out = piped_console()
     tracked = console.track("trying rewards", range(3), 3)
     assert [next(tracked), next(tracked)] == [0, 1]
