@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter
 
 from mmrl.benchmarks.items import ItemResponse
 from mmrl.types import CoordinateSystem, FinishReason, ResizeMap, RewardFailure, Size, Turn, UserError
-from mmrl.utils.files import json_line, report_write_errors
+from mmrl.utils.files import json_line, read_complete_batches, report_write_errors
 
 _EPISODE: Final = TypeAdapter(tuple[tuple[Turn, ...], RewardFailure | None])
 
@@ -131,7 +132,7 @@ def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         os.fsync(file.fileno())
 
 
-def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
+def read_complete_predictions(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
     """Return the predictions of the complete batches at the start of a file, and cut the file off after them.
 
     `batch_sizes` has the rows of each batch, in order. The file need not exist.
@@ -139,19 +140,8 @@ def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Predic
     Raises:
         UserError: a row cannot be read.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    # A kill in the middle of a write leaves a line without its end.
-    has_torn_line = bool(lines) and not lines[-1].endswith(b"\n")
-    num_whole = len(lines) - has_torn_line
-    num_kept = 0
-    for size in batch_sizes:
-        if num_kept + size > num_whole:
-            break
-        num_kept += size
-    if num_kept < len(lines):
-        os.truncate(path, sum(map(len, lines[:num_kept])))
     predictions = []
-    for number, line in enumerate(lines[:num_kept], 1):
+    for number, line in enumerate(chain.from_iterable(read_complete_batches(path, batch_sizes)), 1):
         try:
             predictions.append(parse_prediction(json.loads(line)))
         except (KeyError, TypeError, ValueError) as error:

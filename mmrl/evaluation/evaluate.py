@@ -11,7 +11,7 @@ from typing import Any
 
 from mmrl.benchmarks.compare import changed_verdicts
 from mmrl.benchmarks.llm_judge import add_judge_verdicts
-from mmrl.benchmarks.predictions import Prediction, read_complete_batches
+from mmrl.benchmarks.predictions import Prediction, read_complete_predictions
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
@@ -107,7 +107,7 @@ class _EvalCommand:
             batch_size=eval_config.evaluation.batch_size,
             responses_per_question=eval_config.responses_per_question,
         )
-        predictions = read_complete_batches(self.eval_dir.predictions_file, batches.rows_per_batch)
+        predictions = read_complete_predictions(self.eval_dir.predictions_file, batches.rows_per_batch)
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)

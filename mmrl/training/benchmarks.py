@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.predictions import Prediction, read_complete_batches
+from mmrl.benchmarks.predictions import Prediction, read_complete_predictions
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
 from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
@@ -218,7 +218,7 @@ class TrainingBenchmarks:
             batch_size=prepared.eval_config.evaluation.batch_size * run.ranks.size,
             responses_per_question=prepared.eval_config.responses_per_question,
         )
-        read = partial(read_complete_batches, eval_dir.predictions_file, batches.rows_per_batch)
+        read = partial(read_complete_predictions, eval_dir.predictions_file, batches.rows_per_batch)
         predictions = run.ranks.on_rank0(read)
         if batches.is_complete(predictions):
             return predictions

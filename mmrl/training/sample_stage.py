@@ -16,7 +16,7 @@ from mmrl.distributed.exchanges import gather_items
 from mmrl.distributed.ranks import rank_slice
 from mmrl.log.logger import MetricsLogger
 from mmrl.types import FinishReason, Group, RolloutBatch, RunInterrupted, Score, TrainingState, UserError
-from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
+from mmrl.utils.files import check_not_deleted, json_line, read_complete_batches, report_write_errors
 
 if TYPE_CHECKING:
     from mmrl.training.build import RunComponents
@@ -65,19 +65,9 @@ def run_sample_stage(
 
 def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int) -> int:
     """Return the number of complete steps in the table, and cut off the rows after them."""
-    if not table_path.exists():
-        return 0
-    lines = table_path.read_bytes().splitlines(keepends=True)
-    # A run that was killed while it wrote can leave part of a line.
-    complete = [line for line in lines if line.endswith(b"\n")]
-    # The last step may have fewer rows than the others, so it cannot be found by division.
-    if len(complete) == num_samples * stage.group_size:
-        return -(-num_samples // stage.prompts_per_step)
-    rows_per_step = stage.prompts_per_step * stage.group_size
-    num_steps = len(complete) // rows_per_step
-    if lines:
-        os.truncate(table_path, sum(map(len, complete[: num_steps * rows_per_step])))
-    return num_steps
+    size = stage.prompts_per_step
+    rows = [min(size, num_samples - start) * stage.group_size for start in range(0, num_samples, size)]
+    return len(read_complete_batches(table_path, rows))
 
 
 def compute_table_metrics(path: Path) -> dict[str, float]:

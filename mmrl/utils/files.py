@@ -157,6 +157,26 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(replace_nonfinite(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
+def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[list[bytes]]:
+    """Return the lines of each complete batch at the start of a file, and cut the file off after them.
+
+    `batch_sizes` has the lines of each batch, in order. The file need not exist.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    batches: list[list[bytes]] = []
+    num_kept = 0
+    for size in batch_sizes:
+        batch = lines[num_kept : num_kept + size]
+        # A kill in the middle of a write leaves a line without its end.
+        if len(batch) < size or not batch[-1].endswith(b"\n"):
+            break
+        batches.append(batch)
+        num_kept += size
+    if num_kept < len(lines):
+        os.truncate(path, sum(map(len, lines[:num_kept])))
+    return batches
+
+
 def replace_nonfinite(value: object) -> object:
     """Return `value` with None in place of every float, at any depth, that JSON cannot represent."""
     if isinstance(value, float):

@@ -7,7 +7,7 @@ from samplers import make_pipeline
 from scoring import make_scorer, term
 from tool_calls import zoom_response
 
-from mmrl.benchmarks.predictions import append_predictions, read_complete_batches
+from mmrl.benchmarks.predictions import append_predictions, read_complete_predictions
 from mmrl.benchmarks.readers.questions import questions_from_samples
 from mmrl.benchmarks.verdict import ResponseOutcome
 from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
@@ -45,7 +45,7 @@ def grade(tiny, tmp_path):
             samples={sample.id: sample},
             items=questions_from_samples([sample]).items,
         )
-        (verdict,) = grader.grade(read_complete_batches(path, [1]))
+        (verdict,) = grader.grade(read_complete_predictions(path, [1]))
         return verdict
 
     return grade
