@@ -42,10 +42,10 @@ class MicroBatch:
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
     """Deal whole groups to `count` mini-batches in turn. Replayed groups are the last, so each mini-batch gets some."""
-    group_numbers: dict[str, int] = {}  # by prompt, in order of first appearance
+    group_numbers: dict[tuple[str, str], int] = {}  # by prompt, in order of first appearance
     mini_batches: list[list[Experience]] = [[] for _ in range(count)]
     for experience in experiences:
-        number = group_numbers.setdefault(experience.rollout.prompt.digest, len(group_numbers))
+        number = group_numbers.setdefault(experience.rollout.prompt.group_key, len(group_numbers))
         mini_batches[number % count].append(experience)
     return mini_batches
 

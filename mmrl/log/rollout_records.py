@@ -219,11 +219,11 @@ def _replayed_records(
 ) -> Iterator[RolloutRecord]:
     """Yield a record of each replayed rollout; rollouts of one prompt share a group."""
     times = Counter(id(experience.rollout) for experience in replayed)
-    groups: dict[str, int] = {}
+    groups: dict[tuple[str, str], int] = {}
     seen: set[int] = set()
     for experience in replayed:
         rollout = experience.rollout
-        group = groups.setdefault(rollout.prompt.digest, first_group + len(groups))
+        group = groups.setdefault(rollout.prompt.group_key, first_group + len(groups))
         if id(rollout) in seen or group >= first_group + max_groups:
             continue
         seen.add(id(rollout))

@@ -264,9 +264,9 @@ class _PackedRow:
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
     """Return experiences in groups of one prompt each, in order of first appearance."""
-    groups: dict[str, list[Experience]] = {}
+    groups: dict[tuple[str, str], list[Experience]] = {}
     for experience in experiences:
-        groups.setdefault(experience.rollout.prompt.digest, []).append(experience)
+        groups.setdefault(experience.rollout.prompt.group_key, []).append(experience)
     return list(groups.values())
 
 

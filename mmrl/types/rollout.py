@@ -52,6 +52,11 @@ class Prompt:
     coordinate_system: CoordinateSystem  # units in which the model writes coordinates
     digest: str  # hash of tokens, positions, grids and pixels, in hex; it shows whether media have changed
 
+    @property
+    def group_key(self) -> tuple[str, str]:
+        """Key of the group of its rollouts: copies of a sample have one digest, but groups of their own."""
+        return self.sample.id, self.digest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from learning import (
+    copy_of_sample,
     cut_response,
     gradients_of,
     make_off_policy_experiences,
@@ -48,6 +49,18 @@ def test_gradient_does_not_depend_on_batching(make_tiny, family):
     cuts += [{"micro_batch_groups": 2, "shared_prefix": False}]
     metrics = check_cuts(tiny, experiences, cuts, reference=perturbed_copy(tiny.policy), kl={"coef": 0.1})
     assert metrics["policy/clip_frac"] > 0
+
+
+def test_copies_of_a_sample_have_the_gradient_of_one_large_group(make_tiny):
+    tiny = make_tiny()
+    group = make_off_policy_experiences(tiny, group_size=6)[:6]
+    copies = [copy for number in range(3) for copy in copy_of_sample(group[2 * number : 2 * number + 2], number)]
+    metrics, whole = step_gradient(tiny, group)
+    cuts = ({}, {"micro_batch_groups": 2}, {"shared_prefix": False})
+    for cut in cuts:
+        copy_metrics, parts = step_gradient(tiny, copies, **cut)
+        assert relative_difference(parts, whole) < GRADIENTS, cut
+        assert copy_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6), cut
 
 
 @pytest.mark.parametrize("family", FAMILIES)

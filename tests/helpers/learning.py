@@ -137,6 +137,16 @@ def replace_segments(experience: Experience, *segments: Segment) -> Experience:
     return replace(experience, rollout=replace(experience.rollout, segments=segments))
 
 
+def copy_of_sample(experiences: Sequence[Experience], number: int) -> list[Experience]:
+    """Return the experiences of a copy of their sample, as `repeat_samples` names it; its digest is the same."""
+    copies = []
+    for experience in experiences:
+        prompt = experience.rollout.prompt
+        prompt = replace(prompt, sample=replace(prompt.sample, id=f"{prompt.sample.id}#{number}"))
+        copies.append(replace(experience, rollout=replace(experience.rollout, prompt=prompt)))
+    return copies
+
+
 def shift_logprobs(experience: Experience, by: float | Sequence[float]) -> Experience:
     """Return an experience of one segment with other recorded log-probs: higher by so many nats, for each token."""
     (segment,) = experience.rollout.segments

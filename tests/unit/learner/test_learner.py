@@ -10,6 +10,7 @@ from learning import (
     KeepGradients,
     MeasureGradients,
     Sgd,
+    copy_of_sample,
     cut_response,
     make_experiences,
     make_learner,
@@ -173,6 +174,15 @@ def test_each_mini_batch_has_an_update_of_its_own(make_tiny):
     assert metrics["learner/loss"] == pytest.approx(sum(part["learner/loss"] for part in expected) / 2)
     assert metrics[RATIO_MAX] == max(part[RATIO_MAX] for part in expected) > 1.01
     assert metrics["rollout/logprob_diff_mean"] == expected[0]["rollout/logprob_diff_mean"] < LOGPROBS
+
+
+def test_copies_of_a_sample_fill_all_mini_batches(make_tiny):
+    tiny = make_tiny()
+    experiences = make_experiences(tiny, (1.0, -1.0), num_prompts=1)
+    copies = [copy for number in range(8) for copy in copy_of_sample(experiences, number)]
+    optimizer = GivenNorms(*[1.0] * 8)
+    make_learner(tiny, optimizer=optimizer, mini_batches=8).step(copies, step=0)
+    assert optimizer.norms == []  # of 8 updates
 
 
 def test_micro_batches_are_counted_over_epochs_and_mini_batches(make_tiny):

@@ -6,10 +6,17 @@ from itertools import chain
 import pytest
 import torch
 from fake_ranks import FakeRanks
-from learning import gradients_of, make_experiences
+from learning import copy_of_sample, gradients_of, make_experiences
 
 from mmrl.distributed.ranks import MediaRanks
-from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
+from mmrl.learner.micro_batches import (
+    add_dummy_media,
+    assign_to_ranks,
+    dummy_batch,
+    pack_micro_batches,
+    rank_micro_batches,
+    split_into_mini_batches,
+)
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.types import Experience, ImageRef, VideoRef
@@ -46,6 +53,17 @@ def test_a_group_stays_with_its_media_while_loads_are_even(groups):
     assert [digests(own) for own in kept] == [{"1", "3"}, {"0", "2"}]
     crowded = assign_to_ranks(copies, dict.fromkeys("0123", 1), 2)
     assert [len(digests(own)) for own in crowded] == [2, 2]
+
+
+def test_copies_of_a_sample_are_groups_of_their_own(groups):
+    copies = flatten(copy_of_sample(groups[0], number) for number in range(8))
+    assert len(digests(copies)) == 1
+    assert split_into_mini_batches(copies, 8) == [copies[start : start + 2] for start in range(0, 16, 2)]
+    # Also when one rank holds the media of all of them.
+    for media_ranks in ({}, dict.fromkeys(digests(copies), 1)):
+        assert list(map(len, assign_to_ranks(copies, media_ranks, 2))) == [8, 8]
+    micro_batches = pack_micro_batches(copies, max_groups=2, max_tokens=10_000, shared_prefix=True)
+    assert [list(map(len, micro_batch)) for micro_batch in micro_batches] == [[2, 2]] * 4
 
 
 def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups):

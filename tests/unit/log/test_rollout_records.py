@@ -175,6 +175,19 @@ def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often
     assert [line["sample"] for line in record(tmp_path, selected, max_groups=1)] == ["a", "a", "b", "b"]
 
 
+def test_replayed_copies_of_a_sample_are_groups_of_their_own(tmp_path):
+    copies = [make_pair("b"), make_pair("b#2")]
+    digest = copies[0].prompt.digest
+    drawn = [
+        Experience(rollout=replace(rollout, prompt=replace(rollout.prompt, digest=digest)), advantage=0.5, staleness=1)
+        for group in copies
+        for rollout in group.rollouts
+    ]
+    selected = replace(select([], []), experiences=tuple(drawn), replayed=tuple(drawn))
+    shown = [(line["group"], line["sample"]) for line in record(tmp_path, selected)]
+    assert shown == [(0, "b"), (0, "b"), (1, "b#2"), (1, "b#2")]
+
+
 def test_held_out_samples_are_groups_without_advantages(tmp_path):
     groups = [
         replace(make_pair(name), rollouts=make_pair(name).rollouts[:1], scores=(make_score(exact=1.0),))
