@@ -55,7 +55,8 @@ class ExperienceSelector:
     # `loss.old_logprobs` says, which a rollout correction needs. Groups carried over always use the recorded ones.
     # `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists all settings that decide.
     stale_old_logprobs: OldLogprobs | None = "recorded"
-    rollouts_may_be_stale: bool = False  # True with async or partial rollouts, whose staleness is logged
+    # True with async or partial rollouts. Their staleness is logged, and that of groups carried over.
+    rollouts_span_versions: bool = False
     tracked_terms: tuple[str, ...] = ()  # reward terms whose mean is recorded for each sample; none records nothing
     curriculum_phases: tuple[CurriculumPhaseConfig, ...] = ()  # empty without a curriculum, or without `tracked_terms`
 
@@ -177,7 +178,7 @@ class ExperienceSelector:
         return self.mask_truncated and experience.rollout.finish_reason is FinishReason.LENGTH
 
     def _measure_staleness(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        if not self.rollouts_may_be_stale or not experiences:
+        if not (self.rollouts_span_versions or self.carry_over) or not experiences:
             return {}
         ages = [experience.staleness for experience in experiences]
         return {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}

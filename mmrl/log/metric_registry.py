@@ -73,8 +73,8 @@ METRICS: Final = (
     Metric("rollout/response_tokens_max", "Length of the longest response, in tokens."),
     Metric("rollout/duplicate_frac", "Share of rollouts whose text repeats a sibling's text."),
     Metric("rollout/duplicate_answer_frac", "Share of rollouts whose answer repeats a sibling's answer."),
-    Metric("rollout/staleness_mean", "Mean age of the oldest token in each new rollout, in policy versions."),
-    Metric("rollout/staleness_max", "Largest age of the oldest token in a new rollout, in policy versions."),
+    Metric("rollout/staleness_mean", "Mean age of the oldest token in each rollout of the step, in policy versions."),
+    Metric("rollout/staleness_max", "Largest age of the oldest token in a rollout of the step, in policy versions."),
     Metric("rollout/unfinished_groups", "Groups that a sampling round left to the next one (partial rollouts)."),
     Metric("rollout/resumed_rollouts", "Rollouts that continued from an earlier step (partial rollouts)."),
     Metric(

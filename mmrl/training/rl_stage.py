@@ -214,7 +214,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_ranks: MediaRanks) 
         replay=replay,
         find_changed_media=partial(find_changed_media, find_problems=check_media, warn=run.console.warn),
         stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
-        rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
+        rollouts_span_versions=stage.async_rollouts or stage.has_partial_rollouts,
         tracked_terms=stage.track_rewards,
         curriculum_phases=phases if stage.track_rewards else (),
     )

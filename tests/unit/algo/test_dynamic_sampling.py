@@ -105,6 +105,8 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
         "dynamic_sampling/passed_frac": 0.75,
         "dynamic_sampling/rejected/right": 1.0,
         "groups/carried_over": 0.0,
+        "rollout/staleness_mean": 0.0,
+        "rollout/staleness_max": 0.0,
     }
     state.step, state.version = 1, 1
     new = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
@@ -116,6 +118,8 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
     assert [selected.carried_over for selected in selection.selections] == [True, False]
     assert selection.advantages[0] == (-0.5, 0.5, 0.5, -0.5)
     assert selection.metrics["groups/carried_over"] == 1.0
+    assert selection.metrics["rollout/staleness_mean"] == 4 / 7  # four of seven are one version old
+    assert selection.metrics["rollout/staleness_max"] == 1.0
     assert sample_ids(state.carried_over) == ["e"]
 
 

@@ -183,7 +183,7 @@ def test_stale_rollouts_divide_by_recorded_logprobs_unless_importance_weights_co
         compute_advantages=lambda groups: [(0.5, -0.5)] * len(groups),
         find_changed_media=NO_CHANGED_MEDIA,
         stale_old_logprobs=None if is_corrected else "recorded",
-        rollouts_may_be_stale=True,
+        rollouts_span_versions=True,
     )
     selected = selector.select([group], TrainingState(version=5))
     assert [(e.staleness, e.old_logprobs_source) for e in selected.experiences] == [(0, None), (1, source)]
