@@ -5,6 +5,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N trained tokens, the rows o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -111,6 +112,8 @@ class Metrics:
         known = self._metrics.get(name)
         if known is not None:
             match kind:
+                case "max" | "min" if math.isnan(value):
+                    pass  # it is kept: Python's `max` and `min` would drop it, since it is neither larger nor smaller
                 case "max":
                     value = max(known.value, value)
                 case "min":

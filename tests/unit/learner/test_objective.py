@@ -410,6 +410,13 @@ def test_metrics_of_micro_batches_and_ranks_add_up_to_those_of_an_update():
     assert update_metrics(2.0, 4.0, weight=4).values() == expected
 
 
+@pytest.mark.parametrize("parts", [(math.nan, 1.0), (1.0, math.nan)])
+def test_nan_in_any_part_is_the_extreme(parts):
+    in_update = update_metrics(*parts, weight=2).values()
+    over_updates = merge_updates([update_metrics(part, weight=1) for part in parts]).values()
+    assert all(math.isnan(values[name]) for values in (in_update, over_updates) for name in ("max", "min"))
+
+
 def test_updates_weigh_by_their_tokens():
     merged = merge_updates([update_metrics(2.0, 4.0, weight=4), update_metrics(1.0, weight=2)])
     expected = {"mean": 7.0 / 6.0, "per_update": 3.5, "sum": 7.0, "ratio": 7.0 / 6.0, "max": 4.0, "min": 1.0}
