@@ -94,8 +94,9 @@ class TorchRanks(Ranks):
         """Sum tensors of one dtype over ranks, in place, in buckets of up to 64 MiB."""
         with self._report_waiting("all_reduce"), torch.no_grad():
             for bucket in _split_into_buckets(tensors):
-                # One flat copy a bucket: a sum over ranks costs a round trip, however small the tensor.
-                flat = torch.cat(list(map(torch.flatten, bucket)))
+                # One flat copy a bucket: a sum over ranks costs a round trip, however small the tensor. A tensor that
+                # has a bucket of its own is summed in place.
+                flat = torch.cat(list(map(torch.flatten, bucket))) if len(bucket) > 1 else bucket[0].flatten()
                 dist.all_reduce(flat)
                 sums = torch.split(flat, list(map(torch.numel, bucket)))
                 for tensor, summed in zip(bucket, sums, strict=True):
@@ -125,6 +126,8 @@ class TorchRanks(Ranks):
         self._watchdog.set_activity(f"waiting in {collective} after: {before}")
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise  # a RuntimeError too, but every rank is still there
         # gloo raises plain RuntimeError when a peer is gone or the deadline has passed.
         except RuntimeError as error:
             raise self.rank_lost_error(error) from error

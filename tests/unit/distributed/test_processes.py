@@ -6,11 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed as dist
 from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.torch_ranks import RankWatchdog
+from mmrl.distributed.ranks import RankLostError
+from mmrl.distributed.torch_ranks import RankWatchdog, TorchRanks
 
 # A rank that starts a process. The second kills itself once the first has begun, which then waits for ever.
 PROGRAM = """
@@ -63,3 +66,41 @@ def test_a_rank_that_waits_reports_its_activity_that_of_the_others_and_its_stack
         watchdog.stop()
     report = r"rank 0 is still waiting in gather after: scoring after \d+ s\. rank 1 for \d+ s: learning from boxes-17"
     assert re.search(report, "".join(printed))
+
+
+@pytest.fixture
+def single_rank(monkeypatch):
+    """The only rank of a process group."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.find_free_port())}
+    for name, value in {**address, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    ranks = TorchRanks(timeout_s=60)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(torch.OutOfMemoryError, torch.OutOfMemoryError), (RuntimeError, RankLostError)]
+)
+def test_running_out_of_memory_is_not_a_lost_rank(single_rank, monkeypatch, error, raised):
+    def fail(_):
+        raise error("failed")
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    with pytest.raises(raised):
+        single_rank.all_reduce([torch.ones(2)])
+
+
+def test_a_tensor_that_fills_a_bucket_is_summed_without_a_copy(single_rank, monkeypatch):
+    summed = []
+
+    def double(flat):
+        summed.append(flat.data_ptr())
+        flat.mul_(2)
+
+    monkeypatch.setattr(dist, "all_reduce", double)
+    monkeypatch.setattr("mmrl.distributed.torch_ranks._BUCKET_BYTES", 16)
+    large, transposed, *small = [torch.ones(5), torch.ones(2, 3).T, torch.ones(2), torch.ones(1, 1)]
+    single_rank.all_reduce([large, transposed, *small])
+    assert all((tensor == 2).all() for tensor in (large, transposed, *small))
+    assert summed[0] == large.data_ptr() and len(summed) == 3
