@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from mmrl.algo.schedules import learning_rate
-from mmrl.config.schema import LossConfig, OptimizerConfig
+from mmrl.config.schema import COMPONENTS, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaRanks, Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
@@ -124,6 +124,10 @@ class PolicyLearner:
         active = list(filter(self._objective.needs_forward, in_loss))
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
+        for component in COMPONENTS:
+            lr_scale = config.optimizer.component_lr(component) / config.optimizer.lr
+            if lr_scale != 1.0:
+                metrics[f"learner/lr/{component}"] = lr * lr_scale
         if not active:
             return metrics
 

@@ -128,6 +128,7 @@ METRICS: Final = (
     # Learning
     Metric("learner/loss", "Loss of the step.", label="loss", form=".4f"),
     Metric("learner/lr", "Learning rate of the step.", label="lr", form=".1e"),
+    Metric("learner/lr/<component>", "Learning rate of a component whose rate differs (`lr_by_component`)."),
     Metric("learner/grad_norm", "Global gradient norm before clipping."),
     Metric("learner/grad_norm/<component>", "Gradient norm of the vision tower, the projector or the language model."),
     Metric("learner/no_gradient_frac", "Share of rollouts that had no gradient, so no forward pass ran for them."),

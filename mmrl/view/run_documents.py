@@ -45,7 +45,7 @@ _PANELS: Final = {
     "Repeated": r"rollout/duplicate(_answer)?_frac",
     "Reward by task": r"reward/task/.+",
     "Loss": r"learner/(loss|sft_loss_nats)",
-    "Learning rate": r"learner/lr",
+    "Learning rate": r"learner/lr(/.+)?",
     "Seconds by activity": r"time/.*_s",
     "Tokens per second": r"rollout/tokens_per_s",
     "Gradient norm by component": r"learner/grad_norm/.+",

@@ -131,6 +131,13 @@ def test_each_component_learns_at_a_rate_of_its_own(make_tiny, family):
         assert moved == pytest.approx(rate, rel=0.01)  # Adam's first update is one of the rate
 
 
+def test_the_rates_of_components_are_logged_where_they_differ(make_tiny):
+    options = OptimizerConfig(lr=1e-3, lr_by_component={"vision": 1e-5, "projector": 1e-3}, warmup_steps=2)
+    metrics = make_learner(make_tiny(), optimizer_config=options).step([], step=0)
+    rates = {name: value for name, value in metrics.items() if name.startswith("learner/lr")}
+    assert rates == pytest.approx({"learner/lr": 5e-4, "learner/lr/vision": 5e-6})
+
+
 def test_the_rate_follows_the_schedule(make_tiny):
     options = OptimizerConfig(lr=1.0, warmup_steps=2, lr_schedule="linear")
     learner = make_learner(make_tiny(), optimizer_config=options, total_steps=5)
