@@ -88,10 +88,12 @@ class DeepspeedModel(ModelRunner):
         offload.partition_all_parameters()
         with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             offload._remove_module_hooks()
-            with self._bypass_deepspeed():
-                yield
-            offload.forward_hooks, offload.backward_hooks = [], []
-            offload.setup_zero_stage3_hooks()
+            try:
+                with self._bypass_deepspeed():
+                    yield
+            finally:
+                offload.forward_hooks, offload.backward_hooks = [], []
+                offload.setup_zero_stage3_hooks()
 
     @contextmanager
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:

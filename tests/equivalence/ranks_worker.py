@@ -7,7 +7,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,10 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
     learner = make_learner(trial_set, trial, policy, optimizer, reference, ranks)
     engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
     if trial.feeds:
+        before = count_hooks(policy)
+        with suppress(UserError), policy.runner.gather_all():
+            raise UserError("broken off")
+        result["hooks"] = (before, count_hooks(policy))
         feeder.load_on_rank0(engine_fed.load_weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
@@ -131,6 +135,10 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
         sharded.unwrap(policy)
         result["dissolved"] = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     return result
+
+
+def count_hooks(policy: PolicyModel) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in policy.model.modules())
 
 
 def make_learner(

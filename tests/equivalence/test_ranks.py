@@ -182,7 +182,10 @@ def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(results, trial_s
     weights = {key: tensor for key, tensor in found["fed"].items() if key != "lm_head.weight"}
     assert furthest(weights, found["weights"]) == 0.0
     assert furthest(weights, dict(trial_set.policy.trained)) > 5e-4
+    before, after_an_error = found["hooks"]
+    assert before == after_an_error
     if name == "zero3-fed":
+        assert before > 0
         sizes = [parameter.numel() for parameter in trial_set.policy.model.parameters()]
         assert found["most_whole"] <= max(CHUNK_ELEMENTS, *sizes) < sum(sizes) / 4
 
