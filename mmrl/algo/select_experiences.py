@@ -1,7 +1,7 @@
 """Selection: from the scored groups of a step to the experiences that the learner trains on.
 
 `ExperienceSelector.select` calls all parts, in this order: record rewards, filter groups, compute advantages,
-mark staleness, replay, advance the curriculum.
+mark staleness, mask truncated responses, replay, advance the curriculum.
 
 Staleness is the age of a rollout's oldest token, in policy versions. A rollout of staleness 0 is on-policy. Training on
 a stale rollout is off-policy: its importance ratio is pi / pi_sampling, with the log-probs that were recorded while
@@ -103,7 +103,7 @@ class ExperienceSelector:
         for (_, selection), row in zip(decisions, rows, strict=True):
             experiences += row if selection.status == "trained" else ()
         # The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
-        unmasked = [experience for experience in experiences if not self._is_masked(experience)]
+        unmasked = drop_masked(experiences, mask_truncated=self.mask_truncated)
         replay = ReplayResult(trained=experiences)
         if self.replay is not None:
             replay = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
@@ -174,9 +174,6 @@ class ExperienceSelector:
             experiences.append(experience)
         return tuple(experiences)
 
-    def _is_masked(self, experience: Experience) -> bool:
-        return self.mask_truncated and experience.rollout.finish_reason is FinishReason.LENGTH
-
     def _measure_staleness(self, experiences: Sequence[Experience]) -> dict[str, float]:
         if not (self.rollouts_span_versions or self.carry_over) or not experiences:
             return {}
@@ -224,6 +221,12 @@ class ExperienceSelector:
             metrics["groups/carried_over"] = float(num_carried)
             state.carried_over = tuple(waiting)
         return decisions, metrics
+
+
+def drop_masked(experiences: Sequence[Experience], *, mask_truncated: bool) -> list[Experience]:
+    """Return the experiences that may train: with `loss.mask_truncated`, not those that the length limit cut."""
+    masked_reason = FinishReason.LENGTH if mask_truncated else None
+    return [experience for experience in experiences if experience.rollout.finish_reason is not masked_reason]
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:

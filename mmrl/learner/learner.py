@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from mmrl.algo.schedules import learning_rate
+from mmrl.algo.select_experiences import drop_masked
 from mmrl.config.schema import COMPONENTS, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaRanks, Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
@@ -42,7 +43,7 @@ from mmrl.policy.expert_routing import (
 )
 from mmrl.policy.policy import PolicyModel, TokenLogprobs
 from mmrl.policy.processor import PromptProcessor
-from mmrl.types import Experience, FinishReason, TokenValues
+from mmrl.types import Experience, TokenValues
 from mmrl.utils.activity import Activity
 
 
@@ -119,8 +120,7 @@ class PolicyLearner:
         self._index_by_id = {id(experience): index for index, experience in reversed(list(enumerate(experiences)))}
         self._loss_columns = []
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
-        masked_reason = FinishReason.LENGTH if config.loss.mask_truncated else None
-        in_loss = [experience for experience in experiences if experience.rollout.finish_reason is not masked_reason]
+        in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
         active = list(filter(self._objective.needs_forward, in_loss))
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
