@@ -29,7 +29,7 @@ class ReferencePolicy:
         without its adapter does.
         """
         self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
-        self.policy = initial_copy or policy.untrained_copy()
+        self.policy = initial_copy or policy.frozen_copy()
         """The copy of the policy, whose log-probs the KL penalty compares with."""
         self.is_frozen = options.update == "never"
         tracked = {} if self.is_frozen else policy.trained

@@ -213,7 +213,7 @@ class PolicyModel:
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
 
-    def untrained_copy(self) -> PolicyModel:
+    def frozen_copy(self) -> PolicyModel:
         """Return a copy that the learner does not train, such as a reference. It shares the frozen weights.
 
         Of a sharded policy, each rank gets a whole copy that shares nothing.
@@ -227,7 +227,7 @@ class PolicyModel:
     def without_adapter(self) -> PolicyModel:
         """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
         if self.runner.is_sharded:
-            return self.untrained_copy().without_adapter()
+            return self.frozen_copy().without_adapter()
         return self._like_this(without_adapter(self.model))
 
     def _like_this(self, model: PreTrainedModel) -> PolicyModel:

@@ -98,7 +98,7 @@ class TrialSet:
 def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     """Take a trial's steps, after `resume_after` of them in a new model and optimizer; return what came of it."""
     policy, optimizer, sharded = start(trial_set, trial, ranks)
-    reference = policy.untrained_copy() if trial.kl else None
+    reference = policy.frozen_copy() if trial.kl else None
     metrics, result = [], {}
     if trial.compares_layouts:
         groups = group_by_prompt(trial.steps[0])[:1]

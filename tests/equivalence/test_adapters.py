@@ -171,7 +171,7 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(make_
         tiny, _ = adapted(tiny, lora)
     tiny = replace(tiny, policy=PolicyModel(tiny.policy.model, freeze=freeze))
     experiences = make_off_policy_experiences(tiny, group_size=2)
-    reference, before = tiny.policy.untrained_copy(), scores(tiny.policy, tiny, experiences)
+    reference, before = tiny.policy.frozen_copy(), scores(tiny.policy, tiny, experiences)
     given = {name: id(parameter) for name, parameter in tiny.policy.frozen.items()}
     assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
     assert reference.trained.keys() == tiny.policy.trained.keys()

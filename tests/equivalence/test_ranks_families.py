@@ -59,7 +59,7 @@ def trial_sets(make_tiny) -> dict[str, TrialSet]:
 
 def routed_by_an_engine(tiny):
     """A step with a picture and text, sampled by an engine that sends tokens to other experts."""
-    engine = tiny.policy.untrained_copy()
+    engine = tiny.policy.frozen_copy()
     with torch.no_grad():
         for router in engine.routers:
             router.weight.add_(0.5 * router.weight.flip(0))

@@ -89,7 +89,7 @@ def test_float32_output_layer_leaves_weights_and_their_type_alone(make_tiny, tie
         head = model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
     policy = PolicyModel(model, float32_output_layer=True)
-    policies = [policy, policy.untrained_copy()]
+    policies = [policy, policy.frozen_copy()]
     LoraAdapter(model, LoraConfig(rank=4), seed=0)
     policies.append(PolicyModel(model, float32_output_layer=True).without_adapter())
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in flat(generate(tiny, 3))]

@@ -66,7 +66,7 @@ def test_no_policy_loss_waits_for_more_than_its_metrics(make_tiny, device, waits
     experiences = make_off_policy_experiences(tiny, group_size=2, demonstrations=True)
     experiences = [*experiences[:2], experiences[10]]  # a group, and a demonstration of its prompt
     device.place(tiny.policy.model.to(torch.bfloat16))
-    reference = tiny.policy.untrained_copy()
+    reference = tiny.policy.frozen_copy()
     for name, loss in LOSSES.items():
         waits()
         learner = make_learner(tiny, loss=loss, reference=reference, optimizer=KeepGradients(), shared_prefix=False)
@@ -107,7 +107,7 @@ def test_a_step_waits_twice(make_tiny, variant, device, waits):
         tiny, policy=PolicyModel(model, freeze=freeze, float32_output_layer=variant == "float32 output", logits_chunk=8)
     )
     if variant == "KL and entropy":
-        reference = tiny.policy.untrained_copy()
+        reference = tiny.policy.frozen_copy()
         options |= {"kl": KlConfig(coef=0.1), "entropy": LossCoefficientConfig(coef=0.1)}
     learner = make_learner(tiny, reference=reference, **options)
     learner._shared_prefix_checked = variant != "start check"

@@ -164,7 +164,7 @@ def cut_response(experience: Experience, num_tokens: int) -> Experience:
 
 def perturbed_copy(policy: PolicyModel, factor: float = 1.05) -> PolicyModel:
     """Return a frozen copy of a policy, with all weights multiplied."""
-    copied = policy.untrained_copy()
+    copied = policy.frozen_copy()
     with torch.no_grad():
         for parameter in copied.model.parameters():
             parameter.mul_(factor)

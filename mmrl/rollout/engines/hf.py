@@ -69,7 +69,7 @@ class HfEngine(RolloutEngine):
         """
         self._learner_policy = self._policy = policy
         if copy_policy:
-            self._policy = policy.untrained_copy()
+            self._policy = policy.frozen_copy()
             for name, weight in self._policy.trained.items():
                 # No gradient is computed here, but torch rounds products differently for tensors without this flag. The
                 # copy must sample exactly the tokens that the learner's own model would sample.

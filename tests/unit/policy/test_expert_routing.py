@@ -127,7 +127,7 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(
     make_tiny, monkeypatch, routing_replay, epochs, mini_batches
 ):
     tiny = make_tiny("qwen3_vl_moe")
-    experiences, start = make_experiences(tiny), tiny.policy.untrained_copy()
+    experiences, start = make_experiences(tiny), tiny.policy.frozen_copy()
     as_at_the_start = []
     score = PolicyModel.compute_logprobs
 

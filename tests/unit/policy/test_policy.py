@@ -273,7 +273,7 @@ def test_components_frozen_within_a_block_are_trained_and_encoded_anew_after_it(
     with policy.freeze(tower):
         assert [component for component, own in policy.trained_by_component.items() if own] == ["language"]
         assert list(policy.trained) == names
-        copy = policy.untrained_copy()
+        copy = policy.frozen_copy()
         assert list(copy.trained) == names
         assert not any(copy.trained[name] is policy.trained[name] for name in names)
         before = policy.compute_logprobs(batch).logprobs_N
@@ -293,7 +293,7 @@ def test_components_frozen_within_a_block_are_trained_and_encoded_anew_after_it(
 @pytest.mark.parametrize(("attention", "shares"), [("sdpa", True), ("eager", False)])
 def test_prefixes_are_shared_unless_attention_is_eager(tokenizer, attention, shares):
     policy = PolicyModel(make_model(make_spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))
-    assert policy.supports_shared_prefix == policy.untrained_copy().supports_shared_prefix == shares
+    assert policy.supports_shared_prefix == policy.frozen_copy().supports_shared_prefix == shares
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 0.6), (2, 0.5), (4, 0.9), (0, 0.7), (3, 1.0)])

@@ -232,7 +232,7 @@ def test_a_frozen_tower_runs_once_for_each_image(make_tiny, calls):
 
 def test_a_copy_runs_its_own_tower(make_tiny):
     policy = make_tiny().policy
-    reference = policy.untrained_copy()
+    reference = policy.frozen_copy()
     before = run(policy.model.model.visual, [IMAGE])["output"]
     with torch.no_grad():
         policy.model.model.visual.patch_embed.proj.weight.zero_()

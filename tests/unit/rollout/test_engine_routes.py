@@ -32,7 +32,7 @@ def replay_learner(tiny, *, routing_replay="engine", lr=1e-3, **options):
 
 def perturbed(policy):
     """A copy of a policy with other weights."""
-    copied = policy.untrained_copy()
+    copied = policy.frozen_copy()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in copied.model.parameters():
@@ -138,7 +138,7 @@ def test_logprobs_along_the_engines_routes_equal_an_oracle(sampled, shared_prefi
 @pytest.mark.parametrize(("epochs", "mini_batches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_all_updates_replay_the_engines_routes(sampled, monkeypatch, epochs, mini_batches):
     tiny, experiences = sampled()
-    follows, start = [], tiny.policy.untrained_copy()
+    follows, start = [], tiny.policy.frozen_copy()
     compute_logprobs = PolicyModel.compute_logprobs
 
     def watched(policy, batch, routes_XTK=None):

@@ -69,7 +69,7 @@ def test_worst_rank_counts(make_tiny, elsewhere):
 def test_check_follows_the_engines_routes(make_tiny):
     """Routers that choose other experts move log-probs without routes, and not with them."""
     tiny, measured = make_tiny("qwen3_vl_moe"), []
-    engine = tiny.policy.untrained_copy()
+    engine = tiny.policy.frozen_copy()
     with torch.no_grad():
         for router in engine.routers:
             router.weight.copy_(router.weight.flip(0))
