@@ -307,7 +307,7 @@ class PolicyLearner:
         # ZeRO-3 and offloading would reuse the last update's gradient for a weight that gets none. So the vision tower
         # must run even if no rank has an image or video.
         videos = micro_batch.any_rank_has_videos
-        images = micro_batch.any_rank_has_images or (self._policy.runner.is_sharded and not videos)
+        images = micro_batch.any_rank_has_images or (self._policy.runner.uses_deepspeed and not videos)
         return add_dummy_media(batch, processor.placeholders, images=images, videos=videos)
 
 

@@ -40,7 +40,7 @@ _CHUNK_ELEMENTS = 100_000_000  # elements gathered at a time during export: 200 
 class DeepspeedModel(ModelRunner):
     """A policy's model run by DeepSpeed. The policy then calls its model through this object."""
 
-    is_sharded = True
+    uses_deepspeed = True
 
     def __init__(self, policy: PolicyModel, options: DeepspeedConfig, ranks: Ranks) -> None:
         """Hand the model of a policy to DeepSpeed. Collective."""

@@ -63,7 +63,7 @@ def check_shared_prefix(
     groups = siblings[:1] or groups[:2]
     layout = partial(collate, processor=processor, pad_id=pad_id)
     # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
-    complete = partial(add_dummy_media, placeholders=processor.placeholders, images=policy.runner.is_sharded)
+    complete = partial(add_dummy_media, placeholders=processor.placeholders, images=policy.runner.uses_deepspeed)
     if policy.routers:
         # Both follow the same routes: where two experts are close, rounding could send a token to a different one.
         with torch.no_grad():

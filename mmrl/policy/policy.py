@@ -52,11 +52,11 @@ class TokenLogprobs(NamedTuple):
 class ModelRunner:
     """Calls a model and reads its weights, which this process holds whole.
 
-    `mmrl.learner.optimizer_deepspeed.DeepspeedModel` does the same for weights that are sharded over ranks; then every
-    call is collective.
+    `mmrl.learner.optimizer_deepspeed.DeepspeedModel` does the same for weights that may be sharded over ranks; then
+    every call is collective.
     """
 
-    is_sharded = False  # by DeepSpeed; if so, ranks must run the same layers, and copies of the model need care
+    uses_deepspeed = False  # if so, ranks must run the same layers, and copies of the model need care
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -216,7 +216,7 @@ class PolicyModel:
     def frozen_copy(self) -> PolicyModel:
         """Return a copy that the learner does not train, such as a reference. It shares the frozen weights.
 
-        Of a sharded policy, each rank gets a whole copy that shares nothing.
+        If DeepSpeed runs the policy, each rank gets a whole copy that shares nothing.
         """
         reference = self._like_this(self.runner.copy_model(shared=self.frozen.values()))
         # Its own list would lack the weights of components that a stage freezes at the moment.
@@ -225,8 +225,8 @@ class PolicyModel:
         return reference
 
     def without_adapter(self) -> PolicyModel:
-        """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
-        if self.runner.is_sharded:
+        """Return the policy without its adapter, which takes no memory unless DeepSpeed runs the policy."""
+        if self.runner.uses_deepspeed:
             return self.frozen_copy().without_adapter()
         return self._like_this(without_adapter(self.model))
 
