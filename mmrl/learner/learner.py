@@ -253,13 +253,13 @@ class PolicyLearner:
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
-        assert micro_batch.recomputed_logprobs_N is not None  # set by `_store_first_pass`
+        assert micro_batch.first_pass_logprobs_N is not None  # set by `_store_first_pass`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
             current_logprobs_N=token_logprobs.logprobs_N,
             entropies_N=token_logprobs.entropies_N,
-            recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
+            recomputed_logprobs_N=micro_batch.first_pass_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
         result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
@@ -279,8 +279,8 @@ class PolicyLearner:
 
     def _store_first_pass(self, micro_batch: MicroBatch, token_logprobs: TokenLogprobs) -> None:
         """On a micro-batch's first pass, store the log-probs and routes that later passes reuse."""
-        if micro_batch.recomputed_logprobs_N is None:
-            micro_batch.recomputed_logprobs_N = token_logprobs.logprobs_N.detach()
+        if micro_batch.first_pass_logprobs_N is None:
+            micro_batch.first_pass_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
 

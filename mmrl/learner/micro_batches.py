@@ -29,11 +29,8 @@ class MicroBatch:
     groups: ExperienceGroups  # empty where other ranks have more micro-batches than this one
     any_rank_has_images: bool  # True if any rank's micro-batch at this place in the order has an image
     any_rank_has_videos: bool
-    recomputed_logprobs_N: torch.Tensor | None = None
-    """Log-probs under the policy before the first update of the step, float32.
-
-    If the loss does not need them, these are the log-probs of the first pass, and nothing reads them.
-    """
+    first_pass_logprobs_N: torch.Tensor | None = None
+    """Log-probs of the first pass, float32. If the loss needs old log-probs, it ran before the step's first update."""
     reference_logprobs_N: torch.Tensor | None = None
     """Log-probs under the reference, float32; None without a KL penalty."""
     routes_XTK: torch.Tensor | None = None
