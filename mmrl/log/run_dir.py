@@ -101,7 +101,7 @@ class RunDir:
         if existing != self.path:
             return False
         with self.lock():
-            if self._has_checkpoint():
+            if self._has_begun():
                 self._accept_changes(config)
                 return self.is_finished()
             if not self.config.exists():
@@ -109,24 +109,25 @@ class RunDir:
         return False
 
     def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
-        """Make this the directory of a run of `config`; return True if it has a checkpoint to resume from.
+        """Make this the directory of a run of `config`; return True if the run has begun in it.
 
         `notify` receives a line for each setting that a begun run changes. Its config.yaml stays until `reopen`.
 
         Raises:
-            UserError: it holds the run of another config, or files that belong to no run, or it cannot be made.
+            UserError: it holds the run of another config, one that ended and lost its checkpoints, or files that belong
+                to no run; or it cannot be made.
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             foreign_files = self._list_files()
-        if self._has_checkpoint():
+        if self._has_begun():
             self._accept_changes(config)
             if not self.is_finished():
                 for change in self._changed:
                     notify(f"This run continues with {change} ({change.effect}).")
             return True
         if self.config.exists():
-            # A run without a checkpoint has nothing to resume from and nothing to lose.
+            # A run without a checkpoint or an export has nothing to resume from and nothing to lose.
             foreign_files = self._remove_run_files()
         self._refuse_files(foreign_files)
         write_atomically(self.config, dump_yaml(config))
@@ -168,6 +169,11 @@ class RunDir:
         """Keep the settings that differ from the run's; raise a UserError if it cannot continue with them."""
         self._changed = diff_configs(read_flat_settings(self.config), config)
         check_same_run(self.path, self._changed)
+        if not self._has_checkpoint() and not self.is_finished():
+            raise UserError(
+                f"{self.path} holds the result of a run but none of its checkpoints, so the run cannot continue; "
+                f"{_OTHER_DIRECTORY}"
+            )
         self._check_stages_can_grow(len(config.stages))
 
     def _check_stages_can_grow(self, num_stages: int) -> None:
@@ -232,10 +238,15 @@ class RunDir:
         """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
+    def _has_begun(self) -> bool:
+        # The user may have deleted the checkpoints of a finished run, and must not lose its model with them.
+        results = self._has_checkpoint() or self.model.exists() or self.adapter.exists()
+        return self.config.exists() and results
+
     def _has_checkpoint(self) -> bool:
         # A partial folder is what a kill inside the first save leaves; a retired one becomes a checkpoint again.
         names = [entry.name for entry in self.checkpoints.iterdir()] if self.checkpoints.is_dir() else []
-        return self.config.exists() and any(not name.endswith(PARTIAL_SUFFIX) for name in names)
+        return any(not name.endswith(PARTIAL_SUFFIX) for name in names)
 
     def _list_files(self) -> list[str]:
         return sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})

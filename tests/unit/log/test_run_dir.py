@@ -4,8 +4,10 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
+from functools import partial
 
 import pytest
 from factories import make_config
@@ -62,6 +64,24 @@ def test_run_without_a_checkpoint_is_replaced_but_files_of_others_are_not(tmp_pa
     (run.path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds 'notes\.txt' but is not an mmrl run"):
         run.claim(config_with(), pytest.fail)
+
+
+def test_finished_run_whose_checkpoints_were_deleted_keeps_its_results(tmp_path):
+    run = begin_run(tmp_path / "r", config_with())
+    for folder in (run.model, run.adapter):
+        folder.mkdir()
+    shutil.rmtree(run.checkpoints)
+    assert run.check(config_with()) and run.claim(config_with(), pytest.fail) and run.is_finished()
+    with pytest.raises(UserError, match="run.seed: 0 -> 3"):
+        run.claim(config_with(seed=3), pytest.fail)
+    for refuse in (run.check, partial(run.claim, notify=pytest.fail)):
+        with pytest.raises(UserError, match="none of its checkpoints.*or delete this one"):
+            refuse(config_with(steps=30))
+    assert sorted(os.listdir(run.path)) == ["adapter", "config.yaml", "model"]
+    run.model.rmdir()
+    with pytest.raises(UserError, match="none of its checkpoints"):
+        run.claim(config_with(), pytest.fail)
+    assert run.adapter.exists()
 
 
 def test_claim_that_was_killed_before_it_wrote_can_be_repeated(tmp_path):
