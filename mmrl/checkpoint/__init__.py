@@ -12,6 +12,7 @@ from mmrl.checkpoint.manager import find_checkpoint as find_checkpoint
 from mmrl.checkpoint.manager import find_latest as find_latest
 from mmrl.checkpoint.manager import prune_checkpoints as prune_checkpoints
 from mmrl.checkpoint.manager import remove_later_stages as remove_later_stages
+from mmrl.checkpoint.manager import set_aside_later as set_aside_later
 from mmrl.checkpoint.snapshot import CONFIG_FILE as CONFIG_FILE
 from mmrl.checkpoint.snapshot import STATE_FILE as STATE_FILE
 from mmrl.checkpoint.snapshot import CheckpointWeights as CheckpointWeights

@@ -219,6 +219,23 @@ def remove_later_stages(checkpoints: Path, last_stage: int) -> None:
                 shutil.rmtree(folder)
 
 
+def set_aside_later(checkpoints: Path, resumed: Path) -> Path | None:
+    """Move the checkpoints after `resumed`, which are damaged, into a subfolder; return it, None if there are none.
+
+    Pruning would count them as the newest, and delete the ones that the run saves from now on.
+    """
+    aside = checkpoints / "damaged"
+    saved = [folder for _, folder in sorted(_list_checkpoints(checkpoints).items())]
+    later = saved[saved.index(resumed) + 1 :]
+    with report_write_errors(aside):
+        for folder in later:
+            aside.mkdir(exist_ok=True)
+            # An earlier resume may have moved a checkpoint of the same step.
+            shutil.rmtree(aside / folder.name, ignore_errors=True)
+            folder.rename(aside / folder.name)
+    return aside if later else None
+
+
 def find_checkpoint(
     checkpoints: Path, name: str | None, best: BestCheckpointConfig | None, warn: Callable[[str], None]
 ) -> Path:

@@ -68,6 +68,9 @@ class RunCheckpoints:
                     f"start: step {state.step}, which was its last, generated no rollouts for the next step."
                 )
             console.info(message)
+        aside = ranks.on_rank0(partial(checkpoint.set_aside_later, run_dir.checkpoints, folder))
+        if aside is not None:
+            console.warn(f"Damaged checkpoints were moved to {aside}; no run reads them, and you may delete them.")
         if any(ranks.all_gather(bool(run.data_record.differences))):
             # Their prompts may have changed. Replayed and carried-over groups are checked at selection instead.
             state.unfinished, state.next_batch = (), None

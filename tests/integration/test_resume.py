@@ -175,6 +175,7 @@ def test_run_with_a_damaged_checkpoint_warns_and_resumes_from_the_one_before(
     done = succeed(here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy))
     assert re.search(rf"^warning: checkpoint .*01-000005 is damaged \({name}", done.output, re.MULTILINE)
     assert "01-000003: stage rl, step 3" in done.output
+    assert (stopped_copy / "checkpoints" / "damaged" / "01-000005").is_dir()
     assert contents(stopped_copy) == contents(whole)
 
 

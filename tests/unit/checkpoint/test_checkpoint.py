@@ -209,6 +209,22 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage):
     assert "00-000002 is damaged" in warning
 
 
+def test_damaged_checkpoint_that_was_skipped_does_not_push_out_new_ones(tmp_path):
+    for name in ("00-000002", "00-000006", "01-000000"):
+        save(tmp_path / name)
+    for name in ("00-000006", "01-000000"):
+        flip_last_byte(tmp_path / name / "rng.pt")
+    resumed = checkpoint.find_latest(tmp_path, [].append)
+    assert resumed == tmp_path / "00-000002"
+    with CheckpointManager(tmp_path, CheckpointsConfig(keep_last=1), refuse_warnings) as manager:
+        assert checkpoint.set_aside_later(tmp_path, resumed) == tmp_path / "damaged"
+        manager.save(make_snapshot(step=4), before_write=do_nothing)
+    assert names(tmp_path) == ["00-000004", "damaged"]
+    assert names(tmp_path / "damaged") == ["00-000006", "01-000000"]
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000004"
+    assert checkpoint.set_aside_later(tmp_path, tmp_path / "00-000004") is None
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", '"hashes"', "", "null", None])
 def test_checkpoint_without_hashes_is_damaged(tmp_path, content):
     newest = save_two(tmp_path)
