@@ -35,16 +35,19 @@ class DataOrder(Protocol):
 class ShuffledOrder:
     """Takes every sample once per epoch, in a new random order each time."""
 
-    def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0) -> None:
+    def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0, round_size: int = 0) -> None:
         """Create an order of at least one sample.
 
         `min_gap` positions lie between the last visit of a sample in one epoch and its first in the next; fewer if
-        there are few samples.
+        there are few samples. With `round_size`, a step that begins at a multiple of it and takes up to `min_gap`
+        positions still gets no sample twice, unless there are fewer samples than that.
         """
         self._samples = samples
         self._seed = seed
         # With more than a third, the middle could run out of samples to swap with the recent ones.
         self._min_gap = min(min_gap, len(samples) // 3)
+        self._step_size = min(min_gap, len(samples))
+        self._round_size = round_size if self._min_gap < min_gap else 0
         self._cached_epoch: tuple[int, list[int]] = (-1, [])
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
@@ -57,8 +60,22 @@ class ShuffledOrder:
         return taken
 
     def _epoch_order(self, epoch: int) -> list[int]:
-        if self._cached_epoch[0] == epoch:
-            return self._cached_epoch[1]
+        cached_epoch, order = self._cached_epoch
+        if cached_epoch == epoch:
+            return order
+        if self._round_size:
+            # Each epoch depends on the one before.
+            for current in range(cached_epoch + 1 if cached_epoch < epoch else 0, epoch + 1):
+                previous, order = order, self._swap_recent(current)
+                if current:
+                    order = self._delay_repeats(order, previous, current * len(order))
+        else:
+            order = self._swap_recent(epoch)
+        self._cached_epoch = (epoch, order)
+        return order
+
+    def _swap_recent(self, epoch: int) -> list[int]:
+        """Return the permutation of an epoch, without the last samples of the epoch before among the first."""
         order = self._permutation(epoch)
         gap = self._min_gap
         if epoch and gap:
@@ -71,8 +88,24 @@ class ShuffledOrder:
                 if order[position] in recent:
                     free_position = next(free)
                     order[position], order[free_position] = order[free_position], order[position]
-        self._cached_epoch = (epoch, order)
         return order
+
+    def _delay_repeats(self, order: Sequence[int], previous: Sequence[int], start: int) -> list[int]:
+        """Return the order of the epoch that begins at position `start`, with some samples moved back.
+
+        A sample comes only after the step that took it in the `previous` epoch. There is always a sample to take,
+        because the previous order itself would do.
+        """
+        step_ends = {}
+        for position, index in enumerate(previous, start - len(previous)):
+            round_start = position - position % self._round_size
+            step_ends[index] = round_start + self._step_size
+        waiting, delayed = list(order), []
+        for position in range(start, start + len(order)):
+            index = next(index for index in waiting if step_ends[index] <= position)
+            waiting.remove(index)
+            delayed.append(index)
+        return delayed
 
     def _permutation(self, epoch: int) -> list[int]:
         order = list(range(len(self._samples)))

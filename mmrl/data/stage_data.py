@@ -112,13 +112,17 @@ class StageData:
         """
         order, seed = stage.data_order, self._config.run.seed
         # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
-        min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
+        min_gap, round_size = 0, 0
+        if isinstance(stage, RlStage):
+            min_gap = max_prompts_per_step(stage)
+            # A round that continues unfinished groups takes fewer samples, so steps begin anywhere.
+            round_size = 0 if stage.has_partial_rollouts else stage.prompts_per_round
         if isinstance(order, schema.MixtureOrderConfig):
             per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
             return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
         is_plain = stage.samples_of is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
-            return self._build_shuffled_order(stage, min_gap)
+            return self._build_shuffled_order(stage, min_gap, round_size)
 
         # Checked here again: how many samples an earlier stage selected is known only now.
         samples = self.stage_samples(stage)
@@ -126,7 +130,7 @@ class StageData:
         samples = repeat_samples(samples, stage.repeat_samples_to)
         match order:
             case schema.ShuffledOrderConfig():
-                return ShuffledOrder(samples, seed, min_gap=min_gap)
+                return ShuffledOrder(samples, seed, min_gap=min_gap, round_size=round_size)
             case schema.SortedOrderConfig(column=column, descending=descending):
                 ordered = samples if column is None else sort_by_column(samples, column, descending=descending)
                 return SequentialOrder(ordered)
@@ -140,12 +144,12 @@ class StageData:
                     orders.append(ShuffledOrder(phase_samples, phase_seed, min_gap=min_gap))
                 return CurriculumOrder(orders, phases, state)
 
-    def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int) -> DataOrder:
+    def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int, round_size: int) -> DataOrder:
         """Return the order of all training data: streamed, in the shares of its sources, or plainly shuffled."""
         data, seed = self._config.data, self._config.run.seed
         weights = [source.weight for source in data.train if source.weight is not None]
         if not data.streaming and not weights:
-            return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap)
+            return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap, round_size=round_size)
         orders = self._build_source_orders(min_gap)
         # The config allows a single streamed source without a weight, and several only with one each.
         return fixed_mixture(orders, weights, seed) if weights else orders[0]

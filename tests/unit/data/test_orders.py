@@ -109,6 +109,34 @@ def test_each_epoch_has_every_sample_once_and_repeats_keep_their_distance(min_ga
     assert [name for piece in pieces for name in piece] == order[: 62 * 7]
 
 
+@pytest.mark.parametrize("size", range(2, 41))
+def test_no_step_gets_a_sample_twice_however_few_there_are(size):
+    samples = [make_sample(id=str(number)) for number in range(size)]
+    for step_size in range(1, size + 1):
+        length = 50 * step_size
+        order = ids(ShuffledOrder(samples, 5, min_gap=step_size, round_size=step_size).take(0, length))
+        steps = [order[start : start + step_size] for start in range(0, length, step_size)]
+        assert all(len(set(step)) == step_size for step in steps)
+        epochs = [order[start : start + size] for start in range(0, length - size + 1, size)]
+        assert all(len(set(epoch)) == size for epoch in epochs)
+        resumed = ShuffledOrder(samples, 5, min_gap=step_size, round_size=step_size)
+        for start in (length // 2, 1, length - 2):
+            assert ids(resumed.take(start, 2)) == order[start : start + 2]
+        # Where no step had a sample twice without the rule, it changes nothing.
+        plain = ids(ShuffledOrder(samples, 5, min_gap=step_size).take(0, length))
+        plain_steps = [plain[start : start + step_size] for start in range(0, length, step_size)]
+        assert (plain == order) == all(len(set(step)) == step_size for step in plain_steps)
+
+
+@pytest.mark.parametrize(("size", "round_size", "rounds"), [(10, 4, 2), (10, 3, 3), (9, 1, 9), (10, 5, 2), (11, 1, 8)])
+def test_no_step_of_several_rounds_gets_a_sample_twice(size, round_size, rounds):
+    samples = [make_sample(id=str(number)) for number in range(size)]
+    step_size = round_size * rounds
+    order = ids(ShuffledOrder(samples, 5, min_gap=step_size, round_size=round_size).take(0, 50 * size))
+    for start in range(0, len(order) - step_size, round_size):
+        assert len(set(order[start : start + step_size])) == step_size
+
+
 def test_a_mixture_depends_on_seed_and_relative_weights():
     def order(weights, seed):
         return ids(fixed_mixture([held("a", 5), held("b", 5)], weights, seed).take(0, 50))

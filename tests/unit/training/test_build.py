@@ -14,7 +14,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.training.build import RunSetup, build_run
 from mmrl.training.functions import load_functions
-from mmrl.types import ImageRef, UserError
+from mmrl.types import ImageRef, TrainingState, UserError
 
 DATASET = """
 from mmrl.types import AnswerType, ImageRef, RejectedRow, Sample, Target
@@ -94,6 +94,13 @@ PARTIAL = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5
 def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, options, message):
     with pytest.raises(UserError, match=message):
         build(tmp_path, data, **options)
+
+
+def test_a_step_between_two_epochs_gets_no_sample_twice(tmp_path):
+    run = build(tmp_path, {"train": {"ids": list("abcdefghij")}}, prompts_per_step=8)
+    order = run.stage_data.build_order(run.config.stages[0], TrainingState())
+    for step in range(40):
+        assert len({sample.id for sample in order.take(8 * step, 8)}) == 8
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
