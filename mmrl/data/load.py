@@ -19,7 +19,15 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
-from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SelectStage, SftStage, matches_conditions
+from mmrl.config.schema import (
+    DataConfig,
+    DataSourceConfig,
+    RlStage,
+    SampleStage,
+    SelectStage,
+    SftStage,
+    matches_conditions,
+)
 from mmrl.data.data_record import DataRecord
 from mmrl.data.rows import (
     DatasetFunction,
@@ -401,19 +409,21 @@ def check_validation_tasks(samples: Iterable[Sample]) -> None:
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
-    """Check the stages that train on the training samples themselves, or on the `top_k` that a `select` stage keeps.
+    """Check the stages that use the training samples themselves, or the `top_k` that a `select` stage keeps.
 
     Raises as `check_stage_has_samples`.
     """
     top_k = {stage.name: stage.top_k for stage in config.stages if isinstance(stage, SelectStage)}
-    for stage in config.training_stages:
+    for stage in config.stages:
+        if isinstance(stage, SelectStage):
+            continue
         if stage.samples_of is None:
             check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
         elif most := top_k[stage.samples_of]:
             check_stage_has_samples(stage, most)
 
 
-def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
+def check_stage_has_samples(stage: SftStage | RlStage | SampleStage, count: int) -> None:
     """Check that a stage has samples, and an RL stage enough of them for a step to take each at most once.
 
     Raises:
@@ -422,7 +432,8 @@ def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
     owner = f"stage {stage.samples_of!r} keeps" if stage.samples_of else "there are"
     available = f"{owner} {count} samples" + (" (see its `when`)" if stage.when else "")
     if not count:
-        raise UserError(f"stage {stage.name!r} has nothing to train on: {available}")
+        purpose = "to sample from" if isinstance(stage, SampleStage) else "to train on"
+        raise UserError(f"stage {stage.name!r} has nothing {purpose}: {available}")
     if not isinstance(stage, RlStage):
         return
     needed = max_prompts_per_step(stage)

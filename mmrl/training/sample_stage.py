@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mmrl.config.schema import SampleStage
+from mmrl.data.load import check_stage_has_samples
 from mmrl.data.stage_tables import build_sample_row, read_table
 from mmrl.distributed.exchanges import gather_items
 from mmrl.distributed.ranks import rank_slice
@@ -36,11 +37,14 @@ def run_sample_stage(
 
     Raises:
         RunInterrupted: the user asked to stop; the table is complete up to here.
-        UserError: the table cannot be written, or a user's rollout step added rollouts or left some out.
+        UserError: there are no samples, the table cannot be written, or a user's rollout step added rollouts or left
+            some out.
     """
     ranks, size = run.ranks, stage.prompts_per_step
     table_path = run.run_dir.outputs / f"{stage.name}.jsonl"
     samples = run.stage_data.stage_samples(stage)
+    # Checked here again: how many samples an earlier stage selected is known only now.
+    check_stage_has_samples(stage, len(samples))
     if stage.steps is not None:
         samples = samples[: stage.steps * size]
     sampler = run.engine.make_sampler(run.config.run.seed, stage.name, version=state.version)

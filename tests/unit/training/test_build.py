@@ -7,7 +7,7 @@ from factories import make_config, make_context, make_sample
 from pydantic import ValidationError
 
 from mmrl.config.schema import DataSourceConfig
-from mmrl.data.load import DataSplits
+from mmrl.data.load import DataSplits, check_stages_have_samples
 from mmrl.data.rows import load_dataset_function, read_source
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
@@ -94,6 +94,13 @@ PARTIAL = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5
 def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, options, message):
     with pytest.raises(UserError, match=message):
         build(tmp_path, data, **options)
+
+
+def test_a_sample_stage_without_samples_is_refused(tmp_path):
+    draw = {"kind": "sample", "name": "draw", "when": {"task": ["none"]}}
+    stages = [draw, {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}]
+    with pytest.raises(UserError, match=r"'draw' has nothing to sample from: there are 0 \(see its `when`\)"):
+        check_stages_have_samples(make_config(stages=stages), [make_sample()])
 
 
 def test_a_step_between_two_epochs_gets_no_sample_twice(tmp_path):
