@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from mmrl.config.schema import DataConfig
 from mmrl.data.order import CachedOrder, DataOrder, DataRow
 from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
 from mmrl.utils.worker_pool import WorkerPool
@@ -20,9 +21,9 @@ _MAX_WARNINGS: Final = 5
 class Prefetcher:
     """Takes samples from an order and encodes them; implements `protocols.SampleSource`.
 
-    With workers, the rows of the next step are encoded while this one trains: as many as the largest take so far. Rows
-    that the next step does not take are kept for the one after it. Without workers, samples are encoded when they are
-    taken, to the same bytes.
+    With workers, the rows of the next step are encoded while this one trains: as many rows as the largest request so
+    far. Rows that the next step does not take are kept for the one after it. Without workers, samples are encoded when
+    they are taken, to the same bytes.
     """
 
     def __init__(
@@ -32,22 +33,23 @@ class Prefetcher:
         workers: WorkerPool[Sample, EncodedPrompt] | None,
         *,
         own_rows: Callable[[Sequence[DataRow]], Sequence[DataRow]],
-        skip_unusable: bool,
-        drop_too_long: bool = False,
+        current_step: Callable[[], int],
+        options: DataConfig,
         can_prefetch: bool = True,
         warn: Callable[[str], None],
     ) -> None:
         """Create a source. `processor` keeps the encoded prompts and, without `workers`, encodes them in this process.
 
-        `own_rows` returns this rank's share of the rows of a round. `skip_unusable` and `drop_too_long` leave out such
-        rows instead of ending the run; `warn` prints the first few. `can_prefetch` is False for an order whose next
-        rows are not known before the step ends; workers then encode the rows of a step when it begins.
+        `own_rows` returns this rank's share of the rows of a round. `current_step` returns the step that is running,
+        whose encoded prompts stay in memory. `options` say which rows are left out instead of ending the run; `warn`
+        prints the first few. `can_prefetch` is False for an order whose next rows are not known before the step ends;
+        workers then encode the rows of a step when it begins.
         """
         # With workers the rows of the next step are taken early, and taken again when it begins.
         self._order = order if workers is None else CachedOrder(order)
         self._processor, self._workers, self._own_rows = processor, workers, own_rows
-        self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn
-        self._can_prefetch = can_prefetch
+        self._options, self._warn = options, warn
+        self._can_prefetch, self._current_step = can_prefetch, current_step
         self._num_dropped = 0
         self._in_flight: list[tuple[DataRow, Future[EncodedPrompt] | None]] = []
         self._max_count = 0
@@ -76,7 +78,7 @@ class Prefetcher:
             samples.append(sample)
             encoded.append(prompt)
         # Keep these before the next step is scheduled, because it skips prompts that the processor already has.
-        self._processor.retain(samples, encoded)
+        self._processor.retain(samples, encoded, step=self._current_step())
         if self._workers is not None and self._can_prefetch:
             self._in_flight = self._schedule(start_position + count, self._max_count)
         return samples
@@ -97,8 +99,10 @@ class Prefetcher:
         return scheduled
 
     def _drop_or_raise(self, error: UserError) -> None:
-        may_drop = self._drop_too_long if isinstance(error, PromptTooLongError) else self._skip_unusable
-        if not may_drop:
+        choice = self._options.on_bad_sample
+        if isinstance(error, PromptTooLongError):
+            choice = self._options.on_too_long
+        if choice != "skip":
             raise error
         self._num_dropped += 1
         if self._num_dropped > _MAX_WARNINGS:

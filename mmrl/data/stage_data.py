@@ -87,8 +87,8 @@ class StageData:
                 self._processor,
                 workers,
                 own_rows=partial(own_rows, prompts_per_round=stage.prompts_per_round, ranks=ranks),
-                skip_unusable=data.on_bad_sample == "skip",
-                drop_too_long=data.on_too_long == "skip",
+                current_step=lambda: state.step,
+                options=data,
                 can_prefetch=not stage.order_depends_on_rewards,
                 warn=console.warn,
             )

@@ -48,14 +48,14 @@ class PromptProcessor:
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:
-        """Start with empty caches; prompts of the last `retained_steps` calls of `retain` stay."""
+        """Start with empty caches; prompts of the last `retained_steps` steps stay."""
         self.encoder = encoder
         self.hf_processor = encoder.hf_processor
         self.tokenizer = encoder.hf_processor.tokenizer
         self.response_format = encoder.response_format
         self.placeholders = encoder.placeholders
         self._cache: ByteCache[_PromptContent, EncodedPrompt] = ByteCache(_CACHE_BYTES)
-        self._retained: deque[frozenset[_PromptContent]] = deque(maxlen=retained_steps)
+        self._retained: deque[tuple[int, set[_PromptContent]]] = deque(maxlen=retained_steps)
         self._pieces: dict[tuple[int, ...], str] = {}  # text of single tokens, or of a few that share a character
         self._tool_media: ByteCache[str, PromptTensors] = ByteCache(_TOOL_MEDIA_CACHE_BYTES)
         # Asynchronous rollouts build prompts in a thread while the learner reads the tensors of others.
@@ -241,10 +241,13 @@ class PromptProcessor:
         with self._lock:
             return self._cache.get(_prompt_content(sample)) is not None
 
-    def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedPrompt]) -> None:
-        """Cache the encoded prompts of a step; they stay, whatever their size, for `retained_steps` such calls."""
+    def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedPrompt], *, step: int) -> None:
+        """Cache encoded prompts that `step` took; they stay, whatever their size, for `retained_steps` steps."""
         with self._lock:
-            self._retained.append(frozenset(map(_prompt_content, samples)))
+            # A step with several rounds calls this more than once.
+            if not self._retained or self._retained[-1][0] != step:
+                self._retained.append((step, set()))
+            self._retained[-1][1].update(map(_prompt_content, samples))
             for sample, encoded_prompt in zip(samples, encoded, strict=True):
                 # A prompt from a worker process holds a copy of the sample.
                 stored = _with_sample(encoded_prompt, sample)
@@ -297,7 +300,7 @@ class PromptProcessor:
         return self._pieces[ids]
 
     def _is_retained(self, content: _PromptContent) -> bool:
-        return any(content in retained for retained in self._retained)
+        return any(content in contents for _, contents in self._retained)
 
 
 def _prompt_content(sample: Sample) -> _PromptContent:

@@ -5,8 +5,10 @@ import signal
 import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,8 +39,13 @@ class Rows:
 
 
 @contextmanager
-def open_prefetcher(order, processor, *, encode=None, workers=0, warn=print, **options):
-    options = {"own_rows": list, "skip_unusable": False, "warn": warn, **options}
+def open_prefetcher(
+    order, processor, *, encode=None, workers=0, warn=print, skip_unusable=False, drop_too_long=False, **options
+):
+    choices = {True: "skip", False: "stop"}
+    data = SimpleNamespace(on_bad_sample=choices[skip_unusable], on_too_long=choices[drop_too_long])
+    # Without another `current_step`, each take is a step.
+    options = {"own_rows": list, "current_step": count().__next__, "options": data, "warn": warn, **options}
     with ExitStack() as stack:
         pool = None
         if workers:
@@ -70,6 +77,20 @@ def test_processes_give_the_same_bytes(make_tiny, monkeypatch):
 def distinct_samples(tiny, times):
     """The samples of `tiny` so many times, with ids and texts of their own."""
     return [replace(one, id=f"{one.id}-{i}", parts=(*one.parts, str(i))) for i in range(times) for one in tiny.samples]
+
+
+@pytest.mark.parametrize(("steps", "num_encodings"), [((0, 0), 4), ((0, 1), 6)])
+def test_prompts_of_all_rounds_of_a_step_stay_whatever_their_size(make_tiny, monkeypatch, steps, num_encodings):
+    monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
+    tiny = make_tiny()
+    processor, encoded, step = tiny.fresh(), [], iter(steps)
+    encode = processor.encoder.encode
+    monkeypatch.setattr(processor.encoder, "encode", lambda one: encoded.append(one.id) or encode(one))
+    with open_prefetcher(Rows(distinct_samples(tiny, 1)), processor, current_step=lambda: next(step)) as source:
+        samples = [*source.take(0, 2), *source.take(2, 2)]
+    for one in samples:
+        processor.prompt_tensors(processor.build(one))
+    assert len(encoded) == num_encodings
 
 
 @pytest.mark.slow
