@@ -27,9 +27,14 @@ class ByteCache(Generic[KeyT, ValueT]):
         return self._entries[key][0]
 
     def put(self, key: KeyT, value: ValueT, num_bytes: int, *, is_pinned: Callable[[KeyT], bool] | None = None) -> None:
-        """Store a value, replacing an earlier one of this key. If the cache is full, unpinned others are removed."""
+        """Store a value, replacing an earlier one of this key. If the cache is full, unpinned others are removed.
+
+        Without `keep_last`, a value that alone exceeds the bound is not stored, and removes no others.
+        """
         if key in self._entries:
             self._used_bytes -= self._entries.pop(key)[1]
+        if num_bytes > self._max_bytes and not self._keep_last:
+            return
         self._entries[key] = (value, num_bytes)
         self._used_bytes += num_bytes
         excess, leaving = self._used_bytes - self._max_bytes, []

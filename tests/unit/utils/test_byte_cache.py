@@ -18,12 +18,15 @@ def test_the_least_recently_used_entries_leave_unless_they_are_pinned():
     assert kept(cache) == ["a", "e"]
 
 
-def test_an_entry_beyond_the_bound_stays_alone_or_not_at_all():
+def test_an_entry_beyond_the_bound_stays_alone_or_leaves_the_others():
     for keep_last in (True, False):
         cache = ByteCache(10, keep_last=keep_last)
         cache.put("a", "a", 5)
-        cache.put("b", "b", 11)
-        assert kept(cache) == (["b"] if keep_last else [])
+        cache.put("b", "b", 3)
+        cache.put("b", "larger", 11)
+        assert kept(cache) == (["b"] if keep_last else ["a"])
+        cache.put("c", "c", 5)
+        assert kept(cache) == (["c"] if keep_last else ["a", "c"])
 
 
 def test_a_full_cache_looks_only_at_what_leaves():
