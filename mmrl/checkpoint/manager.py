@@ -111,8 +111,8 @@ class CheckpointManager:
         else:
             self._commit_on_all_ranks(folder, self._write_part(folder, snapshot, before_write))
 
-    def raise_if_failed(self) -> None:
-        """Check, without waiting, whether a write in the background has ended.
+    def settle_if_done(self) -> None:
+        """Complete a write in the background if all ranks have ended theirs; return at once if they have not.
 
         Raises:
             UserError: it failed.

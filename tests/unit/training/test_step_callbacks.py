@@ -107,7 +107,7 @@ def manager():
     """A checkpoint manager that records its calls."""
     calls = []
     return SimpleNamespace(
-        calls=calls, raise_if_failed=lambda: calls.append("raise_if_failed"), wait=lambda: calls.append("wait")
+        calls=calls, settle_if_done=lambda: calls.append("settle_if_done"), wait=lambda: calls.append("wait")
     )
 
 
@@ -117,12 +117,12 @@ def test_checkpoints_are_saved_when_due_and_when_the_user_stops(manager):
     for step in range(1, 10):
         callback.on_step_end(TrainingState(step=step), None)
     assert saved == [4, 8]
-    assert manager.calls == ["raise_if_failed"] * 9
+    assert manager.calls == ["settle_if_done"] * 9
     stop = True
     with pytest.raises(RunInterrupted):
         callback.on_step_end(TrainingState(step=10), None)
     assert saved == [4, 8, 10]
-    assert manager.calls[-2:] == ["raise_if_failed", "wait"]  # nothing is being written any more
+    assert manager.calls[-2:] == ["settle_if_done", "wait"]  # nothing is being written any more
 
 
 def test_signal_that_arrives_during_a_save_ends_the_run_after_it(manager):
