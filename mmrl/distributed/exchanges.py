@@ -1,7 +1,7 @@
 """Exchanges between ranks, which gather or sum values over all processes of the run.
 
 All but `own_share` are collective: a call waits until every rank has made it, so all ranks make the same calls in the
-same order, even a rank that has nothing to give. In a single process they return this process's values.
+same order, even a rank that has nothing to give. In a single process they exchange nothing.
 """
 
 from __future__ import annotations

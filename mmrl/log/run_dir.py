@@ -148,7 +148,7 @@ class RunDir:
         return self.model.exists() and all(change.lengthened_stage is None for change in self._changed)
 
     def find_lengthened_stage(self) -> int | None:
-        """Return the index of the first stage that has more steps than the run had, None without any."""
+        """Return the index of the first stage that has more steps than the run had, or None if none was lengthened."""
         stages = [change.lengthened_stage for change in self._changed]
         return min((stage for stage in stages if stage is not None), default=None)
 

@@ -9,7 +9,7 @@ none if groups of earlier steps fill it. Three kinds of rollouts cross from one 
 are `carried_over`.
 
 The functions of `mmrl.distributed.exchanges`, all but `own_share`, are collective: all ranks of a run call them, in the
-same order, even a rank without samples. In a single process they return their argument.
+same order, even a rank without samples. In a single process they exchange nothing.
 """
 
 from __future__ import annotations

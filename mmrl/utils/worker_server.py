@@ -50,7 +50,7 @@ from mmrl.utils.worker_server import run_server
 run_server(int(sys.argv[1]))
 """
 _HEADER, _SIZE, _PROGRESS = struct.Struct("!QQ"), struct.Struct("!Q"), struct.Struct("=qd")
-_REPLY_INTERVAL_S = 0.005  # a result waits at most this long, and one more call, to be sent with others
+_REPLY_INTERVAL_S = 0.005  # a finished result is held back for at most this long plus one call, to batch replies
 _LOOK_INTERVAL_S = 1.0  # at most, between looks at the progress of a batch
 
 Loader = Callable[[ReportActivity], Callable[[Any], object]]
