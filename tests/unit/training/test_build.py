@@ -99,7 +99,7 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, options, mess
 def test_a_sample_stage_without_samples_is_refused(tmp_path):
     draw = {"kind": "sample", "name": "draw", "when": {"task": ["none"]}}
     stages = [draw, {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}]
-    with pytest.raises(UserError, match=r"'draw' has nothing to sample from: there are 0 \(see its `when`\)"):
+    with pytest.raises(UserError, match=r"'draw' has nothing to sample from: there are 0 samples \(see its `when`\)"):
         check_stages_have_samples(make_config(stages=stages), [make_sample()])
 
 
