@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 BY_HARDWARE: Final = "by hardware"  # task of recipes that reproduce no paper
 DATA: Final = "${data}"  # placeholder for `data.dir` in the texts of a config
-LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")
-"""Labels in the header of a recipe, in this order."""
+LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")  # in order
 _LABEL: Final = re.compile(rf"# ({'|'.join(LABELS)}): ?(.*)")
 
 
