@@ -136,7 +136,8 @@ class ExperienceSelector:
     def _make_experiences(self, decisions: Sequence[GroupDecision], version: int) -> list[tuple[Experience, ...]]:
         """Return a row of experiences for each group, with advantages of 0 if it is not trained on."""
         trained_groups = [group for group, selection in decisions if selection.status == "trained"]
-        remaining = iter(self.compute_advantages(trained_groups))
+        # A list, so that `zip` raises here if there are more or fewer rows than groups.
+        remaining = iter(list(zip(trained_groups, self.compute_advantages(trained_groups), strict=True)))
         rows = []
         for group, selection in decisions:
             if selection.status != "trained":
@@ -144,7 +145,8 @@ class ExperienceSelector:
                 continue
             # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
             stale_old_logprobs = "recorded" if selection.carried_over else self.stale_old_logprobs
-            rows.append(self._make_group_experiences(group, next(remaining), version, stale_old_logprobs))
+            trained_group, advantages = next(remaining)
+            rows.append(self._make_group_experiences(trained_group, advantages, version, stale_old_logprobs))
         return rows
 
     def _make_group_experiences(

@@ -22,7 +22,7 @@ from mmrl.utils.stats import mean_with_interval
 CORRECT_TERM: Final = "correct"
 """Reward term that stands for a benchmark's strict verdict in rollout steps."""
 _RESPONSE_FIELDS: Final = tuple(field.name for field in fields(Response) if field.name != "answer")
-"""What a `Prediction` keeps of a `Response`, under the same names. The answer is parsed again."""
+"""Fields that a `Prediction` keeps of a `Response`, under the same names. The answer is parsed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,3 +139,11 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
     assert warnings == ["rollouts of earlier steps are dropped: c.png: no such file"]
     assert sample_ids(state.carried_over) == ["b"]
     assert selector.needs_another_round([], state, rounds=0)
+
+
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_a_step_needs_a_row_of_advantages_for_each_group(extra):
+    groups = [group("a", 0.0, 1.0), group("b", 0.0, 1.0)]
+    selector = select_all(lambda groups: centered(groups * 2)[: len(groups) + extra], prompts_per_step=2)
+    with pytest.raises(ValueError, match="zip"):
+        selector.select(groups, TrainingState())

@@ -1,4 +1,4 @@
-"""What happens when a rank fails or hangs: the launcher stops the others, and the watchdog names what all do."""
+"""What happens when a rank fails or hangs: the launcher stops the others, and the watchdog reports what each does."""
 
 import os
 import re
