@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +99,7 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
             rl_stage(optimizer=scheduled(3e-3, 8)),
         ],
     }
-    return {**config, **sections}
+    return deepcopy({**config, **sections})  # what a test changes in it must not reach the next one
 
 
 def scheduled(lr: float, steps: int) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def test_forced_rethinking_at_a_temperature(tmp_path, here):
 def test_tools_and_forced_rethinking(tmp_path, zoomed, here):
     config = later_config(tmp_path / "run", zoomed / "model")
     config["rewards"] = {"terms": TERMS}
-    config["evaluation"]["rollout_steps"].append(RETHINK)
+    config["evaluation"]["rollout_steps"] = [*config["evaluation"]["rollout_steps"], RETHINK]
     config["data"]["validation"] = config["data"]["test"]
     config["stages"][1] |= {"steps": 2, "validation": {"every": 1}}
     records = check_evaluation(tmp_path, config, "corner", here)
