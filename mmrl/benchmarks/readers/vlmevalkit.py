@@ -92,6 +92,8 @@ class VlmEvalKitLayout:
             "answer": answer,
             # Other tables have a column of this name, too, with words that are not our types.
             "answer_type": answer_type if answer_type in ITEM_ANSWER_TYPES else self.open_answer_type,
+            "precision": _parse_precision(cells, answer_type, answer),
+            "unit": vlmevalkit.cell_text(cells, "unit") or None,
             "meta": _parse_subsets(cells),
         }
         if self.coordinate_system is not None:
@@ -138,6 +140,17 @@ def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
     if cells.get("question_type") in _CHOICE_QUESTION_TYPES:
         return parse_option_texts(None, question, question_lists_options=True), False
     return (), False
+
+
+def _parse_precision(cells: Cells, answer_type: object, answer: object) -> object:
+    """Return the decimals to which a number is compared: the column `precision`, else the decimals of a float."""
+    precision = cells.get("precision")
+    if precision in (None, ""):
+        decimals = re.search(r"\.(\d{1,12})", str(answer)) if answer_type == "float" else None
+        return len(decimals[1]) if decimals else None
+    # A table that had empty cells writes 1 as 1.0.
+    whole = re.fullmatch(r"(\d+)(?:\.0*)?", str(precision))
+    return int(whole[1]) if whole else precision
 
 
 def _parse_subsets(cells: Cells) -> dict[str, object]:

@@ -92,6 +92,30 @@ def test_option_whose_text_is_a_letter_is_not_confused_with_its_place(benchmark,
             assert verdict.strict is verdict.official is (said == letter)
 
 
+@pytest.mark.parametrize(
+    ("columns", "precision"),
+    [
+        ({"answer": "1.2"}, 1),
+        ({"answer": "1.20"}, 2),
+        ({"answer": "12"}, None),
+        ({"answer": "1.2", "precision": "2.0"}, 2),
+        ({"answer": "12", "answer_type": "integer"}, None),
+    ],
+)
+def test_float_of_vlmevalkit_is_compared_to_its_precision(columns, precision, folder):
+    row = ROWS["VLMEvalKit's MathVista, float"]["row"] | {"unit": "cm"} | columns
+    item = read(folder, "mathvista", row, name="kit.tsv").entries[0].item
+    assert (item.precision, item.unit) == (precision, "cm")
+
+
+def test_precision_of_vlmevalkit_must_be_whole(folder):
+    row = ROWS["VLMEvalKit's MathVista, float"]["row"]
+    rows = (row | {"precision": "1"}, row | {"index": 3, "precision": "x"})
+    good, bad = read(folder, "mathvista", *rows, name="kit.tsv").entries
+    assert not good.problem
+    assert "precision is 'x'" in bad.problem
+
+
 def test_equal_options_differ_by_letter_only(folder):
     row = {**TEXT, "options": ["50", "20", "50"], "answer_type": "choice"}
     by_letter, by_text = read(folder, "canonical", row | {"answer": "C"}, row | {"id": "2", "answer": "50"}).entries
