@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mmrl.types import UserError
 
-SCORER_VERSION: Final = "4"
+SCORER_VERSION: Final = "5"
 """Version of the extraction and scoring rules; increase it whenever any verdict may change."""
 MISSING_RULE: Final = "missing"
 """Rule named by the verdict on an item without a response."""

@@ -46,8 +46,7 @@ def extract(
         return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
     if not response[answer.start : answer.end].strip():
         return Extraction(None, "empty", answer.start, answer.end, "no_answer")
-    # Only the end is searched for words: a conclusion is there, and the patterns take time.
-    start = max(answer.start, answer.end - TAIL_CHARS)
+    start = _search_start(response, answer, expected_type)
     text_with_emphasis = response[start : answer.end]
     # One rule for numbers looks for bold type, which plain text has lost.
     text = to_plain_text(text_with_emphasis)
@@ -68,6 +67,21 @@ def extract(
         case "box" | "point":
             extraction = _extract_coordinates(text, expected_type)
     return _shift(extraction, start + span.start)
+
+
+def _search_start(response: str, answer: CharSpan, expected_type: ExpectedType) -> int:
+    """Return the place in an answer from which the rules read it."""
+    if expected_type == "boxes":
+        # A JSON list cannot be read without its beginning.
+        return answer.start
+    # Only the end is searched for words: a conclusion is there, and the patterns take time.
+    start = max(answer.start, answer.end - TAIL_CHARS)
+    if expected_type == "text":
+        tagged = last_answer_tag_span(response[answer.start : answer.end])
+        # A text in tags is the answer as a whole, however long.
+        if tagged and answer.start + tagged.start < start < answer.start + tagged.end:
+            start = response.rindex("<", answer.start, answer.start + tagged.start)
+    return start
 
 
 def _extract_choice(text: str, question: str, options: AnswerOptions) -> Extraction:
@@ -125,8 +139,9 @@ def _extract_text(text: str) -> Extraction:
         return _extract_span(text, boxed, "boxed")
     tagged = last_answer_tag_span(text)
     searched = tagged or CharSpan(0, len(text))
-    for offset in phrases.find_answer_phrases(text[slice(*searched)]):
-        start = searched.start + offset
+    tail_start = max(searched.start, searched.end - TAIL_CHARS)
+    for offset in phrases.find_answer_phrases(text[tail_start : searched.end]):
+        start = tail_start + offset
         announced = CharSpan(start, min(searched.end, sentence_end(text, start)))
         # An announcement may end the text; then an earlier one counts.
         if text[slice(*announced)].strip(_STRIP_CHARS):
@@ -145,12 +160,16 @@ def _extract_span(text: str, span: CharSpan, rule: str) -> Extraction:
 def _extract_boxes(text: str) -> Extraction:
     """Return the boxes of a JSON list with labels, in a code fence or not."""
     span = last_answer_tag_span(text) or CharSpan(0, len(text))
-    inner = text[slice(*span)]
-    try:
-        regions = parse_answer_value(AnswerType.BOXES, inner[inner.find("[") : inner.rfind("]") + 1])
-    except ValueError:
-        return _no_answer(text)
-    return Extraction(inner.strip(), "json_boxes", *span, regions=regions)
+    tail_start = max(0, len(text) - TAIL_CHARS)
+    # The tail alone is tried, too, because a long explanation before the list may have brackets.
+    for start in (span.start, max(span.start, tail_start)):
+        inner = text[start : span.end]
+        try:
+            regions = parse_answer_value(AnswerType.BOXES, inner[inner.find("[") : inner.rfind("]") + 1])
+        except ValueError:
+            continue
+        return Extraction(inner.strip(), "json_boxes", start, span.end, regions=regions)
+    return _shift(_no_answer(text[tail_start:]), tail_start)
 
 
 def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> Extraction:

@@ -1,5 +1,7 @@
 """Extraction of the answer from a response: choices, numbers, coordinates, refusals, in the wordings of many models."""
 
+import json
+
 import pytest
 
 from mmrl.benchmarks.extraction.extract import extract
@@ -394,6 +396,9 @@ def test_coordinates_are_found(expected_type, text, coordinates):
         ('```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```', True, ["cat"]),
         ("no boxes", False, []),
         ("[]", True, []),
+        (json.dumps([{"bbox_2d": [1000, 2000, 3000, 4000], "label": "cat"}] * 200), True, ["cat"] * 200),
+        ("A row [of cats]. " + "Hm. " * 1000 + '[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]', True, ["cat"]),
+        ("[" + "a cat, " * 900, False, []),
     ],
 )
 def test_labelled_boxes_are_found(text, value, labels):
@@ -408,6 +413,8 @@ def test_labelled_boxes_are_found(text, value, labels):
         ("text", "Paris", "Paris"),
         ("text", "<answer>The answer is Paris.</answer> Bye.", "Paris"),
         ("text", "The answer is Rome. <answer> Paris </answer>", "Paris"),
+        ("text", f"<answer>{'x' * 9000}</answer> Bye.", "x" * 9000),
+        ("text", f"<answer>The answer is Rome. {'x ' * 3000} The answer is Paris.</answer>", "Paris"),
         ("list", "Between [1, 2] or rather [2014, 2016].", "[2014, 2016]"),
     ],
 )

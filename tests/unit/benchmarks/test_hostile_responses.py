@@ -82,9 +82,10 @@ UNITS = [
         *(("mathvista", unit) for unit in (*WORST, *UNITS)),
         *(
             (name, unit)
-            for name in ("mathvision", "mmmu", "emma", "textvqa", "refcoco", "screenspot")
+            for name in ("mathvision", "mmmu", "emma", "textvqa", "refcoco", "screenspot", "coco")
             for unit in WORST
         ),
+        ("textvqa", "<answer>" + "x " * 400_000),
     ],
 )
 def test_a_megabyte_is_graded_in_linear_time(benchmark, unit):

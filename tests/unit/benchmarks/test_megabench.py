@@ -208,6 +208,8 @@ SET, EXACT = {"metric": "set_equality"}, {"metric": "exact_str_match"}
         ('{"x": "Cat", "y": 3}', CAT, FIELDS, True, 0.5),
         ("<answer>b, a</answer>", "a, b", SET, True, 1.0),
         ("<answer>a, b, c</answer>", "a, b", EXACT, False, 0.0),
+        (f"<answer>{'b, ' * 1500}a</answer>", "a, b", SET, True, 1.0),
+        (f"<answer>b{'a' * 5000}</answer>", f"b{'a' * 5000}", EXACT, True, 1.0),
         ("<answer>Best of all</answer>", "B", EXACT, False, 1.0),
         # An announced answer may have several lines.
         (
