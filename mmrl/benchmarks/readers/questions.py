@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
@@ -87,14 +87,22 @@ class BenchmarkQuestions:
         return {question.item.id: question.problem for question in self.entries if question.sample is None}
 
     def digest(self) -> str:
-        """Return a hash of questions, answers and media contents; it does not depend on the folder of the media."""
+        """Return a hash of questions, answers, and what is shown of the media; it does not depend on their paths."""
         digest = hashlib.sha256()
         for question in self.entries:
             parts = question.sample.parts if question.sample else ()
-            contents = []
+            contents: list[object] = []
             for part in parts:
+                if isinstance(part, str):
+                    contents.append(part)
+                    continue
                 # Contents, not paths: the same file may have another path on another machine.
-                contents.append(part if isinstance(part, str) else part.sha256)
+                contents.append(part.sha256)
+                for option in fields(part):
+                    value = getattr(part, option.name)
+                    # A field that is not set is left out, so that new fields keep the digests of earlier runs.
+                    if option.name not in ("path", "sha256") and value is not None:
+                        contents.append((option.name, value))
             digest.update(repr((question.item, contents)).encode())
         return digest.hexdigest()
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from benchmark_rows import PNG, PNG_BASE64, as_text, load_published_rows, read, write_rows
-from factories import make_context, png_bytes
+from factories import make_context, make_sample, png_bytes
 from PIL import Image
 
 from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.published import get_layouts, read_published_layouts
-from mmrl.benchmarks.readers.questions import PROMPT_ANSWER_TYPES, read_questions
+from mmrl.benchmarks.readers.questions import PROMPT_ANSWER_TYPES, questions_from_samples, read_questions
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.verdict import Verdict
-from mmrl.types import AnswerType, CoordinateSystem, Size, UserError
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Size, UserError, VideoRef
 from mmrl_datasets.media_files import RenderedVideo, save_mp4
 
 ROWS = load_published_rows()
@@ -137,6 +137,18 @@ def test_layout_gives_clips_subsets_clusters_and_coordinate_systems(folder):
     (pixels,) = read(folder, "screenspot", ROWS["ScreenSpot-v2"]["row"], name="v2.json").entries
     assert pixels.item.coordinate_system is CoordinateSystem.PX_ORIGINAL
     assert (pixels.sample.target.answer_type, pixels.sample.target.value) == (AnswerType.POINT, (8.0, 14.0))
+
+
+def test_digest_depends_on_what_is_shown_of_a_file_and_not_on_its_path():
+    def digest(media):
+        return questions_from_samples([make_sample(3, parts=(media, "?"))]).digest()
+
+    image, video = ImageRef(path="a.png", sha256="12"), VideoRef(path="a.mp4", sha256="12")
+    assert digest(image) == digest(replace(image, path="b/c.png"))
+    assert digest(video) == digest(replace(video, path="b/c.mp4"))
+    shown = [image, replace(image, sha256="34"), replace(image, timestamp=1.0), replace(image, crop=(0, 0, 1, 1))]
+    shown += [replace(video, start=1.0), replace(video, end=1.0), replace(video, start=0.0), replace(video, fps=1.0)]
+    assert len({*map(digest, shown)}) == len(shown)
 
 
 def test_every_caption_of_an_image_is_a_question(folder):
