@@ -162,8 +162,9 @@ def find_changed_media(
     warn: Callable[[str], None],
 ) -> set[MediaDigests]:
     """Return the media digests of rollouts of earlier steps that cannot be used any more, and warn of each problem."""
-    # Most rollouts of a group saw the same media, which need not be checked again for each.
-    distinct = {rollout.media_digests: rollout for rollout in rollouts}
+    # Most rollouts of a group saw the same media, which need not be checked again for each. Two files may have equal
+    # content, and one of them may be gone.
+    distinct = {(rollout.media_digests, rollout.media): rollout for rollout in rollouts}
     problems = find_problems(list(distinct.values()))
     for problem in dict.fromkeys(problems.values()):
         warn(f"rollouts of earlier steps are dropped: {problem}")

@@ -138,7 +138,8 @@ class PromptEncoder:
             UserError: an image or video cannot be used, the text contains a special token such as a placeholder, or the
                 chat template of the model omits an image or video, or shows one twice.
         """
-        text = " ".join(part for part in sample.parts if isinstance(part, str))
+        # A chat template joins neighbouring texts, so a token may begin in one and end in the next.
+        text = "".join(part if isinstance(part, str) else " " for part in sample.parts)
         for token in self._special_tokens:
             if token in text:
                 raise UserError(f"its text contains the special token {token!r}; take it out")

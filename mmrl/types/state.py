@@ -113,7 +113,7 @@ class TrainingState:
     phase: int = 0  # index of the curriculum's current phase, from 0
     phase_ends: dict[int, int] = field(default_factory=dict)  # phase index → data position where a plateau ended it
     phase_rewards: list[float] = field(default_factory=list)  # mean reward of each step since the phase began
-    # Mean tracked reward of each step since the KL reference was last reset; empty without `reference.plateau`.
+    # Mean tracked reward of each step since the KL reference was last reset; empty unless rewards are tracked.
     reset_rewards: list[float] = field(default_factory=list)
     callback_values: dict[str, Any] = field(default_factory=dict)  # of your callbacks, by names like `my/best`
     replay_buffer: tuple[Experience, ...] = ()  # rollouts with a nonzero advantage that may be replayed, oldest first

@@ -8,7 +8,7 @@ from itertools import permutations
 from statistics import fmean
 
 import pytest
-from factories import make_rollout
+from factories import make_prompt, make_rollout, make_sample
 from selection import NO_CHANGED_MEDIA, Bank, at_version, centered, group, select_all
 
 from mmrl.algo.replay import (
@@ -23,7 +23,7 @@ from mmrl.algo.replay import (
 )
 from mmrl.config.schema import ReplayConfig
 from mmrl.config.schema.presets import REPLAY_PRESETS
-from mmrl.types import Experience, TrainingState, UserError
+from mmrl.types import Experience, ImageRef, TrainingState, UserError
 
 CHI2_999 = {3: 16.27, 5: 20.52}
 """What chi-square with so many degrees of freedom exceeds once in a thousand."""
@@ -283,6 +283,24 @@ def test_rollouts_whose_media_changed_are_dropped_counted_and_named():
     options = make_options(without_replacement=False)
     selections, state = run(bank, options, 2, size=64, state=state, media=media)
     assert state.replay_buffer == () and len(selections[-1].experiences) == 8
+
+
+@pytest.mark.parametrize("lost", ["a.png", "b.png"])
+def test_each_of_two_files_with_equal_content_is_checked(lost):
+    def check_media(rollout):
+        [image] = rollout.media
+        if image.path == lost:
+            raise UserError(f"{lost}: no such file")
+
+    rollouts = []
+    for path in ("a.png", "b.png"):
+        image = ImageRef(path=path, sha256="0" * 64)
+        prompt = make_prompt(make_sample(parts=(image, "How many?")))
+        rollouts.append(make_rollout(replace(prompt, digest="same")))
+    warnings = []
+    problems = partial(find_media_problems, check_media=check_media)
+    assert find_changed_media(rollouts, find_problems=problems, warn=warnings.append) == {("same",)}
+    assert warnings == [f"rollouts of earlier steps are dropped: {lost}: no such file"]
 
 
 # The published behaviour, on the traces that were measured of it: 64 groups of 8, so 512 rollouts a step.
