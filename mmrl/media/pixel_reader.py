@@ -62,17 +62,18 @@ class PixelReader:
         import numpy as np
 
         ref = replace(ref, corruption=None) if ref.corruption else ref
-        missing = [second for second in seconds if self._pixels.get((ref, second, size)) is None]
-        # Kept here as well, since frames of a long list may leave the cache again.
-        opened = self._open_frames(ref, missing) if missing else {}
-        frames = []
+        # Collected here as well, since frames of a long list may leave the cache again.
+        frames: dict[float, Pixels] = {}
         for second in seconds:
-            pixels = self._pixels.get((ref, second, size))
-            if pixels is None:
-                pixels = opened[second] if size is None else _resize(opened[second], size)
-                self._keep((ref, second, size), pixels)
-            frames.append(pixels)
-        stacked = np.stack(frames)
+            cached = self._pixels.get((ref, second, size))
+            if cached is not None:
+                frames[second] = cached
+        missing = [second for second in seconds if second not in frames]
+        opened = self._open_frames(ref, missing) if missing else {}
+        for second, pixels in opened.items():
+            frames[second] = pixels if size is None else _resize(pixels, size)
+            self._keep((ref, second, size), frames[second])
+        stacked = np.stack([frames[second] for second in seconds])
         stacked.flags.writeable = False
         return stacked
 

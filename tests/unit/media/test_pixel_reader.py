@@ -168,3 +168,13 @@ def test_the_memory_of_pixels_is_bounded(tmp_path, reader, monkeypatch):
     assert small.read_image(refs[0], None) is first
     small.read_image(refs[1], None)
     assert small.read_image(refs[0], None) is not first
+
+
+def test_more_frames_than_the_memory_holds_are_read_again(tmp_path, reader, monkeypatch):
+    video, seconds = write_video(tmp_path / "a.mp4"), [0.0, 0.5, 1.0, 1.5]
+    expected = reader.read_frames(video, seconds, None)
+    monkeypatch.setattr(pixel_reader, "_CACHE_BYTES", 3 * expected[0].nbytes)
+    small = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+    for wanted in (seconds, seconds, seconds[::-1]):
+        frames = small.read_frames(video, wanted, None)
+        assert np.array_equal(frames, expected if wanted == seconds else expected[::-1])
