@@ -59,6 +59,13 @@ def _check_stage(
 ) -> None:
     if isinstance(stage, SelectStage):
         _check_earlier_stage(stage, "results_of", stage.results_of, before, after)
+        source = next(other for other in before if other.name == stage.results_of)
+        draws_from_data = isinstance(source, RlStage) and source.samples_of is None
+        if draws_from_data and "data" in sections and sections["data"].streaming:
+            raise ValueError(
+                f"stage {stage.name!r} has `results_of: {stage.results_of}`, whose samples come from a stream: the "
+                "table that it writes can only hold samples that are known at the start; leave out `data.streaming`"
+            )
         return
     if stage.samples_of is not None:
         _check_earlier_stage(stage, "samples_of", stage.samples_of, before, after)

@@ -83,6 +83,7 @@ def test_stages_that_do_not_fit_together_are_refused(path, override, said):
 
 BASE = "stages.rl.reference.init_from=base"
 WHEN = "stages.rl.when={task: [count]}"
+PILOT = "{kind: rl, name: pilot, steps: 1, track_rewards: [exact]}"
 MIXTURE = "stages.rl.data_order={kind: mixture, points: [[0, [1]]]}"
 
 
@@ -93,6 +94,13 @@ MIXTURE = "stages.rl.data_order={kind: mixture, points: [[0, [1]]]}"
         (["model.lora={}", BASE], "init_from has no effect without `loss.kl.coef`"),
         (["stages.rl.loss.kl.coef=0.1", BASE, "stages.rl.reference.update=ema"], "take out `update: ema`"),
         (["data.streaming={}", "stages.rl.data_order={kind: sorted}"], "order 'sorted' has to know all samples"),
+        (
+            [
+                "data.streaming={}",
+                f"stages=[{PILOT}, {{kind: select, name: best, results_of: pilot, metric: reward_std}}]",
+            ],
+            "stage 'best' has `results_of: pilot`, whose samples come from a stream",
+        ),
         (["data.streaming={}", "stages.rl.repeat_samples_to=9"], "repeat_samples_to has to know all samples"),
         (["data.train.0.weight=1", "stages.rl.repeat_samples_to=9"], "repeat_samples_to cannot be combined with the"),
         ([WHEN, MIXTURE], "stage 'rl' has `when`, and sources"),
