@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -55,6 +56,7 @@ from mmrl.types import (
     VideoRef,
 )
 from mmrl.utils.messages import first_lines
+from mmrl_datasets.export import sample_columns
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -138,8 +140,8 @@ class DatasetLoader:
 
         Raises:
             UserError: two samples share an id, a task of the validation is named `mean`, a split has no usable sample,
-                a stage has too few, there are unusable samples and `data.on_bad_sample` is `stop`, or a resumed run
-                finds other data than it began with.
+                a stage has too few or cannot write one to its table, there are unusable samples and
+                `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
         loaded: dict[str, SplitRows] = {}
         for split in sources_by_split(self._config.data):
@@ -158,6 +160,7 @@ class DatasetLoader:
         check_held_out(splits["train"], [*splits["validation"], *splits["test"]])
         check_validation_tasks(splits["validation"])
         check_stages_have_samples(self._config, splits["train"])
+        check_tables_can_hold_samples(self._config, splits["train"])
         if not splits["validation"] and any(stage.validation for stage in self._config.training_stages):
             self._console.warn(
                 "there are no samples for the stages' `validation`; set `data.validation`, or a larger "
@@ -421,6 +424,30 @@ def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None
             check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
         elif most := top_k[stage.samples_of]:
             check_stage_has_samples(stage, most)
+
+
+def check_tables_can_hold_samples(config: Config, samples: Sequence[Sample]) -> None:
+    """Check that every sample of a stage that writes its samples to a table can be written.
+
+    Samples of an earlier stage come from a table, so they can be written again.
+
+    Raises:
+        UserError: a table cannot hold a sample.
+    """
+    for stage in config.stages:
+        writes_table = isinstance(stage, SampleStage) or config.is_selected_from(stage.name)
+        if isinstance(stage, SelectStage) or stage.samples_of is not None or not writes_table:
+            continue
+        for sample in samples:
+            if not matches_conditions(stage.when, sample):
+                continue
+            try:
+                sample_columns(sample, attrgetter("path"))
+            except UserError as error:
+                raise UserError(
+                    f"stage {stage.name!r} writes its samples to a table, and {error}; or leave such samples out by "
+                    "the stage's `when`"
+                ) from error
 
 
 def check_stage_has_samples(stage: SftStage | RlStage | SampleStage, count: int) -> None:

@@ -23,6 +23,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
     DatasetLoader,
     check_stages_have_samples,
+    check_tables_can_hold_samples,
     find_media_errors,
     measure_prompts,
     open_media,
@@ -137,6 +138,10 @@ class DataCheck:
             check_stages_have_samples(self._config, self._samples["train"])
         except UserError as error:
             self._add_finding(FindingCode.TOO_FEW, "train", "", str(error))
+        try:
+            check_tables_can_hold_samples(self._config, self._samples["train"])
+        except UserError as error:
+            self._add_finding(FindingCode.TABLE, "train", "", str(error))
         return DataCheckReport(
             run=self._config.run.name,
             max_prompt_tokens=self._config.model.max_prompt_tokens,

@@ -41,6 +41,7 @@ class FindingCode(StrEnum):
     MODEL = "model", "prompts cannot be built without the model's processor"
     EMPTY = "empty", "splits without one usable sample"
     TOO_FEW = "too_few", "stages that need more samples a step than there are"
+    TABLE = "table", "stages that cannot write their samples to a table"
     ROW = "row", "rows that make no sample"
     ID = "id", "ids that are not unique"
     MEDIA = "media", "images and videos that cannot be used"

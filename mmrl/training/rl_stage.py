@@ -51,8 +51,7 @@ def train_rl_stage(
         )
         run_rl_stage(parts, state)
         run.console.info(health.summary())
-    if stage.track_rewards:
-        # Later `select` stages read the rewards of each sample from this table.
+    if run.config.is_selected_from(stage.name):
         table_path = run.run_dir.outputs / f"{stage.name}.jsonl"
         samples = run.stage_data.stage_samples(stage)
         run.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))

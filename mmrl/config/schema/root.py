@@ -18,6 +18,7 @@ from mmrl.config.schema.base import (
     check_unique,
 )
 from mmrl.config.schema.data import DataConfig, MediaConfig
+from mmrl.config.schema.data_stages import SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
@@ -168,6 +169,10 @@ class Config(StrictModel):
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
         """The stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, SftStage | RlStage))
+
+    def is_selected_from(self, stage_name: str) -> bool:
+        """Return True if a `select` stage reads the results of the stage of this name."""
+        return any(isinstance(stage, SelectStage) and stage.results_of == stage_name for stage in self.stages)
 
     def list_warnings(self) -> list[tuple[KeyPath, str]]:
         """Return valid settings that are probably a mistake: the path of a key, and what to do."""

@@ -257,7 +257,7 @@ class RlStage(TrainingStage):
     KL penalty in the reward, then cost one more forward pass over all batches but the first."""
     track_rewards: tuple[str, ...] = ()
     """Reward terms whose group mean is recorded each time a sample is drawn. `data_order` uses the records, and so do
-    later `select` stages, through RUN/outputs/NAME.jsonl."""
+    later `select` stages, for which they are written to RUN/outputs/NAME.jsonl."""
     health: HealthConfig = HealthConfig()
     """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20

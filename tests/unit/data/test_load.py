@@ -135,6 +135,29 @@ def test_rows_outside_the_row_filter_are_left_out_and_counted(folder, capsys):
     assert "data.train: 29 of 50 rows are left out by `row_filter`" in capsys.readouterr().out
 
 
+RL = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "track_rewards": ["exact"]}
+DRAW = {"kind": "sample", "name": "draw"}
+SELECT = {"kind": "select", "name": "best", "results_of": "rl", "metric": "reward_std"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "name"),
+    [([RL, SELECT], "rl"), ([DRAW, RL], "draw"), ([RL], None), ([{**DRAW, "when": {"part": ["0"]}}, RL], None)],
+)
+def test_a_sample_that_a_stage_cannot_write_to_its_table_is_refused_before_training(folder, stages, name):
+    """Every second sample shows a crop."""
+    crop = "sha256=digest, crop=(0, 0, 4, 4) if number % 2 else None)"
+    rows = ROWS.replace("sha256=digest)", crop).replace("=target)", '=target, meta={"part": number % 2})')
+    (folder / "crops.py").write_text(rows)
+    train = [{"fn": "./crops.py:rows", "args": {"size": 6}}]
+    loader, _ = make_loader(make_config(data={"train": train}, stages=stages), folder)
+    if name is None:
+        assert len(loader.load().train) == 6
+        return
+    with pytest.raises(UserError, match=f"stage '{name}' writes its samples to a table, and sample train-1 shows a"):
+        loader.load()
+
+
 def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
     filtered = filtered_config(folder, "number / 50", PASS_RATE)
     kept = [f"train-{number}" for number in range(5, 26)]
