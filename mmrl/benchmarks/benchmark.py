@@ -42,6 +42,8 @@ class Benchmark:
     overall_metric: OverallMetric | None = None  # a number over all responses, for benchmarks that publish one
     parse_item: Callable[[Mapping[str, Any]], Item] = parse_canonical_item
     """Returns the item of a row of `mmrl eval score --items`; raises ValueError for a row that is not an item."""
+    find_problem: Callable[[Item], str] | None = None
+    """Returns why the rules cannot score an item, or an empty text; such an item is malformed."""
     layouts: tuple[RowLayout, ...] = ()
     """Formats of the benchmark's files, the more specific first; canonical JSONL always works, too."""
     default_split: str = "test"  # split that is read from a folder when the user names none
@@ -49,10 +51,13 @@ class Benchmark:
     """True when the files are COCO's annotations, one JSON object for all images, instead of rows."""
 
     def check_item(self, item: Item) -> Item:
-        """Return the item; raises ValueError if the benchmark's rules cannot score its type of answer."""
+        """Return the item; raises ValueError if the benchmark's rules cannot score it."""
         if item.answer_type not in self.answer_types:
             raise ValueError(
                 f"the answer_type {item.answer_type!r} is not scored by {self.name}, which takes "
                 f"{', '.join(self.answer_types)}; correct it, or use the benchmark `canonical`"
             )
+        problem = self.find_problem(item) if self.find_problem else ""
+        if problem:
+            raise ValueError(problem)
         return item

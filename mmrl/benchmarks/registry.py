@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
 from mmrl.benchmarks.megabench.layout import MegaBenchLayout
-from mmrl.benchmarks.megabench.scoring import is_correct_megabench, macro_mean, score_megabench
+from mmrl.benchmarks.megabench.scoring import find_megabench_problem, is_correct_megabench, macro_mean, score_megabench
 from mmrl.benchmarks.official_metrics import formulas, grounding, mathvista, multiple_choice, reading
 from mmrl.benchmarks.readers.layouts import RowLayout
 from mmrl.types import UserError
@@ -40,6 +40,7 @@ _BENCHMARKS: Final = (
         name="megabench",
         official_score=score_megabench,
         is_correct=is_correct_megabench,
+        find_problem=find_megabench_problem,
         overall_metric=OverallMetric("macro mean over tasks", macro_mean),
         layouts=(MegaBenchLayout(),),
     ),
@@ -67,6 +68,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
     "is_correct": ("item", "response", "extraction"),
     "draw_letters": ("graded",),
     "parse_item": ("row",),
+    "find_problem": ("item",),
 }
 
 

@@ -22,24 +22,16 @@ from mmrl.benchmarks.megabench.metrics import (
     MULTILINE_METRICS,
     STRICT_METRICS,
 )
-from mmrl.types import UserError
+from mmrl.benchmarks.megabench.planning import parse_problem
 
 
 def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Return the mean or minimum of the fields' metrics, in [0, 1], as `meta.aggregation` says.
 
-    `meta.metric` maps fields to metrics, or is the one metric of an answer without fields.
-
-    Raises:
-        UserError: a metric needs a judge or a program, so no rule computes it.
+    `meta.metric` maps fields to metrics, or is the one metric of an answer without fields. The item has passed
+    `find_megabench_problem`.
     """
     metrics = _field_metrics(item)
-    for name in metrics.values():
-        if name not in FIELD_METRICS:
-            raise UserError(
-                f"item {item.id!r}: the metric {name!r} cannot be scored by rule; metrics that can: "
-                f"{', '.join(FIELD_METRICS)}"
-            )
     scores = {field: _score_field(item, response, extraction, field) for field in metrics}
     aggregation = item.meta.get("aggregation") or {}
     if aggregation.get("function") == "min":
@@ -48,6 +40,32 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
     weights = {field: float(field_weights.get(field, 1.0)) for field in scores}
     total = sum(weights.values())
     return sum(scores[field] * weight for field, weight in weights.items()) / total if total else 0.0
+
+
+def find_megabench_problem(item: Item) -> str:
+    """Return why the metrics in an item's `meta` cannot score it; an empty text if they can."""
+    metrics, aggregation, context = _field_metrics(item), item.meta.get("aggregation"), item.meta.get("context")
+    unknown = sorted({*metrics.values()} - FIELD_METRICS.keys())
+    if unknown or not metrics:
+        return f"meta.metric is {item.meta.get('metric')!r:.80}; metrics that work by rule: {', '.join(FIELD_METRICS)}"
+    for field, name in metrics.items():
+        needs_answer = name not in CONTEXT_METRICS or not context
+        if needs_answer and isinstance(item.answer, Mapping) and field not in item.answer:
+            return f"meta.metric scores the field {field!r}, and the answer has only {', '.join(map(str, item.answer))}"
+        if name == "xml_norm_point_in_bbox" and isinstance(context, Mapping) and context:
+            if not isinstance(context.get("bounding_boxes"), Sequence):
+                return f"{name} needs a list `bounding_boxes` in meta.context, which has {', '.join(map(str, context))}"
+        elif name == "symbolic_planning_test":
+            try:
+                parse_problem(context if isinstance(context, Mapping) else {})
+            except ValueError as error:
+                return f"{name}: meta.context holds no problem: {error}"
+    try:
+        for weight in ((aggregation or {}).get("field_weights") or {}).values():
+            float(weight)
+    except (AttributeError, TypeError, ValueError):
+        return f"meta.aggregation is {aggregation!r:.80}; give an object, with a number for each of its `field_weights`"
+    return ""
 
 
 def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> bool:

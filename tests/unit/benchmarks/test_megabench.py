@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from benchmark_rows import PNG_BASE64, read
 
 from mmrl.benchmarks.grading import grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse
@@ -255,6 +256,25 @@ def test_overall_score_is_the_mean_over_tasks():
     assert run.overall_scores == {"macro mean over tasks": 0.5}
 
 
-def test_metric_that_needs_a_judge_is_refused():
-    with pytest.raises(UserError, match="gpt_4o_as_judge"):
-        grade("x", "x", metric="gpt_4o_as_judge")
+@pytest.mark.parametrize(
+    ("answer", "meta", "problem"),
+    [
+        ("x", {}, "meta.metric is None; metrics that work by rule: exact_str_match"),
+        ("x", {"metric": "gpt_4o_as_judge"}, "meta.metric is 'gpt_4o_as_judge'; metrics that work"),
+        ("x", {"metric": {}, "aggregation": {"function": "min"}}, "meta.metric is {}"),
+        ({"x": "cat"}, FIELDS, "scores the field 'y', and the answer has only x"),
+        ({"x": "cat"}, EXACT, "scores the field '', and the answer has only x"),
+        ("x", IN_BOX | {"context": {"boxes": []}}, "needs a list `bounding_boxes` in meta.context, which has boxes"),
+        (CAT, FIELDS | {"aggregation": "mean"}, "meta.aggregation is 'mean'; give an object"),
+        (CAT, FIELDS | {"aggregation": {"field_weights": {"x": "much"}}}, "meta.aggregation is {'field_weights'"),
+        ("x", {"metric": "symbolic_planning_test"}, "meta.context holds no problem"),
+        ("x", {"metric": "symbolic_planning_test", "context": CONTEXT | {"task_pddl": "("}}, "PDDL must be one"),
+    ],
+)
+def test_question_that_no_metric_can_score_is_found_before_anything_is_generated(answer, meta, problem, tmp_path):
+    image = f"data:image/png;base64,{PNG_BASE64}"
+    row = {"id": "1", "question": "?", "answer": answer, "answer_type": "text", "images": image}
+    good = row | {"id": "2", "answer": "x", "meta": EXACT}
+    questions = read(tmp_path, "megabench", row | {"meta": meta}, good)
+    assert problem in questions.problems["1"]
+    assert [*questions.problems] == ["1"]
