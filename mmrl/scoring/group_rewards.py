@@ -181,14 +181,14 @@ def _call_group_reward(
 def _call_and_locate_errors(
     name: str, compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
 ) -> Sequence[RewardValue] | RewardFailure:
-    """Call a group reward; whatever it raises becomes a UserError with file and line, which ends the run."""
+    """Call a group reward; whatever it raises becomes a UserError with sample, file and line, which ends the run."""
     try:
         return _call_group_reward(name, compute, media_opener, group)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        message = describe_plugin_error(error) or f"a group reward raised {type(error).__name__}: {error}"
-        raise UserError(message) from error
+        message = describe_plugin_error(error) or f"it raised {type(error).__name__}: {error}"
+        raise UserError(f"group reward {name!r} on sample {group.prompt.sample.id!r}: {message}") from error
 
 
 def load_group_rewards(config: Config, base: Path, terms: Sequence[BoundTerm]) -> tuple[BoundGroupReward, ...]:
@@ -230,7 +230,9 @@ def isolate_group_rewards(
         comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
         bound = replace(group_reward, on_missing_score=options.on_missing_score)
         if comes_with_mmrl or (options.custom_rewards != "worker" and not options.workers):
-            compute = partial(_call_group_reward, group_reward.name, group_reward.compute, media_opener)
+            # An error in a function of ours is a defect, which needs its traceback.
+            make_call = _call_group_reward if comes_with_mmrl else _call_and_locate_errors
+            compute = partial(make_call, group_reward.name, group_reward.compute, media_opener)
             isolated.append(replace(bound, compute=compute))
             continue
         load = partial(_load_group_reward, group_reward.options, base)

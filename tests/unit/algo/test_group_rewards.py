@@ -527,9 +527,11 @@ def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):
         apply_custom_reward(tmp_path, "exit", on_missing_score="stop")
 
 
-def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
-    with pytest.raises(UserError, match=r"'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"):
-        apply_custom_reward(tmp_path, "raise")
+@pytest.mark.parametrize("place", ["worker", "main_process"])
+def test_an_error_is_named_with_its_sample_and_line(tmp_path, place):
+    message = r"^group reward 'mine' on sample 's': .*'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"
+    with pytest.raises(UserError, match=message):
+        apply_custom_reward(tmp_path, "raise", custom_rewards=place)
 
 
 @pytest.mark.parametrize("place", ["worker", "main_process"])
