@@ -356,8 +356,8 @@ def _add_response(items: dict[str, Row], row: Row, verdict: Row) -> None:
     text = str(row.get("response") or "")
     start, end = verdict.get("start"), verdict.get("end")
     # The range of the text that was read as the answer. Without an answer, the verdict has the range that was searched.
-    has_answer = verdict.get("value") is not None and isinstance(start, int) and isinstance(end, int)
-    span = [start, end] if has_answer else None
+    has_answer = verdict.get("value") is not None
+    span = [start, end] if has_answer and isinstance(start, int) and isinstance(end, int) else None
     count_units(text, [span])
     response = {"response": text, **pick(verdict, *_VERDICT_KEYS), **pick(row, "tokens", "finish"), "span": span}
     item["responses"].append(response)
