@@ -18,6 +18,18 @@ from mmrl.types import EvalRewards, Group, Rollout, RolloutBatch, Sample, TokenV
 ItemT = TypeVar("ItemT")
 
 
+def raise_on_all_ranks(work: Callable[[], object], ranks: Ranks) -> None:
+    """Run `work` on every rank. A UserError of one rank is raised on all, so that none waits for a rank that failed."""
+    failure: UserError | None = None
+    try:
+        work()
+    except UserError as error:
+        failure = error
+    for rank_failure in ranks.all_gather(failure):
+        if rank_failure is not None:
+            raise rank_failure
+
+
 def sum_metrics(metrics: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
     """Return the sum of each named count over all ranks."""
     total: Counter[str] = Counter()

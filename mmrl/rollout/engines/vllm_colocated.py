@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mmrl.distributed.exchanges import raise_on_all_ranks
 from mmrl.policy.expert_routing import router_layers
 from mmrl.rollout.engines.base import EngineContext, GenerationRequest, RolloutEngine
 from mmrl.rollout.engines.vllm_requests import (
@@ -122,12 +123,14 @@ class VllmEngine(RolloutEngine):
         if self._takes_adapter:
             self._load_adapter(export_adapter(self._context))
             return
-        check_same_model(weights, self._read_fingerprints())
+        ranks = self._context.ranks
+        # Each rank has an engine of its own, and under ZeRO-3 the next pass over the weights needs all ranks.
+        raise_on_all_ranks(lambda: check_same_model(weights, self._read_fingerprints()), ranks)
         sent: dict[str, TensorFingerprint] = {}
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter_with_fingerprints(weights, sent)})
         self._llm.collective_rpc("repack_experts")
         self._reset_caches()
-        check_weights_arrived(sent, self._read_fingerprints())
+        raise_on_all_ranks(lambda: check_weights_arrived(sent, self._read_fingerprints()), ranks)
         self._load_last_weights = lambda: self.load_weights(weights)
 
     def logits_dtypes(self) -> set[str]:

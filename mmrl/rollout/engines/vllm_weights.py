@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from mmrl import checkpoint
+from mmrl.distributed.exchanges import raise_on_all_ranks
 from mmrl.rollout.engines.base import EngineContext
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
 from mmrl.types import UserError
@@ -98,5 +100,6 @@ def export_adapter(context: EngineContext) -> Path:
     assert context.adapter is not None, "only a policy with an adapter has files of one"
     folder = context.work_dir / "adapter"
     with context.policy.runner.gather_params(list(context.policy.trained.values())):
-        checkpoint.export_hf_folder(folder, context.adapter)
+        # Each rank writes a folder of its own, and its disk may be full alone.
+        raise_on_all_ranks(partial(checkpoint.export_hf_folder, folder, context.adapter), context.ranks)
     return folder.absolute()
