@@ -73,7 +73,7 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
         # No weight sync: validation, benchmarks and stages that sample sync the weights before they generate.
         state.step, state.version = state.step + 1, state.version + 1
         state.data_position += stage.batch_size
-        result = TrainStepResult(selected=select_demonstrations(own_groups), metrics=metrics, seconds=timer.seconds)
+        result = TrainStepResult(selected=select_demonstrations(groups), metrics=metrics, seconds=timer.seconds)
         for callback in parts.callbacks:
             callback.on_step_end(state, result)
 
@@ -95,7 +95,7 @@ def make_experiences(groups: Sequence[Group]) -> list[Experience]:
 
 
 def select_demonstrations(groups: Sequence[Group]) -> SelectedExperiences:
-    """Return a rank's demonstrations as callbacks expect them."""
+    """Return the demonstrations of all ranks as callbacks expect them."""
     experiences = tuple(make_experiences(groups))
     rows = tuple((experience,) for experience in experiences)
     return SelectedExperiences(

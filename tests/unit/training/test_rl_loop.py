@@ -8,12 +8,14 @@ import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from rl_loop import LABEL, FakePipeline, FakeRun, FakeScorer, FakeSource, numbered_sample, train_rl
 from selection import centered, make_experiences, select_all
+from thread_ranks import run_on_ranks
 
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardConfig, GroupRewardRangeConfig, ReplayConfig, SftStage
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.log.rollout_records import list_step_records
 from mmrl.scoring.group_rewards import BoundGroupReward
 from mmrl.training import sft
 from mmrl.training.callbacks import StepLogger
@@ -243,7 +245,7 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
         train_rl(run, state, steps=2, scorer=scorer)
 
 
-def train_sft(run, state):
+def train_sft(run, state, ranks=None):
     stage = SftStage(kind="sft", name="cold", steps=9, batch_size=2)
     parts = sft.SftParts(
         source=run.source,
@@ -252,7 +254,7 @@ def train_sft(run, state):
         engine=SimpleNamespace(sleep=lambda: None),
         callbacks=run.callbacks(),
         seed=0,
-        ranks=SingleProcess(),
+        ranks=ranks or SingleProcess(),
         media_ranks=MediaRanks(),
     )
     sft.run_sft_stage(stage, parts, state)
@@ -274,6 +276,24 @@ def test_supervised_stage_takes_its_samples_in_order_until_its_goal():
     assert (state.step, state.data_position, state.version, state.stage_done) == (3, 10, 3, True)
     assert [call for call in run.calls if call[0] == "take"] == [("take", 4), ("take", 6), ("take", 8)]
     assert [e.advantage for e in run.learner.learned[0]] == [0.0, 0.0]
+
+
+def test_each_rank_of_a_supervised_stage_records_the_samples_of_all_ranks():
+    """A record's number of an experience is its place among those that the learner was given."""
+
+    class Recorder(FakeRun):
+        def on_step_end(self, state, result):
+            super().on_step_end(state, result)
+            self.records = list_step_records(result.selected, max_groups=9, version=0)
+
+    def train(ranks):
+        run = Recorder(done_at=1)
+        train_sft(run, TrainingState(data_position=2 * ranks.rank), ranks)
+        places = [run.learner.learned[0][record.experience].rollout for record in run.records]
+        assert [record.rollout for record in run.records] == places
+        return [record.rollout.prompt.sample.id for record in run.records]
+
+    assert run_on_ranks(2, train) == [["0", "1", "2", "3"]] * 2
 
 
 def test_demonstration_is_the_label_or_the_target():
