@@ -69,11 +69,12 @@ class AnswerSpec:
 
     def _parse_value(self, cell: object, role: str) -> AnswerValue:
         """Parse an answer of any other type, given as JSON or as the text of an answer."""
-        if self.answer_type is AnswerType.BOXES and self.box_format == "xywh":
-            entries = parse_json(cell) if isinstance(cell, str) else cell
-            if isinstance(entries, list):
-                cell = list(map(_to_xyxy, entries))
         try:
+            if self.answer_type is AnswerType.BOXES and self.box_format == "xywh":
+                # Text that may be in a ```json fence.
+                entries = parse_answer_value(AnswerType.JSON, cell.strip()) if isinstance(cell, str) else cell
+                if isinstance(entries, list | tuple):
+                    cell = list(map(_to_xyxy, entries))
             if isinstance(cell, str):
                 value = parse_answer_value(self.answer_type, cell.strip())
             else:
@@ -130,7 +131,8 @@ def make_answer_spec(
     """Return the spec that the options of a reader name.
 
     Raises:
-        UserError: an unknown word; coordinates for a type that has none, or none for a type that needs them.
+        UserError: an unknown word; coordinates for a type that has none, or none for a type that needs them; `xywh` for
+            a type whose boxes are not converted.
     """
     known_type = _parse_enum(AnswerType, answer_type, "answer_type")
     missing = coordinates is None and known_type in COORDINATE_TYPES
@@ -140,6 +142,11 @@ def make_answer_spec(
         raise UserError(
             f"answer_type={answer_type!r} with coordinates={coordinates!r}: set `coordinates` for {types}, and for "
             "json with coordinates in it"
+        )
+    if box_format == "xywh" and known_type in (AnswerType.ACTION, AnswerType.JSON):
+        raise UserError(
+            f"answer_type={answer_type!r} with box_format='xywh': only boxes of the types box and boxes are converted; "
+            "write the boxes of others as x1, y1, x2, y2 into the data, and leave out `box_format`"
         )
     return AnswerSpec(
         answer_type=known_type,

@@ -73,7 +73,7 @@ def rows(
         coordinates: the coordinate system of answers that have coordinates, and only of them; a template if
             `answer_type` is one. In JSON answers coordinates are under bbox_2d, point_2d or coordinate:
             `{"image": 2, "bbox_2d": [10, 20, 50, 60]}`.
-        box_format: xyxy for two corners, xywh for a corner with width and height.
+        box_format: xyxy for two corners, xywh for a corner with width and height, in answers of type box or boxes.
         choice_answer: how answers name a choice, `letter` or `text`; null takes either, but no letter that is both.
         prompt: a Jinja template that replaces the column of the question: `Where is {{ problem }}?`.
         unfold: columns that hold lists of one length, such as the sentences about a video and their times: each entry

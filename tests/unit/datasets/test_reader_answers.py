@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrl.types import Action, Region
+from mmrl.types import Action, Region, UserError
 from mmrl_datasets.formats.row import BadRowError
 from mmrl_datasets.readers.answers import make_answer_spec
 
@@ -65,5 +65,14 @@ def test_boxes_of_corner_and_size_become_corners():
     spec = make_answer_spec("boxes", "px_original", "xywh")
     assert spec.parse_target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
     assert spec.parse_target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
+    assert spec.parse_target(([1, 2, 29, 38],), "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
+    fenced = '```json\n[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]\n```'
+    assert spec.parse_target(fenced, "answer").value == (CUP,)
     with pytest.raises(BadRowError, match="inverted or empty box"):
         spec.parse_target([[1, 2, -1, 38]], "answer")
+
+
+@pytest.mark.parametrize("answer_type", ["json", "action"])
+def test_a_corner_and_size_are_refused_where_they_would_not_be_converted(answer_type):
+    with pytest.raises(UserError, match=f"answer_type='{answer_type}' with box_format='xywh': only boxes of the types"):
+        make_answer_spec(answer_type, "px_original", "xywh")
