@@ -192,6 +192,11 @@ def _check_data(stage: SftStage | RlStage | SampleStage, data: DataConfig) -> No
         raise ValueError(
             f"stage {stage.name!r}: data_order {order.kind!r} has to know all samples, which `data.streaming` forbids"
         )
+    elif data.has_weights and stage.samples_of is None and not isinstance(order, ShuffledOrderConfig):
+        raise ValueError(
+            f"stage {stage.name!r}: data_order {order.kind!r} draws from all samples alike, without the weights of "
+            "data.train; take out one"
+        )
     if stage.repeat_samples_to is not None and stage.samples_of is None:
         setting = f"stage {stage.name!r}: repeat_samples_to"
         if data.has_weights:
