@@ -33,6 +33,7 @@ from mmrl.data.data_record import DataRecord
 from mmrl.data.rows import (
     DatasetFunction,
     SplitRows,
+    find_row_limit,
     passes_row_filter,
     read_source,
     separate_rejected,
@@ -145,9 +146,7 @@ class DatasetLoader:
         """
         loaded: dict[str, SplitRows] = {}
         for split in sources_by_split(self._config.data):
-            streaming = self._config.data.streaming if split == "train" else None
-            # A streamed source is checked only in its first rows, as many as training will hold at once.
-            rows = self.read_split(split, limit=streaming.shuffle_buffer_size if streaming else None)
+            rows = self.read_split(split, limit=find_row_limit(self._config.data, split))
             check_unique_ids(rows.samples)
             usable, damaged = self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]

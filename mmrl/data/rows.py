@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -35,6 +36,14 @@ def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]
     """Return the sources by the name of their split. A training source with a validation share is in two of them."""
     shared = [source for source in data.train if source.validation_share]
     return {"train": data.train, "validation": (*data.validation, *shared), "test": data.test}
+
+
+def find_row_limit(data: DataConfig, split: str) -> int | None:
+    """Return how many rows of each source of a split are read before training; None for all.
+
+    Of a streamed source, which may have no end, these are as many rows as training will hold at once.
+    """
+    return data.streaming.shuffle_buffer_size if data.streaming and split == "train" else None
 
 
 def load_dataset_function(source: DataSourceConfig, base_dir: Path) -> DatasetFunction:
@@ -74,14 +83,14 @@ def read_source(
 
 
 def read_filtered_source(
-    source: DataSourceConfig, base_dir: Path, context: DatasetContext, split: str
+    source: DataSourceConfig, base_dir: Path, context: DatasetContext, split: str, *, limit: int | None = None
 ) -> Iterator[Sample | RejectedRow]:
-    """Load the function of a source, and yield the rows of a split that its `row_filter` takes.
+    """Load the function of a source, and yield those of the first `limit` rows of a split that its `row_filter` takes.
 
     Raises:
         UserError: as `load_dataset_function`, `read_source` and `passes_row_filter`.
     """
-    for row in read_source(source, load_dataset_function(source, base_dir), context, split):
+    for row in islice(read_source(source, load_dataset_function(source, base_dir), context, split), limit):
         if passes_row_filter(row, source):
             yield row
 

@@ -30,7 +30,7 @@ from mmrl.data.load import (
     unique_images,
     unique_videos,
 )
-from mmrl.data.rows import DatasetFunction, SplitRows, load_dataset_function, sources_by_split
+from mmrl.data.rows import DatasetFunction, SplitRows, find_row_limit, load_dataset_function, sources_by_split
 from mmrl.data_check.duplicates import (
     DuplicateFinding,
     find_repeated_questions,
@@ -178,7 +178,10 @@ class DataCheck:
 
     def _read_split(self, split: str) -> None:
         """Read all sources of a split. A source that breaks off keeps the rows before the error."""
-        rows = self._loader.read_split(split, on_error=partial(self._add_source_error, split))
+        limit = find_row_limit(self._config.data, split)
+        if limit is not None:
+            self._console.info(f"data.{split} is streamed: only the first {limit:,} rows of each source are checked.")
+        rows = self._loader.read_split(split, limit=limit, on_error=partial(self._add_source_error, split))
         for rejected in rows.rejected:
             self._add_finding(FindingCode.ROW, split, rejected.id, rejected.reason)
         self._rows[split], self._samples[split], self._token_counts[split] = rows, list(rows.samples), []

@@ -17,7 +17,7 @@ from PIL import Image
 from mmrl.answer import list_coordinates
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
-from mmrl.data.rows import read_filtered_source, separate_rejected, sources_by_split
+from mmrl.data.rows import find_row_limit, read_filtered_source, separate_rejected, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
@@ -83,9 +83,13 @@ class SampleBrowser:
         context = make_dataset_context(config, base_dir, work_dir)
 
         def read_split(name: str) -> tuple[list[Sample], list[RejectedRow]]:
+            limit = find_row_limit(config.data, name)
+            if limit is not None:
+                console.info(f"data.{name} is streamed: only the first {limit:,} rows of each source are read.")
             rows: list[Sample | RejectedRow] = []
             for source in sources_by_split(config.data)[name]:
-                rows += console.track(f"reading {name}", read_filtered_source(source, base_dir, context, name))
+                source_rows = read_filtered_source(source, base_dir, context, name, limit=limit)
+                rows += console.track(f"reading {name}", source_rows)
             return separate_rejected(rows)
 
         self._split = split

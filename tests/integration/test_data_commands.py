@@ -77,6 +77,20 @@ def clean_splits(folder: Path) -> Splits:
     }
 
 
+ENDLESS = """
+from itertools import count
+from mmrl.types import AnswerType, Sample, Target
+
+def rows(context):
+    for number in count():
+        if number > 1000:
+            raise RuntimeError("more than 1000 rows were read")
+        target = Target(answer_type=AnswerType.NUMBER, value=number)
+        meta = {"number": number}
+        yield Sample(id=f"count/{number}", task="count", parts=(f"Name {number}.",), target=target, meta=meta)
+"""
+
+
 def huge_png(path: Path) -> None:
     """A few bytes whose header promises 11 000 x 11 000 pixels."""
     noise_image(0).save(path)
@@ -309,6 +323,18 @@ def test_a_source_without_rows_is_not_blamed_on_conditions(tmp_path, here):
     code, report = run_check(here, write_config(tmp_path, {"train": [empty]}))
     assert code == 1
     assert {finding["code"] for finding in report["findings"]} == {"source", "empty", "too_few"}
+
+
+def test_of_an_endless_stream_the_first_rows_are_checked_and_shown(tmp_path, here):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    source = {"fn": "./endless.py:rows", "row_filter": {"column": "number", "high": 5}}
+    config = write_config(tmp_path, data={"train": [source], "streaming": {"shuffle_buffer_size": 10}})
+    done = here("data", "check", config)
+    assert "data.train is streamed: only the first 10 rows of each source are checked." in done.output
+    assert "train: 6 rows, 6 usable samples" in done.output
+    done = succeed(here("data", "show", config, "--index", "-1"))
+    assert "data.train is streamed: only the first 10 rows of each source are read." in done.output
+    assert "sample   count/5, task count" in done.output
 
 
 def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path, here):
