@@ -34,8 +34,14 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
     """Compare two runs by one column; several responses to a question count by their mean.
 
     Raises:
-        UserError: the runs are not on the same questions.
+        UserError: the runs are not on the same questions, or were not scored by the same version of the rules.
     """
+    versions_a, versions_b = ({verdict.scorer for verdict in verdicts} for verdicts in (verdicts_a, verdicts_b))
+    if versions_a != versions_b:
+        raise UserError(
+            f"A was scored by version {', '.join(sorted(versions_a))} of the rules and B by version "
+            f"{', '.join(sorted(versions_b))}, so verdicts may differ on equal answers; score both again with --rescore"
+        )
     by_item_a, by_item_b = mean_by_item(verdicts_a, column), mean_by_item(verdicts_b, column)
     unshared = by_item_a.keys() ^ by_item_b.keys()
     if unshared:

@@ -50,6 +50,7 @@ class Verdict:
     """Subsets that the item belongs to, by the column that makes them."""
     judge_correct: bool | None = None
     """Verdict of a language model where no rule found an answer; None when it was not asked or did not say."""
+    scorer: str = SCORER_VERSION  # version of the rules that gave the verdict
 
     @property
     def correct_with_judge(self) -> bool:
@@ -73,7 +74,7 @@ class Verdict:
             "cluster": self.cluster,
             "subsets": {name: list(values) for name, values in self.subsets.items()},
             "judge_correct": self.judge_correct,
-            "scorer": SCORER_VERSION,
+            "scorer": self.scorer,
         }
 
 
@@ -98,6 +99,7 @@ def parse_verdict(row: Mapping[str, Any]) -> Verdict:
             cluster=row["cluster"],
             subsets={name: tuple(values) for name, values in row["subsets"].items()},
             judge_correct=row["judge_correct"],
+            scorer=str(row["scorer"]),
         )
     except KeyError as error:
         raise ValueError(f"has no column {error}; verdicts are written by `mmrl eval score`") from None

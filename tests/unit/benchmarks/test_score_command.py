@@ -12,7 +12,7 @@ from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse, parse_canonical_item
 from mmrl.benchmarks.official_metrics.mathvista import parse_mathvista_item
 from mmrl.benchmarks.registry import BENCHMARKS
-from mmrl.benchmarks.verdict import parse_verdict, read_rows, read_verdicts
+from mmrl.benchmarks.verdict import SCORER_VERSION, parse_verdict, read_rows, read_verdicts
 from mmrl.cli import main
 from mmrl.utils.stats import wilson_interval
 
@@ -306,6 +306,16 @@ def test_compare_refuses_runs_on_other_questions(score, tmp_path, capsys):
     assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert "1 questions are in only one run (3)" in capsys.readouterr().err
     assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "nowhere")]) == 2
+
+
+def test_compare_refuses_verdicts_of_another_version_of_the_rules(score, tmp_path, capsys):
+    folders = [str(score(out=out).folder) for out in ("a", "b")]
+    verdicts = tmp_path / "a" / "verdicts.jsonl"
+    assert {verdict.scorer for verdict in read_verdicts(verdicts)} == {SCORER_VERSION}
+    verdicts.write_text("".join(json.dumps(row | {"scorer": "1"}) + "\n" for row in read_json_lines(verdicts)))
+    assert main(["eval", "compare", *folders]) == 2
+    message = f"A was scored by version 1 of the rules and B by version {SCORER_VERSION}, so verdicts may"
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_detection_reports_average_precision(score):
