@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -236,13 +237,28 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)
     columns: tuple[VerdictColumn, ...] = ("strict", "official")
-    if any(verdict.judge_correct is not None for verdict in (*a, *b)):
+    judged_a, judged_b = _was_judged(arguments.a, a), _was_judged(arguments.b, b)
+    if judged_a and judged_b:
         columns = (*columns, "correct_with_judge")
+    elif judged_a or judged_b:
+        side = "A" if judged_a else "B"
+        echo(f"with_judge: left out, because only {side} asked a judge; score the other with the same judge")
     for column in columns:
         _print_comparison(column.removeprefix("correct_"), compare_runs(a, b, column), arguments.flips)
     for name, rows in compare_subsets(a, b).items():
         _print_subset_table(name, rows)
     return 0
+
+
+def _was_judged(path: Path, verdicts: Sequence[Verdict]) -> bool:
+    """Return True when a judge gave verdicts, or when the report beside them says that it had none to give."""
+    if any(verdict.judge_correct is not None for verdict in verdicts):
+        return True
+    folder = path if path.is_dir() else path.parent
+    try:
+        return "judge" in json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def _print_comparison(column: str, comparison: RunComparison, max_flips: int) -> None:

@@ -60,6 +60,25 @@ def test_judge_is_asked_only_where_no_rule_finds_an_answer(score):
     assert compare_runs(verdicts, before, "correct_with_judge").a_only_ids == ("2", "7")
 
 
+def test_compare_wants_a_judge_on_both_sides(score, tmp_path, capsys):
+    _, without, _ = score(out="without")
+    with served(judging(judge_triangle)) as (url, _):
+        _, judged, _ = score(url=url)
+        # Rules read every response, so the judge has nothing to say.
+        rows = [{"pid": str(n), "response": "[0, 0, 9, 9]" if n == 8 else "3"} for n in range(9)]
+        write_rows(tmp_path / "responses.jsonl", rows)
+        _, perfect, _ = score(url=url, out="perfect")
+    assert main(["eval", "compare", str(judged), str(perfect)]) == 0
+    assert "with_judge: A 33.3, B 100.0" in capsys.readouterr().out
+    assert main(["eval", "compare", str(judged), str(judged)]) == 0
+    assert "with_judge: A 33.3, B 33.3" in capsys.readouterr().out
+    for folders, side in (((judged, without), "A"), ((without, judged), "B")):
+        assert main(["eval", "compare", *map(str, folders)]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "with_judge" in line]
+        assert len(lines) == 1
+        assert f"left out, because only {side} asked a judge" in lines[0]
+
+
 def test_scoring_again_asks_no_judge_and_writes_the_same_bytes(score):
     with served(judging(judge_triangle)) as (url, _):
         _, out, _ = score(url=url)
