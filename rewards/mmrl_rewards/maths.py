@@ -216,11 +216,12 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     readings = [*gold[:1], *given[:1]]
     if len(readings) == 2 and all(isinstance(reading, Eq) and isinstance(reading.rhs, Expr) for reading in readings):
         # math-verify takes x^2/4 + y^2/9 = 1 for x^2/9 + y^2/4 = 1. Here equations are equal if a number turns one
-        # numerator into the other; a factor x would add the solution x = 0.
+        # numerator into the other; a factor x would add the solution x = 0, and infinity turns all into 0.
         numerators = [fraction(cancel(equation.lhs - equation.rhs))[0] for equation in (gold[0], given[0])]
         if 0 in numerators:
             return numerators == [0, 0]
-        return not cancel(numerators[0] / numerators[1]).free_symbols
+        ratio = cancel(numerators[0] / numerators[1])
+        return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
