@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from math import isclose
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -128,14 +129,23 @@ def _items_equal(first: _Item, second: _Item, decimals: int) -> bool:
         share = whole._replace(values=(positive * factor, negative * factor))
         return _items_equal(whole, second, decimals) or _items_equal(share, second, decimals)
     if (first.is_decimal or second.is_decimal) and positive == negative and other_positive == other_negative:
-        return round(float(positive), decimals) == round(float(other_positive), decimals)
+        if 0 < abs(positive) < _DIFFERENT:
+            raise ValueError("a tiny number, or zero but for rounding")
+        return numbers_equal(float(positive), float(other_positive), decimals)
     return _close(positive, other_positive) and _close(negative, other_negative)
+
+
+def numbers_equal(expected: float, given: float, decimals: int) -> bool:
+    """Return True if two numbers are equal to `decimals` places, below the last place in their leading digits."""
+    if round(expected, decimals) == 0 and expected != 0:
+        return isclose(expected, given, rel_tol=10.0**-decimals)
+    return round(expected, decimals) == round(given, decimals)
 
 
 def _close(first: _Real, second: _Real) -> bool:
     """Return True if two numbers are equal. Raise ValueError if rounding leaves that open."""
-    difference, scale = abs(first - second), max(abs(first), abs(second), 1)
-    if scale * _EQUAL < difference < scale * _DIFFERENT:
+    difference, scale = abs(first - second), max(abs(first), abs(second))
+    if scale * _EQUAL < difference < max(scale, 1) * _DIFFERENT:
         raise ValueError("nearly equal")
     return bool(difference <= scale * _EQUAL)
 

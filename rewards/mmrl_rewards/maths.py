@@ -7,14 +7,13 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from math import isclose
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.arithmetic import compare
+from mmrl_rewards.arithmetic import compare, numbers_equal
 from mmrl_rewards.contract import BadAnswer, Of, part_value, reward
 from mmrl_rewards.formulas import CONNECTIVE, Formula, read_formula
 from mmrl_rewards.strings import excerpt
@@ -109,10 +108,7 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if expected is not None and given is not None:
         if conversion != (1.0, 0.0):  # without one, whole numbers stay exact
             given = given * scale + offset
-        # A target below the last place would equal 0, so it is compared in its leading digits.
-        if round(expected, decimals) == 0 and expected != 0:
-            return isclose(expected, given, rel_tol=10.0**-decimals)
-        return round(expected, decimals) == round(given, decimals)
+        return numbers_equal(expected, given, decimals)
     texts = _without_names(target.text, answer.text)
     if texts is None:
         return False
@@ -222,6 +218,11 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
             return numerators == [0, 0]
         ratio = cancel(numerators[0] / numerators[1])
         return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
+    if len(readings) == 2 and all(isinstance(reading, Expr) and reading.is_number for reading in readings):
+        expected, value = (reading.n() for reading in readings)
+        # math-verify takes all numbers below the last place for 0. sympy takes some zeros for 1e-125.
+        if 1e-100 < abs(expected) < 0.5 * 10.0**-decimals:
+            return bool(abs(value - expected) <= abs(expected) * 10.0**-decimals)
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
