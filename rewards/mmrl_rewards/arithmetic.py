@@ -187,7 +187,7 @@ def _evaluate(tree: ast.AST, sign: int) -> _Real:
             return _OPERATIONS[type(tree.op)](_evaluate(tree.operand, sign))
         case ast.BinOp(op=ast.Pow()):
             return _power(_evaluate(tree.left, sign), _evaluate(tree.right, sign))
-        case ast.BinOp():
+        case ast.BinOp() if type(tree.op) in _OPERATIONS:  # not //
             return _OPERATIONS[type(tree.op)](_evaluate(tree.left, sign), _evaluate(tree.right, sign))
         case ast.Call(args=[radicand, ast.Constant(value=degree)]):
             return _power(_evaluate(radicand, sign), 1 / _REALS.mpf(degree))

@@ -62,10 +62,11 @@ def equal(
         raise Unscorable(f"the target {sample.target.value!r:.80} is {error}") from error
     try:
         answer = read_formula(_formula_text(part_value(response, sample.target.answer_type, of)))
+        is_equal = _formulas_equal(target, answer, decimals)
     except ValueError as error:
         raise BadAnswer(f"the answer is {error}") from error
     reason = f"{excerpt(answer.text, _EXCERPT_CHARS)}, expected {excerpt(target.text, _EXCERPT_CHARS)}"
-    return RewardValue(float(_formulas_equal(target, answer, decimals)), reason)
+    return RewardValue(float(is_equal), reason)
 
 
 def _formula_text(value: str | float) -> str:
@@ -88,15 +89,17 @@ def _read_target(text: str) -> Formula:
         ValueError: nothing would equal the target: it is not one formula, or not defined.
     """
     formula = read_formula(text)
-    if formula.is_words or formula.number is not None or compare(formula.text, formula.text, 6):
-        return formula
-    if not _parse_formula(formula.text):
+    if not _formulas_equal(formula, formula, 6):
         raise ValueError("not a formula that math-verify can read")
     return formula
 
 
 def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
-    """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify."""
+    """Return True if two formulas are equal as words, as numbers to `decimals` places, or to math-verify.
+
+    Raises:
+        ValueError: math-verify cannot compare the two.
+    """
     if target.is_words or answer.is_words or (target.time and answer.time):
         return target == answer
     target, answer = _adapt(target, answer), _adapt(answer, target)
@@ -119,7 +122,14 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if wanted_text.startswith("(") or given_text.startswith("("):
         wanted_text, given_text = _list_as_pair(wanted_text), _list_as_pair(given_text)
     verdict = compare(wanted_text, given_text, decimals)
-    return _verify(wanted_text, given_text, decimals) if verdict is None else verdict
+    if verdict is not None:
+        return verdict
+    try:
+        return _verify(wanted_text, given_text, decimals)
+    except MemoryError:
+        raise
+    except Exception as error:  # sympy raises many kinds, such as TypeError for 1 \le i and AttributeError for (1,2)=x
+        raise ValueError(f"a formula that math-verify cannot compare: {error}") from error
 
 
 def _find_conversion(unit: str, wanted: str) -> tuple[float, float] | None:
