@@ -118,7 +118,7 @@ def _items_equal(first: _Item, second: _Item, decimals: int) -> bool:
     other_positive, other_negative = second.values
     if first.is_equation or second.is_equation:
         # Multiples of an equation have the same solutions.
-        are_equations = first.is_equation and second.is_equation and positive
+        are_equations = first.is_equation and second.is_equation and positive and other_positive
         if are_equations and _close(positive * other_negative, negative * other_positive):
             return True
         raise ValueError("equations that may have the same solutions")
