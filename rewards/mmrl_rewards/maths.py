@@ -216,7 +216,7 @@ def _list_as_pair(formula: str) -> str:
 def _verify(target: str, answer: str, decimals: int) -> bool:
     """Return math-verify's verdict. It is False if math-verify cannot read one of the two."""
     from math_verify import verify  # takes a second
-    from sympy import Eq, Expr, Interval, Tuple, cancel, fraction
+    from sympy import And, Eq, Expr, Interval, Or, Rel, Set, Tuple, cancel, fraction
 
     gold, given = _parse_formula(target), _parse_formula(answer)
     readings = [*gold[:1], *given[:1]]
@@ -233,6 +233,12 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
         # math-verify takes all numbers below the last place for 0. sympy takes some zeros for 1e-125.
         if 1e-100 < abs(expected) < 0.5 * 10.0**-decimals:
             return bool(abs(value - expected) <= abs(expected) * 10.0**-decimals)
+    # math-verify takes 1 < x < 3 for the set {1, 3} of its ends, and x^2 >= 0 for the empty set.
+    for relation, other in ((gold, given), (given, gold)):
+        is_inequality = relation and isinstance(relation[0], And | Or | Rel) and not isinstance(relation[0], Eq)
+        is_finite = other and isinstance(other[0], Set) and other[0].is_finite_set
+        if is_inequality and is_finite and not relation[0].as_set().is_finite_set:
+            return False
     # math-verify takes the pair (1, 2) for an interval, and finds that equal to the set {1, 2}.
     braced, other = (target, given) if target.startswith("\\{") else (answer, gold)
     if braced.startswith("\\{") and "(" not in braced and other and isinstance(other[0], Interval | Tuple):
