@@ -84,15 +84,15 @@ def find_similar_images(samples: Sequence[Sample], fingerprints: Mapping[str, by
 
 
 def _question_key(sample: Sample) -> tuple[str, ...]:
-    """Return the texts of a question, without differences of case and spaces, and the digests of its media."""
+    """Return the texts of a question, without differences of case and spaces, and what it shows of which media."""
     key = []
     for part in sample.parts:
         if isinstance(part, str):
             key.append(" ".join(part.casefold().split()))
         elif isinstance(part, VideoRef):
-            key.append(f"{part.sha256} {part.start} {part.end}")
+            key.append(f"{part.sha256} {part.start} {part.end} {part.fps}")
         else:
-            key.append(part.sha256)
+            key.append(f"{part.sha256} {part.timestamp} {part.crop} {part.fps}")
     return tuple(key)
 
 

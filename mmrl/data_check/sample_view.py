@@ -163,13 +163,16 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
         resize_map = resize_maps[target.media_index]
         for values in list_coordinates(target.answer_type, target.value):
             pixels = resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-            is_within = all(
-                isfinite(value) and -TOLERANCE_PX <= value <= resize_map.original[index % 2] + TOLERANCE_PX
-                for index, value in enumerate(pixels)  # x, y, x, y, ...
-            )
+            is_within = True
+            for index, value in enumerate(pixels):  # x, y, x, y, ...
+                # Of a crop, they count from the corner of the larger image.
+                inside = value - resize_map.offset[index % 2]
+                last = resize_map.original[index % 2] + TOLERANCE_PX
+                is_within = is_within and isfinite(inside) and -TOLERANCE_PX <= inside <= last
             if not is_within:
                 size = format_size(resize_map.original)
-                yield f"its {role} {list(values)} ({target.coordinate_system}) leaves the image of {size} pixels"
+                crop = f" that is cropped at {resize_map.offset}" if any(resize_map.offset) else ""
+                yield f"its {role} {list(values)} ({target.coordinate_system}) leaves the image of {size} pixels{crop}"
 
 
 def describe_sample(view: SampleView) -> str:

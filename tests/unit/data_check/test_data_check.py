@@ -111,6 +111,35 @@ def test_an_answer_in_an_image_that_does_not_exist_is_found():
     assert message == "its answer lies in image or video 1 (counted from 0), but the sample has 1"
 
 
+@pytest.mark.parametrize(
+    ("box", "system", "num_outside"),
+    [
+        ([310, 210, 330, 230], "px_original", 0),
+        ([10, 10, 20, 20], "px_original", 1),
+        ([310, 210, 345, 230], "px_original", 1),
+        ([0, 0, 1000, 1000], "norm_1000", 0),
+    ],
+)
+def test_pixels_in_a_crop_count_from_the_corner_of_the_larger_image(box, system, num_outside):
+    crop = ResizeMap(Size(40, 30), Size(56, 28), offset=(300, 200))
+    assert len(list(find_outside_image(boxed(box, system), [crop]))) == num_outside
+
+
+def test_other_crops_and_frames_of_one_file_are_other_questions():
+    whole = sample("a")
+    samples = [whole]
+    for number, shown in enumerate(
+        [{"crop": (0, 0, 4, 4)}, {"crop": (4, 4, 8, 8)}, {"timestamp": 1.0}, {"timestamp": 2.0}, {"fps": 2.0}]
+    ):
+        parts = [replace(part, **shown) if isinstance(part, ImageRef) else part for part in whole.parts]
+        samples.append(replace(whole, id=f"part {number}", parts=tuple(parts)))
+    assert list(find_repeated_questions(samples)) == []
+    overlaps = find_training_overlap(samples[1:], samples[:1], {})
+    assert {finding.code for finding in overlaps} == {FindingCode.SHARED_MEDIA}
+    (again,) = find_repeated_questions([samples[1], replace(samples[1], id="again")])
+    assert again.code is FindingCode.DUPLICATE
+
+
 def test_repeated_and_contradicting_questions_are_found():
     first, again = sample("a", question="How  many?"), sample("b", question="how many? ")
     other = sample("c", question="How many?", sha="2")
