@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import numpy as np
 from PIL import Image
@@ -111,19 +112,21 @@ def write_if_changed(path: Path | str, content: bytes) -> None:
     Raises:
         UserError: the file cannot be written.
     """
+    # A random name, since two runs may make the same file, even on two machines.
+    partial = f"{os.path.splitext(path)[0]}.{uuid4().hex}.partial"
     try:
         # The file is read in one call, so a buffer would only add a copy.
         with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
             if file.read() == content:
                 return
-        # The process id keeps two runs that make the same file from writing into one temporary file.
-        partial = f"{os.path.splitext(path)[0]}.{os.getpid()}.partial"
         if not os.path.isdir(os.path.dirname(path)):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(partial, "wb") as file:
             file.write(content)
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(partial)
         reason = error.strerror or type(error).__name__
         raise UserError(f"{path}: cannot write the file: {reason}; free space or choose another folder") from error
 

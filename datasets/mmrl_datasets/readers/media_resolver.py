@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from urllib import request
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, UserError, VideoRef
 from mmrl.utils.digests import file_digest, frames_digest
@@ -207,7 +208,7 @@ class MediaResolver:
         """Return the stored file of a URL, downloading it unless an earlier run did."""
         # The note, named by the sha256 of the URL, holds the path of the stored file.
         note = self.store_dir / "urls" / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
-        partial_file = note.with_suffix(f".{os.getpid()}.partial")
+        partial_file = note.with_suffix(f".{uuid4().hex}.partial")
         try:
             if note.is_file():
                 path = self.store_dir / note.read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 from mmrl.types import ImageRef
 from mmrl.utils.files import TEMPORARY_SUFFIX, report_write_errors
@@ -29,7 +30,7 @@ def save_frame(folder: Path, content: bytes) -> ImageRef:
             folder.mkdir(parents=True, exist_ok=True)
             # Other ranks may write the same picture. It is not synced to disk, which would take longer than the rest
             # of a step: its size, or its digest when it is opened, shows damage by a power cut.
-            fresh = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+            fresh = path.with_name(f".{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
             fresh.write_bytes(content)
             fresh.replace(path)
     return ImageRef(path=str(path), sha256=sha256)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import socket
 import time
@@ -12,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from threading import Event, Timer, get_ident
+from threading import Event, Timer
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -124,10 +124,10 @@ def find_kept_reply(folder: str, request: bytes) -> Path:
 
 
 def keep_reply(path: Path, reply: bytes) -> None:
-    """Write a reply to its file. Several processes and threads may do so at the same time."""
+    """Write a reply to its file. Several threads, processes and machines may do so at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed once it is complete, so that nobody reads a part of it; the name is this thread's own.
-    temporary_path = path.with_suffix(f".{os.getpid()}-{get_ident()}")
+    # Renamed once it is complete, so that nobody reads a part of it; the random name is this call's own.
+    temporary_path = path.with_suffix(f".{uuid4().hex}")
     temporary_path.write_bytes(reply)
     temporary_path.replace(path)
 

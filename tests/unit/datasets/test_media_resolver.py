@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import threading
 from dataclasses import replace
 from functools import partial
@@ -242,6 +243,25 @@ def test_urls_are_downloaded_only_when_allowed_and_once(context, server):
     (url,) = images_at(server, "/v.mp4")
     (sample,) = read(allowing(context, "http"), {"videos": url["images"]})
     assert sample.media == (stored_video(context),)
+
+
+@pytest.mark.parametrize("is_downloaded", [True, False])
+def test_two_machines_may_store_one_file_at_once_in_a_shared_folder(context, server, monkeypatch, is_downloaded):
+    """The second run may have the process id of the first, and stores the file just before the first has done so."""
+    (row,) = images_at(server, "/a.png")
+    if not is_downloaded:
+        row = {"images": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}
+    read_row = partial(read, allowing(context, "http", "data"), row)
+    second_runs, rename = [read_row], os.replace
+
+    def rename_second(source, target):
+        if second_runs:
+            second_runs.pop()()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", rename_second)
+    (sample,) = read_row()
+    assert not second_runs and sample.images == (stored_image(context, PNG),)
 
 
 def test_a_downloaded_file_that_was_damaged_is_downloaded_again(context, server):

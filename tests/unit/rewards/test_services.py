@@ -3,9 +3,11 @@
 import base64
 import json
 import math
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -24,7 +26,7 @@ from mmrl_rewards import judge, render
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
 from mmrl_rewards.services import endpoint as endpoint_module
-from mmrl_rewards.services.endpoint import Endpoint, RequestRejected
+from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, find_kept_reply, keep_reply
 from mmrl_rewards.services.images import show_question
 
 SERVICE = {"retries": 0, "backoff_s": 0.01, "timeout_s": 60.0}
@@ -160,6 +162,21 @@ def test_only_usable_replies_are_cached_by_request(tmp_path):
         for kept in tmp_path.rglob("*.reply"):
             kept.write_bytes(b"")  # as a crash may leave it
         assert service.post({"q": "é"}, int) == 9
+
+
+def test_two_machines_may_keep_one_reply_at_once(tmp_path, monkeypatch):
+    """The second process may have the id of the first, and keeps the reply just before the first has done so."""
+    path = find_kept_reply(str(tmp_path), b"request")
+    second_processes, rename = [partial(keep_reply, path, b"7")], os.replace
+
+    def rename_second(source, target):
+        if second_processes:
+            second_processes.pop()()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", rename_second)
+    keep_reply(path, b"7")
+    assert not second_processes and [file.read_bytes() for file in path.parent.iterdir()] == [b"7"]
 
 
 def test_the_key_is_sent_and_a_missing_one_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import time
+from functools import partial
 
 from mmrl.rollout.environments.frames import delete_unused_frames, save_frame
 from mmrl.types import ImageRef
@@ -20,6 +21,20 @@ def test_frame_is_named_by_its_digest_and_written_once(tmp_path):
     assert os.stat(ref.path).st_mtime > time.time() - 60.0  # in use again
     assert save_frame(folder, JPEG).path.endswith(".jpg")
     assert len(list(folder.iterdir())) == 2
+
+
+def test_two_machines_may_save_one_frame_at_once(tmp_path, monkeypatch):
+    """The second rank may have the process id of the first, and saves the frame just before the first has done so."""
+    second_ranks, rename = [partial(save_frame, tmp_path, PNG)], os.replace
+
+    def rename_second(source, target):
+        if second_ranks:
+            second_ranks.pop()()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", rename_second)
+    ref = save_frame(tmp_path, PNG)
+    assert not second_ranks and [str(path) for path in tmp_path.iterdir()] == [ref.path]
 
 
 def test_frames_that_nothing_names_are_deleted_once_they_are_old(tmp_path):
