@@ -25,7 +25,7 @@ HUB_SCHEME: Final = "hf://"
 HUB_ADDRESS: Final = re.compile(r"hf://(?P<path>[\w.-]+/[\w.-]+)(:(?P<name>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
 SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes: the first for a dataset of several splits, the second for one split."""
-SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-[0-9a-f]{16})?\.parquet")  # older versions add a hash
+SHARD_NAME: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(-[0-9a-f]{16})?\.parquet")  # older versions add a hash
 UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 MAX_LINE_BYTES: Final = 64 << 20  # a longer line of JSON Lines is rejected, and never held in memory as a whole
 MAX_CELL_CHARS: Final = 64 << 20  # longest cell of a CSV or TSV file
@@ -204,13 +204,20 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
     """Return the Parquet files under a folder, sorted by path.
 
     If some are named `<split>-00000-of-00001.parquet`, as Hugging Face exports them, return only the split's.
+
+    Raises:
+        UserError: there is no such file or split, or the names of the split's shards say that some are missing.
     """
     files = sorted(folder.rglob("*.parquet"))
     split_of_file = {}
+    # Numbers of the split's shards, by the folder that they lie in and how many of them there should be.
+    numbers_found: dict[tuple[Path, int], set[int]] = {}
     for file in files:
         match = SHARD_NAME.fullmatch(file.name)
         if match:
             split_of_file[file] = match.group(1)
+            if match.group(1) == split:
+                numbers_found.setdefault((file.parent, int(match.group(3))), set()).add(int(match.group(2)))
     if split_of_file and split not in split_of_file.values():
         known = sorted(set(split_of_file.values()))
         raise UserError(f"{folder}: has no split {split!r}{did_you_mean(split, known)}; there are {', '.join(known)}")
@@ -218,6 +225,15 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
         raise UserError(f"{folder}: holds neither Parquet files nor a dataset saved to disk")
     if not split_of_file:
         return files
+    for (shard_folder, total), numbers in numbers_found.items():
+        first = 1 if total in numbers else 0  # some are counted from 1
+        missing = sorted(set(range(first, first + total)) - numbers)
+        if missing:
+            raise UserError(
+                f"{shard_folder}: {len(missing)} of {total} shards of split {split!r} are missing, the first of them "
+                f"{split}-{missing[0]:05}-of-{total:05}.parquet; fetch them, or name the file of each shard that you "
+                "want as the `path` of a source"
+            )
     return [file for file in files if split_of_file.get(file) == split]
 
 

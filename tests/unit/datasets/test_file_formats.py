@@ -248,6 +248,22 @@ def test_a_folder_of_parquet_gives_one_split(context):
         table.rows(context, path="empty", **EASY)
 
 
+def test_missing_shards_of_the_split_are_refused(context):
+    for name in ("a/train-00000-of-00004", "a/train-00002-of-00004", "b/train-00000-of-00001", "a/test-00001-of-00002"):
+        write_parquet(context, f"set/{name}.parquet", EASY_ROWS)
+    missing = r"set/a: 2 of 4 shards of split 'train' are missing, the first of them train-00001-of-00004\.parquet;"
+    with pytest.raises(UserError, match=missing):
+        list(table.rows(context, path="set", **EASY))
+    # One shard may be named by itself.
+    check_easy_samples(context, list(table.rows(context, path="set/a/train-00002-of-00004.parquet", **EASY)))
+
+
+def test_shards_may_be_counted_from_1(context):
+    for name in ("train-00001-of-00002", "train-00002-of-00002"):
+        write_parquet(context, f"set/{name}.parquet", EASY_ROWS)
+    assert len(list(table.rows(context, path="set", **EASY))) == 2 * len(EASY_ROWS)
+
+
 def test_datasets_saved_to_disk(context):
     features = Features({"images": [Image()], "problem": Value("string"), "answer": Value("string")})
     saved = Dataset.from_list(EASY_ROWS, features=features)
