@@ -23,6 +23,7 @@ from itertools import chain, islice
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.rollout.steps.tools import ends_in_call
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, Segment, UserError
 from mmrl.utils.seeds import derive_seed
 
@@ -103,8 +104,10 @@ class ForcedRethink:
             # A response with tool results may be longer than `max_new_tokens`.
             longest = self.context.sampling_params.max_new_tokens - self.options.min_free_tokens
             fits = not self.options.min_free_tokens or rollout.num_tokens <= longest
-            # A response that was cut by its length limit has not finished thinking, so it cannot be made to rethink.
-            may_continue = fits and rollout.finish_reason is not FinishReason.LENGTH
+            # A response that was cut by its length limit, or waits for a tool, has not finished thinking, so it cannot
+            # be made to rethink. A trigger after a call would also keep a later `tools` step from answering the call.
+            is_finished = rollout.finish_reason is not FinishReason.LENGTH and not ends_in_call(rollout)
+            may_continue = fits and is_finished
             # Chance derives from the response, not from a shared stream: whether it is continued must not depend on how
             # many others were tried before it, or a resumed run would differ.
             sample_id = rollout.prompt.sample.id

@@ -38,7 +38,7 @@ class ToolStep:
             calling: dict[tuple[int, int], Rollout] = {}
             for group_index, group in enumerate(groups):
                 for position, rollout in enumerate(group):
-                    if _ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens:
+                    if ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens:
                         calling[group_index, position] = rollout
             if not calling:
                 break
@@ -52,12 +52,12 @@ class ToolStep:
             for (group_index, position), rollout in zip(calling, continued, strict=True):
                 groups[group_index][position] = rollout
         # Calls beyond the limits of turns or tokens. A call that the length limit cut off is not among them.
-        counts["unanswered"] = sum(map(_ends_in_call, chain.from_iterable(groups)))
+        counts["unanswered"] = sum(map(ends_in_call, chain.from_iterable(groups)))
         metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
 
 
-def _ends_in_call(rollout: Rollout) -> bool:
+def ends_in_call(rollout: Rollout) -> bool:
     """Return True if the policy ended the response with a tool call."""
     stopped = rollout.finish_reason is FinishReason.STOP and rollout.segments[-1].author is Author.POLICY
     return stopped and find_final_call(rollout.text) is not None

@@ -1,15 +1,19 @@
 """Forced rethinking: which responses are continued, where the trigger goes, which continuations count."""
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from samplers import make_pipeline, reworded
 from scoring import make_scorer, term
+from tool_calls import call, responses
 
 from mmrl.answer import ResponseFormat
-from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
+from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig, ToolConfig, ToolsConfig
 from mmrl.rollout.steps.rethink import ForcedRethink, count_tokens_before, tokenize_trigger
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import AnswerType, Author, FinishReason, RolloutBatch, Segment, UserError
 from mmrl_rewards.contract import reward
 
@@ -106,6 +110,24 @@ def test_responses_without_room_are_not_continued(tiny, batch):
     for first, result in pairs(batch, found):
         if first.finish_reason is not FinishReason.LENGTH:
             assert (result is first) == (first.num_tokens > 3)
+
+
+def test_a_call_is_answered_and_not_continued(tiny):
+    """A trigger after the call would keep the tools step, which comes next, from seeing it."""
+    with closing(ToolRunner(Path())) as runner:
+        tool = ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer")
+        steps = (
+            RethinkConfig(kind="rethink", correct=("even",), max_new_tokens=4),
+            ToolsConfig(kind="tools", tools=(tool,), max_turns=1, timeout_s=60.0),
+        )
+        pipeline = make_pipeline(tiny, *steps, scorer=make_scorer(term(even)), tool_runner=runner)
+        found = responses(tiny, call("check_answer", answer="3"), "No call.")
+        for step in pipeline.steps:
+            found = step(found, step=0)
+    ((calling, plain),) = found.groups
+    assert [segment.author for segment in calling.segments] == [Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
+    assert [segment.author for segment in plain.segments] == [Author.POLICY, Author.FORCED, Author.POLICY]
+    assert (found.metrics["rethink/attempted"], found.metrics["tools/calls"]) == (1, 1)
 
 
 def test_fraction_and_attempts_per_group_are_limits(tiny, batch):
