@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from math import isfinite
+from numbers import Real
 from typing import Final
 
-from mmrl.types import Action, Environment, ImageRef, MediaResult, Observation, StepResult, UserError, VideoRef
+from mmrl.types import (
+    Action,
+    Environment,
+    ImageCrop,
+    ImageRef,
+    MediaResult,
+    Observation,
+    StepResult,
+    UserError,
+    VideoFrames,
+    VideoRef,
+)
 from mmrl.utils.digests import text_digest
 
 SEED_KEY: Final = "environment_seed"
@@ -19,7 +32,7 @@ _PICTURE_HEADS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 
 
 def check_observation(value: object) -> Observation:
-    """Return `value` if it is an `Observation` of text, PNG or JPEG bytes, references and parts; else UserError."""
+    """Return an `Observation` of text, PNG or JPEG bytes, references and parts, as `encodable`; else UserError."""
     if not isinstance(value, Observation):
         raise UserError(f"an environment shows a mmrl.Observation, not {value!r:.80}")
     if not isinstance(value.text, str) or not isinstance(value.state, str | None):
@@ -27,20 +40,46 @@ def check_observation(value: object) -> Observation:
     if not isinstance(value.media, tuple):
         raise UserError(f"the media of an observation are a tuple, not {value.media!r:.80}")
     for medium in value.media:
-        if isinstance(medium, ImageRef | VideoRef | MediaResult):
+        if isinstance(medium, MediaResult):
+            check_media_result(medium)
+            continue
+        if isinstance(medium, ImageRef | VideoRef):
             continue
         if not isinstance(medium, bytes) or not medium.startswith(_PICTURE_HEADS):
             raise UserError(f"a picture of an observation is a PNG or JPEG file in bytes, not {medium!r:.80}")
         if len(medium) > _MAX_PICTURE_BYTES:
             raise UserError(f"a picture of {len(medium):,} bytes exceeds {_MAX_PICTURE_BYTES:,}; encode a smaller one")
-    return value
+    return replace(value, text=encodable(value.text))
+
+
+def check_media_result(value: MediaResult) -> None:
+    """Raise UserError unless the fields of a part are numbers, as many as it needs."""
+    numbers: tuple[float, ...]
+    match value:
+        case ImageCrop():
+            numbers = value.box
+        case VideoFrames():
+            numbers = value.seconds
+        case _:
+            numbers = (value.start, value.end)
+    is_complete = isinstance(numbers, tuple | list) and (not isinstance(value, ImageCrop) or len(numbers) == 4)
+    if not is_complete or not all(isinstance(number, Real) for number in (value.medium_number, *numbers)):
+        raise UserError(f"the fields of a part are numbers, and a box has four; this one is {value!r:.200}")
+
+
+def encodable(text: str) -> str:
+    """Return a text with a question mark for each half of a surrogate pair, which no tokenizer takes.
+
+    JSON that the model writes may hold such a half as an escape, and a tool may repeat it.
+    """
+    return text.encode(errors="replace").decode()
 
 
 def check_step_result(value: object) -> StepResult:
-    """Return `value` if it is a `StepResult` with fields of the right types and finite numbers; else UserError."""
+    """Return a `StepResult` whose fields have the right types, whose numbers are finite; else raise UserError."""
     if not isinstance(value, StepResult):
         raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")
-    check_observation(value.observation)
+    value = replace(value, observation=check_observation(value.observation))
     named = {f"info[{name!r}]": number for name, number in value.info.items()}
     for name, number in {"reward": value.reward, **named}.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):

@@ -88,7 +88,8 @@ class ToolExecutor:
                 continue
             try:
                 messages.append(ToolMessage(result.kind, media_segments=self._encode_media(rollout, result.media)))
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
+                # A number of the box may be too large for a float, or infinite.
                 messages.append(ToolMessage("refused", text=f"The tool refuses: {error}"))
         return messages
 

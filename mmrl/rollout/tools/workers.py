@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoClip, VideoFrames
+from mmrl.utils.observations import check_media_result, encodable
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
@@ -116,12 +117,13 @@ def _call_tool(tools: Mapping[str, ToolFunction], request: ToolRequest) -> ToolR
     try:
         match tools[request.call.name](request.call.arguments, request.sample):
             case str() as text:
-                return ToolResult(text, "results")
+                return ToolResult(encodable(text), "results")
             case ImageCrop() | VideoFrames() | VideoClip() as media:
+                check_media_result(media)
                 return ToolResult("", "results", media)
             case other:
                 return ToolResult(f"The tool returned {other!r:.80}.", "errors")
     except ValueError as error:
-        return ToolResult(f"The tool refuses: {error}", "refused")
+        return ToolResult(encodable(f"The tool refuses: {error}"), "refused")
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return ToolResult(f"The tool failed: {type(error).__name__}: {error}", "errors")
+        return ToolResult(encodable(f"The tool failed: {type(error).__name__}: {error}"), "errors")

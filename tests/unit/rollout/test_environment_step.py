@@ -118,9 +118,14 @@ def outside(env):
 def no_such_medium(env):
     from mmrl import ImageCrop
     return StepResult(observation=Observation(media=(ImageCrop(medium_number=9, box=(0, 0, 1, 1)),)))
+def text_box(env):
+    from mmrl import ImageCrop
+    return StepResult(observation=Observation(media=(ImageCrop(medium_number=1, box=("0", "0", "9", "9")),)))
+def half(env):
+    return StepResult(observation=Observation(text="You wrote \\ud83d"))
 FAULTS = [
     hang, die, fail, abstain, nan, wrong, text_number, no_picture, broken_picture, noise, forks, hungry, huge, look,
-    outside, no_such_medium,
+    outside, no_such_medium, text_box, half,
 ]
 FAULTS = {fault.__name__: fault for fault in FAULTS}
 
@@ -229,6 +234,7 @@ FAULTS = {
     "hungry": ("limits", "worker_limits.memory_mib"),
     "huge": ("errors", "decompression bomb"),
     "outside": ("errors", "no such file"),
+    "text_box": ("errors", "the fields of a part are numbers"),
 }
 
 
@@ -249,6 +255,13 @@ def test_failure_is_counted_and_costs_one_rollout(play, tiny, fault):
 def test_what_an_environment_prints_does_no_harm(play):
     ((rollout,),) = play("go", args={"fault": "noise"}).groups
     assert rollout.failure is None
+
+
+def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark(play, tiny):
+    ((rollout,),) = play("go", args={"fault": "half"}).groups
+    assert rollout.failure is None
+    written = [segment.token_ids for segment in rollout.segments if segment.author is Author.ENVIRONMENT][-1]
+    assert "You wrote ?" in tiny.processor.decode(written)
 
 
 def test_episodes_of_a_killed_process_are_played_again(play, tiny):
