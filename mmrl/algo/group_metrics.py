@@ -87,7 +87,8 @@ def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     pairs: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
         for probe, blind_scores in group.probes.items():
-            if probe == GREEDY_PROBE:  # it is not blind: it has the media
+            # The greedy probe is not blind: it has the media. A group without scores may have no target, either.
+            if probe == GREEDY_PROBE or not group.scores:
                 continue
             # Probes lack training-only terms, so a probe's terms decide what is compared.
             for name in set().union(*(score.terms for score in blind_scores)):

@@ -29,8 +29,9 @@ from mmrl.rollout.steps.environment import EnvironmentStep, make_environment_ste
 from mmrl.rollout.steps.greedy import GreedyResponses
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
+from mmrl.rollout.steps.rewording import RewordedTargets
 from mmrl.rollout.steps.tools import ToolStep
-from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams
+from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
 from mmrl.utils.plugin_args import check_methods
 
 
@@ -63,7 +64,8 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     """Build the pipeline that `step_configs` describe.
 
     Raises:
-        UserError: a trigger contains tokens that no response may contain, or the user's step cannot be made.
+        UserError: a trigger contains tokens that no response may contain, the user's step cannot be made, or
+            reworded questions would be answered without the tools or the environment of the original ones.
     """
     if any(map(_takes_calls, step_configs)):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -80,6 +82,12 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 probe_configs.append(config)
             case _:
                 steps.append(_make_step(config, context))
+    acts = any(isinstance(step, ToolStep | EnvironmentStep) for step in steps)
+    if acts and any(map(_sets_targets, steps)):
+        raise UserError(
+            "mmrl.rollout.steps.rewording:majority_targets answers reworded questions in one turn, without tools or an "
+            "environment; take it out of rollout_steps, or the step of kind tools or environment"
+        )
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
     # or a tool would look like the gain from seeing the image.
     probes = [_make_probe(config, context, steps) for config in probe_configs]
@@ -94,6 +102,10 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
 
 def _takes_calls(config: RolloutStepConfig) -> bool:
     return isinstance(config, ToolsConfig) or (isinstance(config, EnvironmentConfig) and config.action == "call")
+
+
+def _sets_targets(step: RolloutStep) -> bool:
+    return isinstance(step, CustomStep) and isinstance(step.function, RewordedTargets)
 
 
 def _make_partial_rollouts(config: GenerateConfig, context: RolloutContext) -> PartialRollouts | None:
@@ -137,6 +149,8 @@ def _make_probe(
     """Return a probe that goes through `steps`. Its episodes get the seeds of the samples that it is made from."""
     probe_steps: list[RolloutStep] = []
     for step in steps:
+        if _sets_targets(step):  # the prompts of a probe have these targets: a majority of blind answers is another
+            continue
         probe_steps.append(replace(step, probe=step_name(config)) if isinstance(step, EnvironmentStep) else step)
     if isinstance(config, GreedyConfig):
         return GreedyResponses(context=context, steps=tuple(probe_steps))

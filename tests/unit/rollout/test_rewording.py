@@ -8,8 +8,8 @@ from factories import make_answer, make_prompt, make_rollout, make_sample
 from samplers import make_pipeline
 from scoring import make_scorer, term
 
-from mmrl.algo.group_metrics import compute_reward_metrics
-from mmrl.config.schema import CustomStepConfig
+from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
+from mmrl.config.schema import BlindProbeConfig, CustomStepConfig, GreedyConfig, ToolConfig, ToolsConfig
 from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.rewording import majority_targets
 from mmrl.types import AnswerType, RolloutBatch, SamplingParams, UserError
@@ -86,19 +86,56 @@ def test_samples_without_another_wording_or_equality_are_refused(given, said):
         run(OtherAnswers({}), given)
 
 
-def test_the_checks_of_custom_steps_allow_another_target(make_tiny):
-    tiny = make_tiny()
-    others = OtherAnswers({"how many?": [5, 5]})
-    prompts = []
-    for sample in tiny.samples[:2]:
-        number = replace(sample.target, answer_type=AnswerType.NUMBER, value=1)
-        prompts.append(tiny.processor.build(replace(sample, target=number, meta={"reworded": "how many?"})))
+@pytest.fixture
+def tiny(make_tiny):
+    return make_tiny()
 
+
+STEP = CustomStepConfig(fn="mmrl.rollout.steps.rewording:majority_targets")
+
+
+def pipeline_of(tiny, others, *steps):
     def make_step(context):
         return majority_targets(replace(context, sampler=others, processor=others))
 
-    step = CustomStepConfig(fn="mmrl.rollout.steps.rewording:majority_targets")
-    batch = make_pipeline(tiny, step, custom_steps={"majority_targets": make_step}).run(prompts, step=0)
+    return make_pipeline(tiny, *steps, custom_steps={"majority_targets": make_step})
+
+
+def numbers(tiny, *questions):
+    """Prompts with an image whose own target is the number 1, each with another wording."""
+    prompts = []
+    for sample, question in zip(tiny.samples, questions, strict=False):
+        number = replace(sample.target, answer_type=AnswerType.NUMBER, value=1)
+        prompts.append(tiny.processor.build(replace(sample, target=number, meta={"reworded": question})))
+    return prompts
+
+
+def test_the_checks_of_custom_steps_allow_another_target(tiny):
+    prompts = numbers(tiny, "how many?", "how many?")
+    batch = pipeline_of(tiny, OtherAnswers({"how many?": [5, 5]}), STEP).run(prompts, step=0)
     for prompt, rollouts in zip(prompts, batch.groups, strict=True):
         assert [rollout.prompt.sample.target.value for rollout in rollouts] == [5, 5]
         assert {rollout.prompt.digest for rollout in rollouts} == {prompt.digest}
+
+
+def test_probes_are_compared_with_the_target_of_their_group(tiny):
+    """A majority of blind answers, or of others drawn for a greedy response, would be another target."""
+    others = OtherAnswers({"how many?": [5, 5], "tie?": [1, 2]})
+    probes = (BlindProbeConfig(kind="probe", corruption="grey"), GreedyConfig(kind="greedy"))
+    batch = pipeline_of(tiny, others, STEP, *probes).run(numbers(tiny, "how many?", "tie?"), step=0)
+    assert len(others.seen) == 2
+    for rollouts in batch.probes[0].values():
+        assert [rollout.prompt.sample.target.value for rollout in rollouts] == [5]
+    # A group without a majority has no target, so the answers of its probe are neither right nor wrong.
+    found, tied = SCORER.score_groups(batch.groups, step=0, probes=batch.probes)
+    assert not tied.scores and tied.probes["grey"][0].terms["accuracy"].value == 0.0
+    (score,) = found.probes["grey"]
+    right = replace(score, terms={"accuracy": score.terms["accuracy"]._replace(value=1.0)})
+    found = replace(found, probes={"grey": (right,)})
+    assert compute_blind_gaps([found, tied]) == compute_blind_gaps([found]) == {"probe/blind_gap/grey/accuracy": -1.0}
+
+
+def test_reworded_questions_beside_tools_are_refused(tiny):
+    tools = ToolsConfig(kind="tools", tools=(ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer"),))
+    with pytest.raises(UserError, match="answers reworded questions in one turn, without tools"):
+        pipeline_of(tiny, OtherAnswers({}), STEP, tools)
