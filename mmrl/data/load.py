@@ -9,19 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
 from time import monotonic
-from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import (
-    DataConfig,
     DataSourceConfig,
     RlStage,
     SampleStage,
@@ -30,6 +27,7 @@ from mmrl.config.schema import (
     matches_conditions,
 )
 from mmrl.data.data_record import DataRecord
+from mmrl.data.open_media import find_media_errors, open_media, unique_images, unique_videos
 from mmrl.data.rows import (
     DatasetFunction,
     SplitRows,
@@ -42,7 +40,6 @@ from mmrl.data.rows import (
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import check_image_size
-from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import (
@@ -58,9 +55,6 @@ from mmrl.types import (
 )
 from mmrl.utils.messages import first_lines
 from mmrl_datasets.export import sample_columns
-
-MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
-OpenedT = TypeVar("OpenedT")
 
 _CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
 _TURN_S = 60.0  # a rank that decodes for hours without an exchange would be reported as lost
@@ -136,8 +130,8 @@ class DatasetLoader:
         self._opened_index, self._record = opened_index, record
         self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
 
-    def load(self) -> DataSplits:
-        """Return all samples whose images can be opened.
+    def load(self) -> Iterator[DataSplits | None]:
+        """Open all images. Yield None every minute, and at the end the samples whose images can be opened.
 
         Raises:
             UserError: two samples share an id, a task of the validation is named `mean`, a split has no usable sample,
@@ -148,7 +142,7 @@ class DatasetLoader:
         for split in sources_by_split(self._config.data):
             rows = self.read_split(split, limit=find_row_limit(self._config.data, split))
             check_unique_ids(rows.samples)
-            usable, damaged = self._open_images(rows.samples)
+            usable, damaged = yield from self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]
             self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             # A small validation share may hold out no row, which is only warned of.
@@ -167,7 +161,7 @@ class DatasetLoader:
             )
         if self._record:
             self._record.check(loaded)
-        return DataSplits(**splits, source_indices=loaded["train"].source_indices)
+        yield DataSplits(**splits, source_indices=loaded["train"].source_indices)
 
     def read_split(
         self,
@@ -258,8 +252,11 @@ class DatasetLoader:
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
 
-    def _open_images(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[RejectedRow]]:
-        """Open the images of all samples; return the samples that can be used, and the others with the reason."""
+    def _open_images(self, samples: Sequence[Sample]) -> Generator[None, None, tuple[list[Sample], list[RejectedRow]]]:
+        """Open the images of all samples, and yield every minute.
+
+        Returns the samples that can be used, and the others with the reason.
+        """
         options, index = self._config.data, self._opened_index
         refs = unique_images(samples)
         known_sizes = self._take_drawn_images()
@@ -268,10 +265,21 @@ class DatasetLoader:
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # The run's cache gets no pixels: of many images it would keep only the last ones opened.
         open_size = self._worker_cache(_CHECK_CACHE_BYTES).check_image
-        opened = dict(open_media(new_refs, open_size, options=options, console=self._console))
-        new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
-        for ref, size in {**known_sizes, **new_sizes}.items():
+        opened: dict[ImageRef, Size | MediaError] = {}
+        new_sizes: dict[ImageRef, Size] = {}  # since the last turn
+        turn_start = monotonic()
+        for ref, size in known_sizes.items():
             self._media_cache.set_image_size(ref, size)
+        for ref, found in open_media(new_refs, open_size, options=options, console=self._console):
+            opened[ref] = found
+            if isinstance(found, Size):
+                self._media_cache.set_image_size(ref, found)
+                new_sizes[ref] = found
+            if monotonic() - turn_start > _TURN_S:
+                if index:
+                    index.add(new_sizes)
+                yield
+                new_sizes, turn_start = {}, monotonic()
         if index:
             index.add(new_sizes)
             self._report_problems(index)
@@ -336,52 +344,9 @@ def measure_prompts(
     return measured
 
 
-def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
-    """Return every image of the samples once, in the order of first use."""
-    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
-
-
-def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
-    """Return every video of the samples once, in the order of first use."""
-    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
-
-
-def open_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
-) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
-    """Open images or videos, and yield each with what `open_one` returned or the error that it raised, in order.
-
-    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
-    that kills the process that opens it, or takes it too long, comes with an error too.
-    """
-    if not refs:
-        return
-    attempt = partial(_open_or_error, open_one)
-    if not options.media_workers:
-        yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
-        return
-    workers = start_media_workers(
-        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=lambda ref: ref.path
-    )
-    with closing(workers) as pool:
-        futures = list(map(pool.submit, refs))
-        opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
-        yield from zip(refs, opened, strict=True)
-
-
 def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef], ref: VideoRef) -> FramePlan:
     """Return a video's frame plan after decoding its frames, unless it is one of those `known` to be good."""
     return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
-
-
-def find_media_errors(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
-    """Return the first error among a sample's media, by sample id; media that were not opened count as good."""
-    problems: dict[str, str] = {}
-    for sample in samples:
-        for ref in sample.media:
-            if isinstance(opened.get(ref), MediaError):
-                problems.setdefault(sample.id, str(opened[ref]))
-    return problems
 
 
 def check_unique_ids(samples: Iterable[Sample]) -> None:
@@ -480,18 +445,3 @@ def max_prompts_per_step(stage: RlStage) -> int:
     """Return how many samples a step may take, in all its sampling rounds together."""
     rounds = stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1
     return stage.prompts_per_round * rounds
-
-
-def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaError:
-    try:
-        return future.result()
-    except UserError as error:
-        # `_open_or_error` returns a decoder's error as a value, so an exception means that the worker was lost.
-        return MediaError(str(error))
-
-
-def _open_or_error(open_one: Callable[[MediaRefT], OpenedT], ref: MediaRefT) -> OpenedT | MediaError:
-    try:
-        return open_one(ref)
-    except MediaError as error:
-        return error

@@ -24,12 +24,9 @@ from mmrl.data.load import (
     DatasetLoader,
     check_stages_have_samples,
     check_tables_can_hold_samples,
-    find_media_errors,
     measure_prompts,
-    open_media,
-    unique_images,
-    unique_videos,
 )
+from mmrl.data.open_media import find_media_errors, open_media, unique_images, unique_videos
 from mmrl.data.rows import DatasetFunction, SplitRows, find_row_limit, load_dataset_function, sources_by_split
 from mmrl.data_check.duplicates import (
     DuplicateFinding,

@@ -268,8 +268,12 @@ def load_data(setup: RunSetup) -> LoadedData:
     loader = DatasetLoader(
         config, context, setup.functions.datasets, media_cache, console, opened_index=index, record=record
     )
+    loading = loader.load()
+    samples = None
+    while samples is None:
+        samples = setup.ranks.on_rank0(partial(next, loading))
     return LoadedData(
-        samples=setup.ranks.on_rank0(loader.load),
+        samples=samples,
         loader=loader,
         record=record,
         dataset_context=context,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import DatasetLoader
+from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.rows import load_dataset_function, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -21,3 +21,10 @@ def make_loader(config: Config, folder: Path, *, files: FileIndex | None = None)
         functions[split] = [load_dataset_function(source, folder) for source in sources]
     index = files and OpenedMediaIndex(files, context.media_policy, config.data.media_limits)
     return DatasetLoader(config, context, functions, cache, Console(), opened_index=index), cache
+
+
+def load_all(loader: DatasetLoader) -> DataSplits:
+    """Return all samples of a loader, at once."""
+    *_, samples = loader.load()
+    assert samples is not None
+    return samples

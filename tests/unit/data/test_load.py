@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from factories import image_ref, make_config, write_file
 from fork_server import run_forked
-from loading import make_loader
+from loading import load_all, make_loader
 from PIL import Image
 from pydantic import ValidationError
 from videos import blank_frame, write_video
 
 from mmrl.config import load_eval_config
 from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, VideoConfig
-from mmrl.data.load import open_media, unique_videos
+from mmrl.data.open_media import open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.data_check.sample_view import SampleBrowser
 from mmrl.evaluation.eval_settings import inherit_settings
@@ -73,10 +73,10 @@ def folder(tmp_path):
 def test_a_bad_image_is_found_with_and_without_workers(folder, workers):
     write_file(folder / "media" / "04.png", DAMAGED)
     loader, cache = make_loader(config(media_workers=workers, on_bad_sample="skip"), folder)
-    assert train_ids(loader.load())[3:6] == ["train-3", "train-5", "train-6"]
+    assert train_ids(load_all(loader))[3:6] == ["train-3", "train-5", "train-6"]
     assert cache.image_size(image_ref(folder / "media" / "07.png")) == Size(27, 30)
     with pytest.raises(UserError, match=r"3 of 50 samples cannot be used:\n  train-4: .*04\.png: "):
-        make_loader(config(media_workers=workers), folder)[0].load()
+        load_all(make_loader(config(media_workers=workers), folder)[0])
 
 
 def die_of_04(ref: ImageRef) -> Size:
@@ -108,9 +108,9 @@ def test_too_long_prompts_and_bad_samples_have_separate_settings(folder, capsys)
     ):
         loader, _ = make_loader(config(**data), folder)
         with pytest.raises(UserError, match=f"(?s){message}"):
-            loader.filter_by_prompt(loader.load(), measure_prompt)
+            loader.filter_by_prompt(load_all(loader), measure_prompt)
     loader, _ = make_loader(config(on_bad_sample="skip", on_too_long="skip"), folder)
-    assert len(loader.filter_by_prompt(loader.load(), measure_prompt).train) == 50 - 13 - 1
+    assert len(loader.filter_by_prompt(load_all(loader), measure_prompt).train) == 50 - 13 - 1
     output = capsys.readouterr().out
     assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in output
     assert "and 8 more" in output
@@ -131,7 +131,7 @@ PASS_RATE = {"column": "pass_rate", "low": 0.1, "high": 0.5}
 
 def test_rows_outside_the_row_filter_are_left_out_and_counted(folder, capsys):
     loader, _ = make_loader(filtered_config(folder, "number / 50", PASS_RATE), folder)
-    assert train_ids(loader.load()) == [f"train-{number}" for number in range(5, 26)]
+    assert train_ids(load_all(loader)) == [f"train-{number}" for number in range(5, 26)]
     assert "data.train: 29 of 50 rows are left out by `row_filter`" in capsys.readouterr().out
 
 
@@ -152,10 +152,10 @@ def test_a_sample_that_a_stage_cannot_write_to_its_table_is_refused_before_train
     train = [{"fn": "./crops.py:rows", "args": {"size": 6}}]
     loader, _ = make_loader(make_config(data={"train": train}, stages=stages), folder)
     if name is None:
-        assert len(loader.load().train) == 6
+        assert len(load_all(loader).train) == 6
         return
     with pytest.raises(UserError, match=f"stage '{name}' writes its samples to a table, and sample train-1 shows a"):
-        loader.load()
+        load_all(loader)
 
 
 def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
@@ -176,7 +176,7 @@ def test_rows_that_a_run_leaves_out_are_left_out_of_its_evaluation(folder):
     with closing(run_question_set("run:train", lenient, eval_config, folder, folder / "out")) as question_set:
         questions = question_set.questions
     assert ([sample.id for sample in questions.samples], questions.num_unscorable) == (
-        train_ids(make_loader(lenient, folder)[0].load()),
+        train_ids(load_all(make_loader(lenient, folder)[0])),
         1,
     )
     with pytest.raises(UserError, match="1 samples cannot be used, bad for one: no answer"):
@@ -186,13 +186,13 @@ def test_rows_that_a_run_leaves_out_are_left_out_of_its_evaluation(folder):
 def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
     source = {"fn": "./mine.py:rows", "args": {"size": 50}}
     shared = config(train=[{**source, "validation_share": 0.2}])
-    splits = make_loader(shared, folder)[0].load()
+    splits = load_all(make_loader(shared, folder)[0])
     held_out = [sample.id for sample in splits.validation]
     assert 4 <= len(held_out) <= 16
     assert sorted([*train_ids(splits), *held_out]) == sorted(f"train-{number}" for number in range(50))
     again = config(train=[{**source, "args": {"size": 40}, "validation_share": 0.2}], on_bad_sample="skip")
     first = {name for name in held_out if int(name.removeprefix("train-")) < 40}
-    assert {sample.id for sample in make_loader(again, folder)[0].load().validation} == first
+    assert {sample.id for sample in load_all(make_loader(again, folder)[0]).validation} == first
 
     browser = SampleBrowser(shared, folder, folder / "work", "validation", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == held_out
@@ -205,7 +205,7 @@ def test_a_share_of_too_few_samples_validates_nothing_and_says_so(folder, capsys
     stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "validation": {"every": 1}}
     source = {"fn": "./mine.py:rows", "args": {"size": 3}, "validation_share": 1e-6}
     loader, _ = make_loader(make_config(data={"train": [source]}, stages=[stage]), folder)
-    splits = loader.load()
+    splits = load_all(loader)
     assert (len(splits.train), splits.validation) == (3, ())
     assert "there are no samples for the stages' `validation`" in capsys.readouterr().out
 
@@ -230,7 +230,7 @@ def test_a_share_divides_training_sources_in_memory(data):
 def test_a_row_filter_needs_a_number(folder, pass_rate, row_filter, message):
     loader, _ = make_loader(filtered_config(folder, pass_rate, row_filter), folder)
     with pytest.raises(UserError, match=f"row_filter: sample train-0 has no number in column {message}"):
-        loader.load()
+        load_all(loader)
 
 
 MEASURE = """
@@ -238,12 +238,12 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from factories import make_config
-from loading import make_loader
+from loading import load_all, make_loader
 
 for size in (1000, 10_000):
     config = make_config(data={{"train": [{{"fn": "./mine.py:rows", "args": {{"size": size}}}}]}})
     loader, _ = make_loader(config, Path({folder!r}))
-    assert len(loader.load().train) == size
+    assert len(load_all(loader).train) == size
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)
 """
 
@@ -279,14 +279,14 @@ SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_pixels=
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(videos, workers, capsys):
     loader, _ = make_loader(config(2, media_workers=workers), videos)
-    samples = loader.load()
+    samples = load_all(loader)
     assert list(loader.open_videos(samples, SAMPLING)) == [True]
     message = r"(?s)1 of 2 samples cannot be used:\n  train-0: .*damaged\.mp4: the frame at 3\.\d+ s does not decode"
     with pytest.raises(UserError, match=message):
         loader.filter_by_prompt(samples, lambda sample: None)
 
     loader, cache = make_loader(config(2, media_workers=workers, on_bad_sample="skip"), videos)
-    samples = loader.load()
+    samples = load_all(loader)
     assert list(loader.open_videos(samples, SAMPLING)) == [True]
     assert train_ids(loader.filter_by_prompt(samples, lambda sample: None)) == ["train-1"]
     assert "1 of 2 samples cannot be used and are left out" in capsys.readouterr().out
@@ -310,7 +310,7 @@ def test_a_video_that_the_run_has_decoded_is_not_decoded_again(videos, monkeypat
     def open_videos(sampling=SAMPLING):
         """Return how many videos have been decoded so far, and the number of frames that the model sees."""
         loader, cache = make_loader(config(1), videos, files=FileIndex(videos / "files.sqlite"))
-        samples = loader.load()
+        samples = load_all(loader)
         assert list(loader.open_videos(samples, sampling)) == [True]
         return num_decoded, len(cache.get_frame_plan(samples.train[0].media[0], sampling).indices)
 
@@ -327,13 +327,26 @@ def test_long_decoding_yields_often_and_keeps_its_results(videos, monkeypatch):
     write_video(videos / "media" / "damaged.mp4", range(24), size=(64, 48))
     path = videos / "files.sqlite"
     loader, _ = make_loader(config(2), videos, files=FileIndex(path))
-    samples = loader.load()
+    samples = load_all(loader)
     with closing(sqlite3.connect(path)) as database:
         turns = []
         for finished in loader.open_videos(samples, SAMPLING):
             [(count,)] = database.execute("SELECT count(*) FROM entries")
             turns.append((finished, count))
     assert turns == [(False, 1), (False, 2), (True, 2)]
+
+
+def test_long_opening_of_images_yields_often_and_keeps_its_results(folder, monkeypatch):
+    """As for videos."""
+    monkeypatch.setattr("mmrl.data.load._TURN_S", 0.0)
+    path = folder / "files.sqlite"
+    loader, _ = make_loader(config(), folder, files=FileIndex(path))
+    with closing(sqlite3.connect(path)) as database:
+        turns = []
+        for samples in loader.load():
+            [(count,)] = database.execute("SELECT count(*) FROM entries WHERE kind LIKE 'image %'")
+            turns.append((samples and len(samples.train), count))
+    assert turns == [*((None, count) for count in range(1, 51)), (50, 50)]
 
 
 # The index of media that runs have opened
@@ -368,10 +381,10 @@ def test_an_image_that_other_limits_or_roots_may_refuse_is_opened_again(folder, 
 
 
 def test_another_run_on_unchanged_data_opens_no_image(folder, files, monkeypatch):
-    first = make_loader(config(), folder, files=files)[0].load()
+    first = load_all(make_loader(config(), folder, files=files)[0])
     monkeypatch.setattr(MediaCache, "check_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
     loader, cache = make_loader(config(), folder, files=FileIndex(folder / "cache" / "files.sqlite"))
-    assert loader.load() == first
+    assert load_all(loader) == first
     assert cache.image_size(first.train[0].images[0]) == Size(20, 30)
 
 
@@ -382,7 +395,7 @@ def test_an_image_that_was_just_drawn_is_not_opened_before_it_is_used(folder, mo
     with monkeypatch.context() as patch:
         patch.setattr(MediaCache, "check_image", lambda cache, ref: pytest.fail(f"{ref} was opened"))
         loader, cache = make_loader(config(train=[DRAWN]), folder)
-        refs = [sample.images[0] for sample in loader.load().train]
+        refs = [sample.images[0] for sample in load_all(loader).train]
         assert cache.image_size(refs[0]) == Size(96, 96)
     assert cache.get_image(refs[0]).size == (96, 96)
     Path(refs[1].path).write_bytes(Path(refs[0].path).read_bytes())
@@ -393,12 +406,12 @@ def test_an_image_that_was_just_drawn_is_not_opened_before_it_is_used(folder, mo
 @pytest.mark.parametrize("limit", [{"max_pixels": 96 * 96 - 1}, {"max_image_bytes": 1000}])
 def test_an_image_that_was_just_drawn_keeps_the_limits(folder, limit):
     with pytest.raises(UserError, match=f"3 of 3 samples cannot be used(.|\n)*exceed {next(iter(limit))}"):
-        make_loader(config(train=[DRAWN], media_limits=limit), folder)[0].load()
+        load_all(make_loader(config(train=[DRAWN], media_limits=limit), folder)[0])
 
 
 def test_an_image_changed_under_its_old_size_and_time_is_refused_when_it_is_used(folder, files):
     path = folder / "media" / "00.png"
-    make_loader(config(), folder, files=files)[0].load()
+    load_all(make_loader(config(), folder, files=files)[0])
     ref, status = image_ref(path), path.stat()
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -410,11 +423,11 @@ def test_an_image_changed_under_its_old_size_and_time_is_refused_when_it_is_used
 
 
 def test_moved_images_are_opened_again(folder, files):
-    make_loader(config(), folder, files=files)[0].load()
+    load_all(make_loader(config(), folder, files=files)[0])
     (folder / "media").rename(folder / "pictures")
     (folder / "moved.py").write_text(ROWS.replace('"media"', '"pictures"'))
     moved = config(train=[{"fn": "./moved.py:rows", "args": {"size": 50}}])
-    samples = make_loader(moved, folder, files=files)[0].load().train
+    samples = load_all(make_loader(moved, folder, files=files)[0]).train
     assert opened_index(files, folder).known_sizes(samples[0].images) == {samples[0].images[0]: Size(20, 30)}
 
 
@@ -422,7 +435,7 @@ def test_a_run_without_an_index_says_so_once_and_opens_every_image(folder, capsy
     (folder / "file").touch()
     files = FileIndex(folder / "file" / "mmrl" / "files.sqlite")
     loader = make_loader(config(validation=[]), folder, files=files)[0]
-    assert len(loader.load().train) == 50
+    assert len(load_all(loader).train) == 50
     assert capsys.readouterr().out.count("cannot be used") == 1
-    assert list(loader.open_videos(loader.load(), SAMPLING)) == [True]
+    assert list(loader.open_videos(load_all(loader), SAMPLING)) == [True]
     assert "cannot be used" not in capsys.readouterr().out
