@@ -182,12 +182,15 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
     if isinstance(hashes, str):
         return hashes
     # Each rank hashes a share: the files of a large model take long to read.
-    own_damaged = []
+    own_damage = []
     for name in list(hashes)[ranks.rank :: ranks.size]:
-        if file_digest(folder / name) != hashes[name]:
-            own_damaged.append(name)
-    damaged = list(chain.from_iterable(ranks.all_gather(own_damaged)))
-    return f"{damaged[0]} does not match its hash" if damaged else None
+        try:
+            if file_digest(folder / name) != hashes[name]:
+                own_damage.append(f"{name} does not match its hash")
+        except OSError as error:
+            own_damage.append(f"{name} cannot be read: {error.strerror}")
+    damage = list(chain.from_iterable(ranks.all_gather(own_damage)))
+    return damage[0] if damage else None
 
 
 def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
@@ -198,6 +201,8 @@ def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
         hashes = json.loads((folder / HASHES_FILE).read_text())
     except ValueError:
         return f"{HASHES_FILE} is not JSON"
+    except OSError as error:
+        return f"{HASHES_FILE} cannot be read: {error.strerror}"
     if not isinstance(hashes, dict):
         return f"{HASHES_FILE} does not list hashes"
     for name in (*required, *hashes):

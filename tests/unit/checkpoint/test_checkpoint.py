@@ -209,6 +209,22 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage):
     assert "00-000002 is damaged" in warning
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_checkpoint_that_a_disk_does_not_return_is_skipped_on_all_ranks(tmp_path, name):
+    """The first bytes of a process's memory cannot be read, as on a disk that fails."""
+    path = save_two(tmp_path) / name
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+    def find(ranks):
+        warnings = []
+        return checkpoint.find_latest(tmp_path, warnings.append, ranks), warnings
+
+    for found, [warning] in run_on_ranks(2, find):
+        assert found == tmp_path / "00-000001"
+        assert f"00-000002 is damaged ({name} cannot be read: Input/output error)" in warning
+
+
 def test_damaged_checkpoint_that_was_skipped_does_not_push_out_new_ones(tmp_path):
     for name in ("00-000002", "00-000006", "01-000000"):
         save(tmp_path / name)
