@@ -13,7 +13,6 @@ from typing import NamedTuple
 from mmrl.config.schema import RlStage
 from mmrl.plan.stage_plan import Plan
 from mmrl.policy.policy import VISION_CACHE_BYTES
-from mmrl.rollout.engines.hf import MAX_BATCH_TOKENS
 
 PHASES = ("generating", "learning", "updating")
 _FIXED_GB = 2.0  # CUDA context, libraries and what the allocator leaves unused: assumed, not computed
@@ -125,8 +124,7 @@ def _engine_parts(plan: Plan) -> Iterator[MemoryPart]:
     key_bytes, state_bytes = plan.model.cache_bytes(plan.width)
     phases: tuple[str, ...] = PHASES if plan.stage.async_rollouts else PHASES[:1]
     if engine == "hf":
-        prompt, response = plan.micro_batch.prompt_tokens, plan.workload.longest_response
-        rows = min(plan.engine_rows, max(1, MAX_BATCH_TOKENS // (prompt + response)))
+        prompt, response, rows = plan.workload.prompt_tokens, plan.workload.longest_response, plan.hf_batch
         # A group stores the keys of its prompt once.
         tokens = ceil(rows / plan.stage.group_size) * prompt + rows * response
         size = (tokens * key_bytes + rows * state_bytes) / 1e9

@@ -16,6 +16,7 @@ from mmrl.plan.measure import Measurement, make_policy, measure
 from mmrl.plan.shapes import ModelShapes, read_shapes
 from mmrl.plan.workload import MicroBatchSizes, Workload
 from mmrl.policy.build import ComponentSummary, find_untrained_components, summarize_components
+from mmrl.rollout.engines.hf import MAX_BATCH_TOKENS
 from mmrl.types import UserError
 
 _measured: dict[tuple[str, MicroBatchSizes], Measurement] = {}
@@ -45,7 +46,8 @@ class Plan:
     efficiency: float  # share of a GPU's peak that learning reaches
     num_engines: int  # rollout engines
     engine_gpus: int  # GPUs of one engine
-    engine_rows: int  # most responses that one engine generates at a time
+    engine_rows: int  # most responses that one engine generates in a round
+    hf_batch: int  # of these, most that the engine `hf` generates at a time
 
     model: ModelShapes
     components: tuple[ComponentSummary, ...]  # parameters by component
@@ -86,6 +88,7 @@ def make_plan(
         learners = num_gpus - num_engines * engine_gpus
         if learners < 1:
             raise UserError(f"--gpus {num_gpus}: the servers take {num_gpus - learners}, and one must learn; give more")
+    rows = ceil(stage.prompts_per_round * stage.group_size / num_engines)
     trained = sum(component.num_trained for component in components)
     thawed = set(options.freeze).difference(find_untrained_components(config))
     return Plan(
@@ -100,7 +103,8 @@ def make_plan(
         efficiency=efficiency,
         num_engines=num_engines,
         engine_gpus=engine_gpus,
-        engine_rows=ceil(stage.prompts_per_round * stage.group_size / num_engines),
+        engine_rows=rows,
+        hf_batch=min(rows, max(1, MAX_BATCH_TOKENS // (workload.prompt_tokens + workload.longest_response))),
         model=model,
         components=tuple(components),
         parameters=sum(component.num_parameters for component in components),

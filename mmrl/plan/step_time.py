@@ -89,18 +89,16 @@ def _generating_seconds(plan: Plan, stage: RlStage, gpu_flops: float) -> dict[st
     """Return the seconds of generating responses and of sending weights to the engine; `gpu_flops` are per second."""
     engine, vllm, gpus, rows = plan.config.rollout.engine, plan.config.rollout.vllm, plan.engine_gpus, plan.engine_rows
     prompt, response = plan.workload.mean_prompt, plan.workload.mean_response
-    batch = rows if engine == "hf" else min(rows, vllm.max_num_seqs)
+    batch = plan.hf_batch if engine == "hf" else min(rows, vllm.max_num_seqs)
     token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens
     image_flops = plan.measurement.total_flops("vision", passes=("forward",)) / plan.micro_batch.num_groups
     # Arithmetic limits the prefill; each further token reads all weights and the keys of all rows.
     prompt_flops = prompt * token_flops + image_flops * plan.workload.mean_prompt_frac
-    seconds = {"prefill": stage.prompts_per_step * prompt_flops / (plan.num_engines * gpus * gpu_flops)}
+    seconds = {"prefill": stage.prompts_per_round * prompt_flops / (plan.num_engines * gpus * gpu_flops)}
     key_bytes, state_bytes = plan.model.cache_bytes(plan.width)
     reads = plan.width * plan.parameters + batch * ((prompt + response / 2) * key_bytes + state_bytes)
-    token_seconds = max(
-        reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * _DECODE_BANDWIDTH_FRAC),
-        batch * token_flops / (gpus * gpu_flops),
-    )
+    read_seconds = reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * _DECODE_BANDWIDTH_FRAC)
+    token_seconds = max(read_seconds, batch * token_flops / (gpus * gpu_flops))
     if engine == "hf":
         token_seconds = max(token_seconds, plan.model.config.text_config.num_hidden_layers * HF_LAYER_S)
     seconds["decoding"] = ceil(rows / batch) * response * token_seconds

@@ -538,6 +538,25 @@ def test_time_of_composed_options_is_that_of_their_arithmetic(monkeypatch):
     )
 
 
+def test_the_hf_engine_generates_one_batch_after_the_other(monkeypatch):
+    # Without arithmetic, a token of a batch takes the time of the host, however many rows there are.
+    count_with(lambda model, options, micro_batch: Measurement(flops={}, peak={}), monkeypatch)
+    sizes = ("rollout.engine=hf", "stages.rl.group_size=4")
+    # A batch holds 2**18 tokens, 2340 rows of 80 + 32 tokens.
+    for prompts, batches in ((1, 1), (585, 1), (586, 2), (1171, 3)):
+        plan = plan_small(*sizes, f"stages.rl.prompts_per_step={prompts}")
+        assert f"keys and values of {min(4 * prompts, 2340)} rows" in sizes_of(plan)
+        least = plan.model.config.text_config.num_hidden_layers * plan.workload.mean_response * HF_LAYER_S
+        assert step_seconds(plan)["decoding"] == pytest.approx(batches * least)
+
+
+def test_prompts_in_flight_are_all_prefilled(monkeypatch):
+    count_with(measure_by_tokens, monkeypatch)
+    steps = "stages.rl.rollout_steps=[{{kind: generate, partial_rollout_tokens: 64, oversampling: {}}}]"
+    own, more = (step_seconds(plan_small(steps.format(factor))) for factor in (1, 3))
+    assert more["prefill"] == pytest.approx(3 * own["prefill"])
+
+
 def test_servers_that_leave_no_gpu_to_learn_on_are_refused():
     servers = ("rollout.engine=vllm_server", "rollout.server.replicas=2", "rollout.vllm.tensor_parallel_size=2")
     assert plan_small(*servers, gpus=5).learners == 1
