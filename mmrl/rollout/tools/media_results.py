@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from mmrl.types import (
     CoordinateSystem,
@@ -42,12 +42,24 @@ def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, Med
     if isinstance(ref, ImageRef):
         raise ValueError(f"medium {number} is a picture, not a video")
     if isinstance(result, VideoClip):
+        _check_seconds((result.start, result.end), ref, number)
         label = f"from {result.start:g} to {result.end:g} seconds of medium {number}"
         yield label, replace(ref, start=result.start, end=result.end)
         return
+    _check_seconds(result.seconds, ref, number)
     for second in result.seconds:
         frame = ImageRef(path=ref.path, sha256=ref.sha256, corruption=ref.corruption, timestamp=second, fps=ref.fps)
         yield f"medium {number} at {second:g} seconds", frame
+
+
+def _check_seconds(seconds: Sequence[float], ref: VideoRef, number: int) -> None:
+    """Raise ValueError for seconds outside the part of a video that the question, or an earlier call, shows."""
+    start = 0.0 if ref.start is None else ref.start
+    end = inf if ref.end is None else ref.end
+    for second in seconds:
+        if not start <= second <= end:
+            last = "its end" if ref.end is None else f"{end:g} s"
+            raise ValueError(f"{second:g} s is outside medium {number}, which lasts from {start:g} s to {last}")
 
 
 def _crop_image(

@@ -1,6 +1,6 @@
 """Tools that show media: parts are cut from the file, labelled in the model's coordinates, and limited in number."""
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from samplers import reworded
 from tool_calls import MEDIA_TOOLS, call, responses, tool_step, tool_texts
 
 from mmrl.checkpoint.json_codec import dumps, loads
-from mmrl.config.schema import MediaLimitsConfig, ToolsConfig
+from mmrl.config.schema import BlindProbeConfig, MediaLimitsConfig, ToolConfig, ToolsConfig
+from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.encoder import unpatchify
@@ -118,6 +119,25 @@ def test_model_is_told_why_media_cannot_be_shown(tiny, make_step, sample):
     assert batch.metrics["tools/refused"] == len(calls)
 
 
+def test_nothing_is_shown_from_outside_the_part_that_was_shown(tiny, make_step, clip):
+    """The question shows 0.5 to 1.5 s of the file; a passage of that bounds the calls that name it."""
+    part = replace(tiny.samples[VIDEO_SAMPLE], parts=(replace(clip, start=0.5, end=1.5), "?"))
+    first = tiny.sampler().generate([tiny.processor.build(part)], 1, tiny.params, step=0)[0][0]
+
+    def look(rollout, text):
+        batch = RolloutBatch(groups=((reworded(tiny, rollout, text),),))
+        return make_step(max_total_tokens=10_000)(batch, step=0).groups[0][0]
+
+    for outside in (call("frames", seconds=[1.0, 1.6]), call("passage", start=0.4, end=1.0)):
+        (text,) = tool_texts(tiny, look(first, outside))
+        assert "s is outside medium 1, which lasts from 0.5 s to 1.5 s" in text
+    passage_of_it = look(first, call("passage", start=0.5, end=1.0))
+    assert len(passage_of_it.observations) == 1
+    beyond = look(passage_of_it, call("frames", seconds=[1.25], medium=2))
+    assert "1.25 s is outside medium 2, which lasts from 0.5 s to 1 s" in "".join(tool_texts(tiny, beyond))
+    assert len(look(passage_of_it, call("frames", seconds=[1.25])).observations) == 2
+
+
 def test_media_with_too_many_tokens_are_not_shown(tiny, make_step):
     batch = responses(tiny, call("zoom", box=[0, 0, 9, 9]))
     ((rollout,),) = make_step(max_total_tokens=batch.groups[0][0].num_tokens + 5)(batch, step=0).groups
@@ -181,6 +201,15 @@ def test_crop_outside_the_image_empty_or_too_long_is_refused(box, monkeypatch):
     ref = ImageRef(path="a.png", sha256="", crop=box)
     with pytest.raises(UserError, match=r"a.png: .*(is not part of its 48x48 pixels|more than 10 times as long)"):
         crop_image(Image.new("RGB", (48, 48)), ref, box, MediaLimitsConfig())
+
+
+@pytest.mark.parametrize(("name", "refused"), [("frames", True), ("passage", True), ("zoom", False)])
+def test_frames_cannot_be_shuffled_beside_a_tool_that_finds_them_by_time(name, refused):
+    tool = ToolConfig(fn=f"mmrl.rollout.tools.builtin:{name}")
+    tools = ToolsConfig(kind="tools", tools=(tool,), max_media=1)
+    shuffled = BlindProbeConfig(kind="probe", corruption="shuffled")
+    with pytest.raises(ValueError, match="finds frames by their time") if refused else nullcontext():
+        check_rollout_steps((*GENERATE_ONLY, tools, shuffled))
 
 
 def test_media_tools_need_max_media():
