@@ -160,12 +160,8 @@ class ToolConfig(FunctionConfig):
 
 
 # Named as text: the schema must import without torch, which these tools need.
-_MEDIA_TOOLS: Final = (
-    "mmrl.rollout.tools.builtin:zoom",
-    "mmrl.rollout.tools.builtin:crop",
-    "mmrl.rollout.tools.builtin:frames",
-    "mmrl.rollout.tools.builtin:passage",
-)
+_VIDEO_TOOLS: Final = ("mmrl.rollout.tools.builtin:frames", "mmrl.rollout.tools.builtin:passage")
+_MEDIA_TOOLS: Final = ("mmrl.rollout.tools.builtin:zoom", "mmrl.rollout.tools.builtin:crop", *_VIDEO_TOOLS)
 
 
 class ToolsConfig(StrictModel):
@@ -376,9 +372,18 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     check_unique([step_name(step) for step in steps if step.kind != "generate"], "rollout_steps")
     if any(isinstance(step, BlindProbeConfig) and step.name == GREEDY_PROBE for step in steps):
         raise ValueError(f"a probe is named {GREEDY_PROBE!r}, the name of responses at temperature 0; choose another")
+    _check_shuffled(steps)
     if "environment" in kinds:
         _check_environment(steps)
     return steps
+
+
+def _check_shuffled(steps: RolloutStepConfigs) -> None:
+    """Raise ValueError if a probe shuffles the frames of videos that a tool looks into by time."""
+    names = [tool.fn for step in steps if isinstance(step, ToolsConfig) for tool in step.tools]
+    shown = [name for name in names if name in _VIDEO_TOOLS]
+    if shown and any(isinstance(step, BlindProbeConfig) and step.corruption == "shuffled" for step in steps):
+        raise ValueError(f"probe shuffled hides nothing: {shown[0]} finds frames by their time; use grey or noise")
 
 
 def _check_environment(steps: RolloutStepConfigs) -> None:
