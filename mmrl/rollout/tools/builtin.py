@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mmrl.answer import validate_value
 from mmrl.answer.text import parse_answer_value
-from mmrl.types import CoordinateSystem, ImageCrop, Sample, Unscorable, VideoClip, VideoFrames
+from mmrl.types import CoordinateSystem, ImageCrop, Sample, Unscorable, UserError, VideoClip, VideoFrames
 from mmrl_rewards.services.endpoint import Endpoint
 
 PositiveFloat = Annotated[float, Field(gt=0.0)]
@@ -32,8 +32,14 @@ def check_answer(call: Mapping[str, Any], sample: Sample, *, reveal: bool = Fals
         call: {"answer": text}.
         sample: the question.
         reveal: say whether the answer is correct, too. This hands the target to the model; it is meant for training a
-            model to check itself.
+            model to check itself. Not for targets with coordinates.
+
+    Raises:
+        UserError: `reveal` is set, and the target has coordinates.
     """
+    if reveal and sample.target.coordinate_system is not None:
+        # The model's coordinates may have other units, and a tool does not know the size that the model saw.
+        raise UserError(f"sample {sample.id!r} asks for coordinates, which `reveal` cannot compare; leave it out")
     text = _read_text(call, "answer").strip()
     answer_type = sample.target.answer_type
     try:

@@ -17,7 +17,7 @@ from mmrl.config.schema import ToolConfig, WorkerLimitsConfig
 from mmrl.rollout.tools.builtin import check_answer, search
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.rollout.tools.workers import load_tool
-from mmrl.types import Author, FinishReason, RolloutBatch, UserError
+from mmrl.types import AnswerType, Author, CoordinateSystem, FinishReason, RolloutBatch, Target, UserError
 from mmrl.utils.worker_pool import STOP_REQUESTED
 
 TOOLS = '''
@@ -249,6 +249,13 @@ def test_check_answer_reveals_correctness_only_if_asked_to():
     assert check_answer({"answer": "three"}, COUNT).startswith("This cannot be read as an answer of kind number: not a")
     assert check_answer({"answer": "3.0"}, COUNT, reveal=True) == "This is right."
     assert check_answer({"answer": "4"}, COUNT, reveal=True) == "This is wrong."
+    box = {"answer_type": AnswerType.BOX, "value": (100, 200, 400, 600)}
+    placed = replace(COUNT, target=Target(**box, coordinate_system=CoordinateSystem.PX_ORIGINAL))
+    # The right answer of a model that writes thousandths of a picture of 2000 x 2000 pixels.
+    right = {"answer": "[50, 100, 200, 300]"}
+    assert check_answer(right, placed).startswith("This can be read")
+    with pytest.raises(UserError, match="asks for coordinates, which `reveal` cannot compare"):
+        check_answer(right, placed, reveal=True)
     with pytest.raises(ValueError, match='write {"answer": "..."} as arguments'):
         check_answer({"reply": "3"}, COUNT)
 
