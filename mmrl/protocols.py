@@ -81,11 +81,14 @@ class Sampler(Protocol):
         Random choices derive from the run's seed, `step`, the sample and the rollout's index.
         """
 
-    def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
+    def extend(
+        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, attempt: int = 0
+    ) -> Sequence[Rollout]:
         """Append one segment by POLICY to each rollout. The last token before it may be by any author.
 
         `sampling_params.max_new_tokens` bounds only the added tokens. Random choices also derive from the number of
-        segments, so a rollout that is continued twice draws new numbers.
+        segments, so a rollout that is continued twice draws new numbers, and from `attempt`, which must differ if an
+        earlier continuation of the same segments was dropped.
         """
 
     def sync(self, version: int) -> None:

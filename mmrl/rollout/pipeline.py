@@ -81,7 +81,10 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
             case BlindProbeConfig() | GreedyConfig():
                 probe_configs.append(config)
             case _:
-                steps.append(_make_step(config, context))
+                step = _make_step(config, context)
+                if isinstance(step, ForcedRethink):
+                    step = replace(step, attempt=sum(isinstance(earlier, ForcedRethink) for earlier in steps))
+                steps.append(step)
     acts = any(isinstance(step, ToolStep | EnvironmentStep) for step in steps)
     if acts and any(map(_sets_targets, steps)):
         raise UserError(

@@ -46,6 +46,7 @@ class ForcedRethink:
     options: RethinkConfig
     context: RolloutContext
     trigger_ids: tuple[tuple[int, ...], ...]  # token ids of each of `options.triggers`, in order
+    attempt: int = 0  # rethink steps before this one; a response whose continuation they dropped gets another one here
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with the continuations that are kept in place of their first responses.
@@ -63,7 +64,9 @@ class ForcedRethink:
         sampling_params = replace(self.context.sampling_params, max_new_tokens=self.options.max_new_tokens)
         if self.options.temperature is not None:
             sampling_params = replace(sampling_params, temperature=self.options.temperature)
-        extended = self.context.sampler.extend([attempt.rollout for attempt in attempts], sampling_params, step=step)
+        extended = self.context.sampler.extend(
+            [attempt.rollout for attempt in attempts], sampling_params, step=step, attempt=self.attempt
+        )
         continued = []
         for attempt, rollout, is_correct in zip(attempts, extended, self._are_correct(extended), strict=True):
             judged = replace(rollout, is_correct=is_correct, first_is_correct=attempt.was_correct)

@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,25 @@ def test_continuation_depends_only_on_its_first_response_and_the_step(tiny, batc
             # Sums depend on the batch in the last digits.
             assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
     assert step(batch, step=6).groups[1] != whole.groups[1]
+
+
+def test_a_second_rethink_step_does_not_repeat_what_the_first_dropped(tiny, batch):
+    """With the same trigger, both continue the same tokens."""
+    drops = RethinkConfig(kind="rethink", correct=("even",), max_new_tokens=4, triggers=(WAIT,), keep="correct")
+    again = RethinkConfig(kind="rethink", name="again", correct=("even",), max_new_tokens=4, triggers=(WAIT,))
+    steps = make_pipeline(tiny, drops, again, scorer=make_scorer(term(even))).steps
+    kept = steps[0](batch, step=0)
+    # With `keep: all`, the first step shows what it drops.
+    everything = rethink(tiny)(batch, step=0)
+    num_dropped = 0
+    for (first, result), dropped, last in zip(
+        pairs(batch, kept), chain(*everything.groups), chain(*steps[1](kept, step=0).groups), strict=True
+    ):
+        if result is first and dropped is not first:
+            num_dropped += 1
+            assert last.segments[:2] == dropped.segments[:2]
+            assert last.segments[2].token_ids != dropped.segments[2].token_ids
+    assert num_dropped > 3
 
 
 def test_responses_without_room_are_not_continued(tiny, batch):
