@@ -153,9 +153,12 @@ class RewardCaller:
     def list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
         """Return a term and the fallbacks that were called in its place, in order; the last one decides."""
         chain = [term]
-        while isinstance(outcomes[chain[-1].name], RewardFailure):
+        while isinstance(failure := outcomes[chain[-1].name], RewardFailure):
             name = chain[-1].fallback_term
             if name is None or name not in outcomes:
+                break
+            # Another term may have called the fallback, which does not decide in place of a bug.
+            if failure.error_kind is RewardErrorKind.ERROR and self._options.on_error != "fallback":
                 break
             chain.append(self._terms_by_name[name])
         return chain

@@ -115,6 +115,18 @@ def test_a_bug_ends_the_run_with_a_fallback_too():
     assert scored(scorer, ANY).total == 0.5
 
 
+@pytest.mark.parametrize("policy", ["skip", "skip_group"])
+def test_a_bug_is_not_hidden_by_a_fallback_that_another_term_called(policy):
+    judge, calls = counted("judge")
+    bug = term(constant(ValueError("bug"), name="bug"), fallback="judge")
+    scorer = make_scorer(bug, term(constant(ABSTAINS), fallback="judge"), judge, on_error=policy)
+    (group,) = scorer.score_groups([[ANY]], step=0)
+    assert len(calls) == 1 and not group.scores
+    assert list(group.dropped[0].failures) == ["bug"]
+    score = scorer.score_eval([ANY])[0]
+    assert score.terms["bug"].value == 0.0 and score.decided_by == {"odd": "judge"}
+
+
 def test_the_transform_of_the_fallback_comes_before_that_of_the_term():
     judge, _ = counted("judge", 0.75, transform={"threshold": 0.5})
     scorer = make_scorer(term(constant(ABSTAINS), transform={"rescale_to": [-1.0, 1.0]}, fallback="judge"), judge)
