@@ -127,7 +127,7 @@ def _given_instants(response: Response, of: Of, step: float) -> set[int]:
     start, end = part_value(response, AnswerType.SPAN, of)
     if end - start > _MAX_SPAN_INSTANTS * step:
         raise BadAnswer(f"{of} lasts for more than {_MAX_SPAN_INSTANTS} instants")
-    instants = set(range(ceil(start / step), floor(end / step) + 1))
+    instants = set(range(ceil(start / step - 1e-6), floor(end / step + 1e-6) + 1))  # 0.6 / 0.2 is 2.999
     if not instants:
         raise BadAnswer(f"no instant from {start:g} to {end:g} s")
     return instants
