@@ -235,9 +235,11 @@ def join_ranks(timeout_s: float, *, force_group: bool = False) -> Iterator[Ranks
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it even for one process
             address = f"tcp://127.0.0.1:{find_free_port()}"
             dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-        yield SingleProcess()
-        if force_group:
-            dist.destroy_process_group()
+        try:
+            yield SingleProcess()
+        finally:
+            if force_group:
+                dist.destroy_process_group()
         return
     ranks = TorchRanks(timeout_s)
     try:

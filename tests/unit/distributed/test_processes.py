@@ -13,7 +13,8 @@ from waiting import wait_for
 
 from mmrl.distributed import launch
 from mmrl.distributed.ranks import RankLostError
-from mmrl.distributed.torch_ranks import RankWatchdog, TorchRanks
+from mmrl.distributed.torch_ranks import RankWatchdog, TorchRanks, join_ranks
+from mmrl.types import UserError
 
 # A rank that starts a process. The second kills itself once the first has begun, which then waits for ever.
 PROGRAM = """
@@ -66,6 +67,15 @@ def test_a_rank_that_waits_reports_its_activity_that_of_the_others_and_its_stack
         watchdog.stop()
     report = r"rank 0 is still waiting in gather after: scoring after \d+ s\. rank 1 for \d+ s: learning from boxes-17"
     assert re.search(report, "".join(printed))
+
+
+def test_a_single_process_that_fails_leaves_no_process_group_behind(monkeypatch):
+    """Another run of the same Python process could not make one."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for _ in range(2):
+        with pytest.raises(UserError, match="no samples"), join_ranks(60, force_group=True):
+            raise UserError("there are no samples")
+        assert not dist.is_initialized()
 
 
 @pytest.fixture
