@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import SampleSource
-from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
+from mmrl.types import DatasetContext, RejectedRow, Sample, SampleStats, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
 _WORKER_CACHE_BYTES: Final = 64 * 2**20  # a worker opens an image twice: to measure it and to encode it
@@ -197,6 +198,26 @@ def repeat_samples(samples: Sequence[Sample], size: int | None) -> tuple[Sample,
         turn, index = divmod(number, len(samples))
         copies.append(replace(samples[index], id=f"{samples[index].id}#{turn + 2}"))
     return (*samples, *copies)
+
+
+def merge_visits_of_copies(
+    samples: Sequence[Sample], size: int | None, history: Mapping[str, Sequence[SampleStats]]
+) -> dict[str, list[SampleStats]]:
+    """Return the visits of each sample that a stage drew, itself or as one of its copies by `repeat_samples`.
+
+    The history does not say when a visit was. Most orders draw each copy once in a pass, so the first visits of all
+    copies come first, in the order of the copies, and then the second ones.
+    """
+    visits_by_copy: dict[str, list[Sequence[SampleStats]]] = {}
+    for number, copy in enumerate(repeat_samples(samples, size)):
+        if copy.id in history:
+            visits_by_copy.setdefault(samples[number % len(samples)].id, []).append(history[copy.id])
+    merged = {}
+    for sample_id, visits in visits_by_copy.items():
+        in_order = chain.from_iterable(zip_longest(*visits))
+        # `zip_longest` gives None for copies that were drawn less often.
+        merged[sample_id] = [visit for visit in in_order if visit is not None]
+    return merged
 
 
 def _select_phase_samples(

@@ -11,6 +11,7 @@ from mmrl.algo.credit import compute_turn_advantages
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
+from mmrl.data.stage_data import merge_visits_of_copies
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
 from mmrl.distributed.ranks import MediaRanks
@@ -54,7 +55,8 @@ def train_rl_stage(
     if run.config.is_selected_from(stage.name):
         table_path = run.run_dir.outputs / f"{stage.name}.jsonl"
         samples = run.stage_data.stage_samples(stage)
-        run.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
+        history = merge_visits_of_copies(samples, stage.repeat_samples_to, state.reward_history)
+        run.ranks.on_rank0(partial(write_history_table, table_path, samples, history))
 
 
 def build_parts(

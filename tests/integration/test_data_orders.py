@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     """A pilot that goes by its own history; then the sample whose reward varied most, again and again."""
     shape = {"steps": 6, "track_rewards": ["count"], "ppo_epochs": 1, "loss": {}}
-    pilot = rl_stage(name="pilot", data_order={"kind": "priority", "min_weight": 0.2}, **shape)
+    pilot = rl_stage(name="pilot", data_order={"kind": "priority", "min_weight": 0.2}, repeat_samples_to=15, **shape)
     best = {"name": "best", "kind": "select", "results_of": "pilot", "metric": "reward_std", "top_k": 1}
     single = rl_stage(
         name="single", samples_of="best", repeat_samples_to=4, steps=2, ppo_epochs=1, loss={"entropy": {"coef": 1e-3}}

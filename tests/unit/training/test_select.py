@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmrl.config.schema import SelectStage
+from mmrl.data.stage_data import merge_visits_of_copies
 from mmrl.data.stage_tables import read_selected_samples, read_table, write_history_table
 from mmrl.training.select_stage import SelectionCounts, select_samples
 from mmrl.types import AnswerType, Sample, SampleStats, Target, UserError
@@ -99,6 +100,21 @@ def test_samples_are_ranked_by_their_history(tmp_path):
     rows = read_table(tmp_path / "out.jsonl")
     assert rows[0]["limr"] == pytest.approx(1 - ((0.2 - 7 / 30) ** 2 + 0.1**2) / ((23 / 30) ** 2 + 0.3**2))
     assert "visits" not in rows[0]
+
+
+def test_visits_of_copies_are_those_of_their_sample(tmp_path):
+    """The last copy of the first sample was drawn once, and of the second only a copy."""
+    samples = [sample("x"), sample("y"), sample("never drawn")]
+    rewards = {"x": (0.1, 0.4), "x#2": (0.2, 0.5), "x#3": (0.3,), "y#2": (0.6,)}
+    history = {name: [SampleStats(value, 0.0) for value in values] for name, values in rewards.items()}
+    write_history_table(tmp_path / "in.jsonl", samples, merge_visits_of_copies(samples, 7, history))
+    rows = read_table(tmp_path / "in.jsonl")
+    assert {row["id"]: [mean for mean, _ in row["visits"]] for row in rows} == {
+        "x": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "y": [0.6],
+    }
+    write_history_table(tmp_path / "in.jsonl", samples, merge_visits_of_copies(samples, None, history))
+    assert [row["visits"] for row in read_table(tmp_path / "in.jsonl")] == [[[0.1, 0.0], [0.4, 0.0]]]
 
 
 def test_an_empty_history_is_refused(tmp_path):
