@@ -97,6 +97,8 @@ class ExperienceSelector:
             ValueError: an advantage is not finite.
         """
         sample_means = self._record_rewards(groups, state)
+        # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
+        state.step_data_start = state.data_position
         decisions, metrics = self._filter_groups(groups, state)
         rows = self._make_experiences(decisions, state.version)
         experiences: list[Experience] = []
@@ -129,8 +131,6 @@ class ExperienceSelector:
         sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
         if sample_means:
             state.reset_rewards.append(fmean(sample_means))
-        # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
-        state.step_data_start = state.data_position
         return sample_means
 
     def _make_experiences(self, decisions: Sequence[GroupDecision], version: int) -> list[tuple[Experience, ...]]:

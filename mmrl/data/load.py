@@ -14,20 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from math import ceil
 from operator import attrgetter
 from time import monotonic
 
 from mmrl.config import Config
 from mmrl.config.schema import (
     DataSourceConfig,
+    MixtureOrderConfig,
     RlStage,
     SampleStage,
     SelectStage,
     SftStage,
+    ShuffledOrderConfig,
     matches_conditions,
 )
 from mmrl.data.data_record import DataRecord
 from mmrl.data.open_media import find_media_errors, open_media, unique_images, unique_videos
+from mmrl.data.order import weights_at
 from mmrl.data.rows import (
     DatasetFunction,
     SplitRows,
@@ -152,7 +156,7 @@ class DatasetLoader:
         splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
         check_held_out(splits["train"], [*splits["validation"], *splits["test"]])
         check_validation_tasks(splits["validation"])
-        check_stages_have_samples(self._config, splits["train"])
+        check_stages_have_samples(self._config, splits["train"], loaded["train"].source_indices)
         check_tables_can_hold_samples(self._config, splits["train"])
         if not splits["validation"] and any(stage.validation for stage in self._config.training_stages):
             self._console.warn(
@@ -249,7 +253,7 @@ class DatasetLoader:
                 raise UserError(f"data.{split}: there are no usable samples")
             splits[split] = tuple(measured.kept)
         # Again, because a stage that had enough samples before may have too few now.
-        check_stages_have_samples(self._config, splits["train"])
+        check_stages_have_samples(self._config, splits["train"], samples.source_indices)
         return DataSplits(**splits, source_indices=samples.source_indices)
 
     def _open_images(self, samples: Sequence[Sample]) -> Generator[None, None, tuple[list[Sample], list[RejectedRow]]]:
@@ -375,17 +379,23 @@ def check_validation_tasks(samples: Iterable[Sample]) -> None:
             )
 
 
-def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
+def check_stages_have_samples(config: Config, samples: Sequence[Sample], source_indices: Mapping[str, int]) -> None:
     """Check the stages that use the training samples themselves, or the `top_k` that a `select` stage keeps.
 
-    Raises as `check_stage_has_samples`.
+    `source_indices` has the index of each sample's source in `data.train`, by id.
+
+    Raises:
+        UserError: as `check_stage_has_samples`, or a source has fewer samples than its share of an RL step.
     """
+    counts = Counter(source_indices[sample.id] for sample in samples)
     top_k = {stage.name: stage.top_k for stage in config.stages if isinstance(stage, SelectStage)}
     for stage in config.stages:
         if isinstance(stage, SelectStage):
             continue
         if stage.samples_of is None:
             check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
+            if isinstance(stage, RlStage) and not config.data.streaming:
+                _check_source_shares(stage, config.data.train, counts)
         elif most := top_k[stage.samples_of]:
             check_stage_has_samples(stage, most)
 
@@ -439,6 +449,24 @@ def check_stage_has_samples(stage: SftStage | RlStage | SampleStage, count: int)
             f"stage {stage.name!r} needs {needed} prompts per step and {available}, so a sample would get the same "
             f"rollouts twice; {remedy}"
         )
+
+
+def _check_source_shares(stage: RlStage, sources: Sequence[DataSourceConfig], counts: Counter[int]) -> None:
+    """Raise a UserError if a source has fewer samples than its largest share of a step, by index in `counts`."""
+    order, step_size = stage.data_order, max_prompts_per_step(stage)
+    for index, source in enumerate(sources):
+        share = 0.0
+        if isinstance(order, MixtureOrderConfig):
+            share = max(weights_at(order, step)[index] for step in range(stage.steps))
+        elif isinstance(order, ShuffledOrderConfig) and source.weight:
+            share = source.weight / sum(other.weight or 0.0 for other in sources)
+        # Rounded first, because 0.1 * 30 is more than 3.
+        needed = ceil(round(share * step_size, 6))
+        if counts[index] < needed:
+            raise UserError(
+                f"stage {stage.name!r} takes up to {needed} of a step's {step_size} samples from source {source.fn!r}, "
+                f"which has {counts[index]}; lower its weight or the stage's prompts_per_step"
+            )
 
 
 def max_prompts_per_step(stage: RlStage) -> int:

@@ -1,7 +1,8 @@
 """Data orders: which sample comes at which position, shuffled, sorted, by curriculum, mixed or streamed. All endless.
 
-Training keeps one number, the position of the next sample. An order maps positions to rows without a memory of what was
-taken before, so that a resumed run continues exactly and workers can look ahead.
+Training keeps the position of the next sample. An order maps positions to rows without a memory of what was taken
+before, so that a resumed run continues exactly and workers can look ahead. Only `DistinctOrder` has a memory: the
+samples that it moved, which the training state keeps too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mmrl.utils.seeds import derive_seed
 
 DataRow = Sample | RejectedRow  # a row of a data source: a sample, or a row that could not be turned into one
 BLOCK_SIZE: Final = 1000  # positions over which fixed shares are exact
+_MAX_ROWS_AHEAD: Final = 100_000  # rows in which a step looks for a sample that it lacks
 SCHEDULED_BLOCK_SIZE: Final = 100  # positions over which scheduled shares stay the same and are exact
 
 
@@ -35,19 +37,16 @@ class DataOrder(Protocol):
 class ShuffledOrder:
     """Takes every sample once per epoch, in a new random order each time."""
 
-    def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0, round_size: int = 0) -> None:
+    def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0) -> None:
         """Create an order of at least one sample.
 
         `min_gap` positions lie between the last visit of a sample in one epoch and its first in the next; fewer if
-        there are few samples. With `round_size`, a step that begins at a multiple of it and takes up to `min_gap`
-        positions still gets no sample twice, unless there are fewer samples than that.
+        there are few samples.
         """
         self._samples = samples
         self._seed = seed
         # With more than a third, the middle could run out of samples to swap with the recent ones.
         self._min_gap = min(min_gap, len(samples) // 3)
-        self._step_size = min(min_gap, len(samples))
-        self._round_size = round_size if self._min_gap < min_gap else 0
         self._cached_epoch: tuple[int, list[int]] = (-1, [])
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
@@ -60,22 +59,8 @@ class ShuffledOrder:
         return taken
 
     def _epoch_order(self, epoch: int) -> list[int]:
-        cached_epoch, order = self._cached_epoch
-        if cached_epoch == epoch:
-            return order
-        if self._round_size:
-            # Each epoch depends on the one before.
-            for current in range(cached_epoch + 1 if cached_epoch < epoch else 0, epoch + 1):
-                previous, order = order, self._swap_recent(current)
-                if current:
-                    order = self._delay_repeats(order, previous, current * len(order))
-        else:
-            order = self._swap_recent(epoch)
-        self._cached_epoch = (epoch, order)
-        return order
-
-    def _swap_recent(self, epoch: int) -> list[int]:
-        """Return the permutation of an epoch, without the last samples of the epoch before among the first."""
+        if self._cached_epoch[0] == epoch:
+            return self._cached_epoch[1]
         order = self._permutation(epoch)
         gap = self._min_gap
         if epoch and gap:
@@ -88,24 +73,8 @@ class ShuffledOrder:
                 if order[position] in recent:
                     free_position = next(free)
                     order[position], order[free_position] = order[free_position], order[position]
+        self._cached_epoch = (epoch, order)
         return order
-
-    def _delay_repeats(self, order: Sequence[int], previous: Sequence[int], start: int) -> list[int]:
-        """Return the order of the epoch that begins at position `start`, with some samples moved back.
-
-        A sample comes only after the step that took it in the `previous` epoch. There is always a sample to take,
-        because the previous order itself would do.
-        """
-        step_ends = {}
-        for position, index in enumerate(previous, start - len(previous)):
-            round_start = position - position % self._round_size
-            step_ends[index] = round_start + self._step_size
-        waiting, delayed = list(order), []
-        for position in range(start, start + len(order)):
-            index = next(index for index in waiting if step_ends[index] <= position)
-            waiting.remove(index)
-            delayed.append(index)
-        return delayed
 
     def _permutation(self, epoch: int) -> list[int]:
         order = list(range(len(self._samples)))
@@ -373,6 +342,77 @@ class CachedOrder:
             held += self._order.take(start_position + len(held), missing)
         self._start, self._rows = start_position, held
         return held[:count]
+
+
+class DistinctOrder:
+    """Gives no step of an RL stage a sample twice: a repeated one changes places with the next that the step lacks.
+
+    Rollouts derive from step and sample id, so a sample taken twice would get the same rollouts twice.
+    """
+
+    def __init__(self, order: DataOrder, state: TrainingState) -> None:
+        """Create an order of the rows of `order`.
+
+        `state` has the position where the step begins, which the loop moves, and the samples moved so far.
+        """
+        self._order, self._state = order, state
+        self._start = 0
+        self._rows: Sequence[DataRow] = ()
+        self._step_start = state.step_data_start
+        # With async rollouts, a resumed run has taken the first samples of its next step already.
+        groups = state.next_batch.groups if state.next_batch else ()
+        self._step_samples = {_sample_key(rollout.prompt.sample) for rollout in chain.from_iterable(groups)}
+        self._moved_rows: dict[int, DataRow] = {}
+        origins = state.moved_samples
+        if origins:
+            # In one take, because a stream starts again for each jump to an earlier position.
+            first = min(origins.values())
+            rows = order.take(first, max(origins.values()) + 1 - first)
+            self._moved_rows = {position: rows[origin - first] for position, origin in origins.items()}
+
+    def take(self, start_position: int, count: int) -> list[DataRow]:
+        """Return the `count` rows from `start_position` on, with other rows in place of samples that the step has.
+
+        Raises:
+            UserError: the order has too few samples for the step.
+        """
+        if self._step_start != self._state.step_data_start:
+            self._step_start = self._state.step_data_start
+            self._step_samples.clear()
+        self._start, self._rows = start_position, self._order.take(start_position, count)
+        return [self._take_new(position) for position in range(start_position, start_position + count)]
+
+    def _take_new(self, position: int) -> DataRow:
+        """Return the first row from `position` on that the step lacks; the row at `position` moves to its place."""
+        repeated = self._row_at(position)
+        found, row = position, repeated
+        while isinstance(row, Sample) and _sample_key(row) in self._step_samples:
+            found += 1
+            row = self._row_at(found)
+        if isinstance(row, Sample):
+            self._step_samples.add(_sample_key(row))
+        origin = self._state.moved_samples.pop(position, position)
+        self._moved_rows.pop(position, None)
+        if found != position:
+            self._state.moved_samples[found], self._moved_rows[found] = origin, repeated
+        return row
+
+    def _row_at(self, position: int) -> DataRow:
+        """Return the row that comes at a position unless the step has it; read more rows if necessary."""
+        index = position - self._start
+        if index > _MAX_ROWS_AHEAD:
+            raise UserError(
+                f"data.train: a step has {len(self._step_samples)} samples already, and the next {index:,} rows of its "
+                "`data_order` have no others; lower prompts_per_step, or add samples"
+            )
+        if index >= len(self._rows):
+            self._rows = self._order.take(self._start, 2 * index)
+        return self._moved_rows.get(position) or self._rows[index]
+
+
+def _sample_key(sample: Sample) -> tuple[object, ...]:
+    # With the parts, because two samples with one id are an error, which the prefetcher reports.
+    return (sample.id, sample.parts)
 
 
 def _checked_quotas(weights: Sequence[float], total: int, key: str) -> list[int]:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from mmrl.config.schema import DataConfig
-from mmrl.data.order import CachedOrder, DataOrder, DataRow
+from mmrl.data.order import DataOrder, DataRow
 from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
 from mmrl.utils.worker_pool import WorkerPool
 
@@ -35,21 +35,21 @@ class Prefetcher:
         own_rows: Callable[[Sequence[DataRow]], Sequence[DataRow]],
         current_step: Callable[[], int],
         options: DataConfig,
-        can_prefetch: bool = True,
+        ahead: DataOrder | None = None,
         warn: Callable[[str], None],
     ) -> None:
         """Create a source. `processor` keeps the encoded prompts and, without `workers`, encodes them in this process.
 
         `own_rows` returns this rank's share of the rows of a round. `current_step` returns the step that is running,
         whose encoded prompts stay in memory. `options` say which rows are left out instead of ending the run; `warn`
-        prints the first few. `can_prefetch` is False for an order whose next rows are not known before the step ends;
-        workers then encode the rows of a step when it begins.
+        prints the first few. `ahead` is the order in which workers look for rows of the next step, which `order` may
+        then hand out in another order. It is None if those are not known before the step ends; workers then encode the
+        rows of a step when it begins.
         """
-        # With workers the rows of the next step are taken early, and taken again when it begins.
-        self._order = order if workers is None else CachedOrder(order)
+        self._order = order
         self._processor, self._workers, self._own_rows = processor, workers, own_rows
         self._options, self._warn = options, warn
-        self._can_prefetch, self._current_step = can_prefetch, current_step
+        self._ahead, self._current_step = ahead, current_step
         self._num_dropped = 0
         self._in_flight: list[tuple[DataRow, Future[EncodedPrompt] | None]] = []
         self._max_count = 0
@@ -67,7 +67,7 @@ class Prefetcher:
         samples: list[Sample] = []
         encoded: list[EncodedPrompt] = []
         self._max_count = max(self._max_count, count)
-        for row, future in self._schedule(start_position, count):
+        for row, future in self._schedule(self._order.take(start_position, count)):
             try:
                 sample = _check_row(row, taken)
                 prompt = self._processor.encode(sample) if future is None else future.result()
@@ -79,16 +79,16 @@ class Prefetcher:
             encoded.append(prompt)
         # Keep these before the next step is scheduled, because it skips prompts that the processor already has.
         self._processor.retain(samples, encoded, step=self._current_step())
-        if self._workers is not None and self._can_prefetch:
-            self._in_flight = self._schedule(start_position + count, self._max_count)
+        if self._workers is not None and self._ahead is not None:
+            self._in_flight = self._schedule(self._ahead.take(start_position + count, self._max_count))
         return samples
 
-    def _schedule(self, start_position: int, count: int) -> list[tuple[DataRow, Future[EncodedPrompt] | None]]:
-        """Return this rank's rows of a step with the results of their workers, None for rows that no worker encodes."""
+    def _schedule(self, rows: Sequence[DataRow]) -> list[tuple[DataRow, Future[EncodedPrompt] | None]]:
+        """Return this rank's share of `rows` with the results of their workers, None for those that none encodes."""
         # By identity: `CachedOrder` hands out the same objects again, and two rows may be equal.
         futures = {id(row): future for row, future in self._in_flight}
         scheduled = []
-        for row in self._own_rows(self._order.take(start_position, count)):
+        for row in self._own_rows(rows):
             if id(row) in futures:
                 future = futures[id(row)]
             elif self._workers is None or isinstance(row, RejectedRow) or self._processor.is_cached(row):
@@ -116,7 +116,7 @@ def _check_row(row: DataRow, taken: Mapping[str, Sample]) -> Sample:
     """Return a row that is a sample; raise a UserError for a rejected one, or one with the id of another taken."""
     if isinstance(row, RejectedRow):
         raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip")
-    # The same sample may come twice, at the border of two epochs.
+    # In a supervised stage the same sample may come twice, at the border of two epochs.
     if taken.get(row.id, row).parts != row.parts:
         raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
     return row

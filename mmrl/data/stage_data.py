@@ -14,9 +14,11 @@ from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
 from mmrl.data.load import DataSplits, check_stage_has_samples, max_prompts_per_step
 from mmrl.data.order import (
+    CachedOrder,
     CurriculumOrder,
     DataOrder,
     DataRow,
+    DistinctOrder,
     PriorityOrder,
     SequentialOrder,
     ShuffledOrder,
@@ -83,14 +85,21 @@ class StageData:
                     name=lambda row: f"sample {row.id}",
                 )
                 workers = stack.enter_context(closing(pool))
+            order = self.build_order(stage, state)
+            ahead = None
+            if not stage.order_depends_on_rewards:
+                ahead = order = CachedOrder(order)
+            # Only orders of RL stages: a demonstration that a step has twice does no harm.
+            if isinstance(stage, RlStage):
+                order = DistinctOrder(order, state)
             yield Prefetcher(
-                self.build_order(stage, state),
+                order,
                 self._processor,
                 workers,
                 own_rows=partial(own_rows, prompts_per_round=stage.prompts_per_round, ranks=ranks),
                 current_step=lambda: state.step,
                 options=data,
-                can_prefetch=not stage.order_depends_on_rewards,
+                ahead=ahead,
                 warn=console.warn,
             )
 
@@ -112,18 +121,14 @@ class StageData:
             UserError: there are too few samples, or they lack the column that the order sorts by.
         """
         order, seed = stage.data_order, self._config.run.seed
-        # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
-        min_gap, round_size = 0, 0
-        if isinstance(stage, RlStage):
-            min_gap = max_prompts_per_step(stage)
-            # A round that continues unfinished groups takes fewer samples, so steps begin anywhere.
-            round_size = 0 if stage.has_partial_rollouts else stage.prompts_per_round
+        # No RL step gets a sample twice, and with this gap `DistinctOrder` seldom has to move one.
+        min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
             per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
             return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
         is_plain = stage.samples_of is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
-            return self._build_shuffled_order(stage, min_gap, round_size)
+            return self._build_shuffled_order(stage, min_gap)
 
         # Checked here again: how many samples an earlier stage selected is known only now.
         samples = self.stage_samples(stage)
@@ -131,7 +136,7 @@ class StageData:
         samples = repeat_samples(samples, stage.repeat_samples_to)
         match order:
             case schema.ShuffledOrderConfig():
-                return ShuffledOrder(samples, seed, min_gap=min_gap, round_size=round_size)
+                return ShuffledOrder(samples, seed, min_gap=min_gap)
             case schema.SortedOrderConfig(column=column, descending=descending):
                 ordered = samples if column is None else sort_by_column(samples, column, descending=descending)
                 return SequentialOrder(ordered)
@@ -145,12 +150,12 @@ class StageData:
                     orders.append(ShuffledOrder(phase_samples, phase_seed, min_gap=min_gap))
                 return CurriculumOrder(orders, phases, state)
 
-    def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int, round_size: int) -> DataOrder:
+    def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int) -> DataOrder:
         """Return the order of all training data: streamed, in the shares of its sources, or plainly shuffled."""
         data, seed = self._config.data, self._config.run.seed
         weights = [source.weight for source in data.train if source.weight is not None]
         if not data.streaming and not weights:
-            return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap, round_size=round_size)
+            return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap)
         orders = self._build_source_orders(min_gap)
         # The config allows a single streamed source without a weight, and several only with one each.
         return fixed_mixture(orders, weights, seed) if weights else orders[0]
@@ -225,9 +230,14 @@ def _select_phase_samples(
 ) -> list[Sample]:
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
     selected = [sample for sample in samples if schema.matches_conditions(phase.when, sample)]
-    if len(selected) < stage.prompts_per_round:
+    needed = stage.prompts_per_round
+    if isinstance(stage, RlStage):
+        max_prompts = max_prompts_per_step(stage)
+        # A phase that ends within a step gives it no more than `max_samples`.
+        needed = max(needed, min(max_prompts, phase.max_samples or max_prompts))
+    if len(selected) < needed:
         raise UserError(
-            f"stage {stage.name!r} needs {stage.prompts_per_round} samples a step and phase {phase_index} of its "
-            f"data_order has {len(selected)}: see its `when`"
+            f"stage {stage.name!r} needs {needed} samples a step and phase {phase_index} of its data_order has "
+            f"{len(selected)}: see its `when`"
         )
     return selected

@@ -132,7 +132,7 @@ class DataCheck:
             if getattr(self._config.data, split) and not self._samples[split]:
                 self._add_finding(FindingCode.EMPTY, split, "", "there are no usable samples")
         try:
-            check_stages_have_samples(self._config, self._samples["train"])
+            check_stages_have_samples(self._config, self._samples["train"], self._rows["train"].source_indices)
         except UserError as error:
             self._add_finding(FindingCode.TOO_FEW, "train", "", str(error))
         try:

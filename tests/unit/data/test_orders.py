@@ -6,8 +6,17 @@ from itertools import count
 import pytest
 from factories import make_sample
 
-from mmrl.data.order import BLOCK_SIZE, CachedOrder, ShuffledOrder, StreamingOrder, allocate_quotas, fixed_mixture
-from mmrl.types import RejectedRow, UserError
+from mmrl.data.order import (
+    BLOCK_SIZE,
+    CachedOrder,
+    DistinctOrder,
+    SequentialOrder,
+    ShuffledOrder,
+    StreamingOrder,
+    allocate_quotas,
+    fixed_mixture,
+)
+from mmrl.types import RejectedRow, TrainingState, UserError
 
 
 def rows(name, size=None):
@@ -109,32 +118,44 @@ def test_each_epoch_has_every_sample_once_and_repeats_keep_their_distance(min_ga
     assert [name for piece in pieces for name in piece] == order[: 62 * 7]
 
 
+def take_steps(order, counts):
+    """Return the ids that steps of so many samples take from a `DistinctOrder` of `order`, a list for each step."""
+    state = TrainingState()
+    distinct, steps = DistinctOrder(order, state), []
+    for count_of_step in counts:
+        steps.append(ids(distinct.take(state.data_position, count_of_step)))
+        state.data_position += count_of_step
+        state.step_data_start = state.data_position
+    return steps
+
+
 @pytest.mark.parametrize("size", range(2, 41))
 def test_no_step_gets_a_sample_twice_however_few_there_are(size):
     samples = [make_sample(id=str(number)) for number in range(size)]
     for step_size in range(1, size + 1):
-        length = 50 * step_size
-        order = ids(ShuffledOrder(samples, 5, min_gap=step_size, round_size=step_size).take(0, length))
-        steps = [order[start : start + step_size] for start in range(0, length, step_size)]
+        plain = ShuffledOrder(samples, 5, min_gap=step_size)
+        steps = take_steps(plain, [step_size] * 50)
         assert all(len(set(step)) == step_size for step in steps)
-        epochs = [order[start : start + size] for start in range(0, length - size + 1, size)]
+        order = [name for step in steps for name in step]
+        epochs = [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
         assert all(len(set(epoch)) == size for epoch in epochs)
-        resumed = ShuffledOrder(samples, 5, min_gap=step_size, round_size=step_size)
-        for start in (length // 2, 1, length - 2):
-            assert ids(resumed.take(start, 2)) == order[start : start + 2]
         # Where no step had a sample twice without the rule, it changes nothing.
-        plain = ids(ShuffledOrder(samples, 5, min_gap=step_size).take(0, length))
-        plain_steps = [plain[start : start + step_size] for start in range(0, length, step_size)]
-        assert (plain == order) == all(len(set(step)) == step_size for step in plain_steps)
+        plain_ids = ids(plain.take(0, len(order)))
+        plain_steps = [plain_ids[start : start + step_size] for start in range(0, len(order), step_size)]
+        assert (plain_steps == steps) == all(len(set(step)) == step_size for step in plain_steps)
 
 
-@pytest.mark.parametrize(("size", "round_size", "rounds"), [(10, 4, 2), (10, 3, 3), (9, 1, 9), (10, 5, 2), (11, 1, 8)])
-def test_no_step_of_several_rounds_gets_a_sample_twice(size, round_size, rounds):
-    samples = [make_sample(id=str(number)) for number in range(size)]
-    step_size = round_size * rounds
-    order = ids(ShuffledOrder(samples, 5, min_gap=step_size, round_size=round_size).take(0, 50 * size))
-    for start in range(0, len(order) - step_size, round_size):
-        assert len(set(order[start : start + step_size])) == step_size
+def test_a_moved_sample_comes_after_its_step_and_rejected_rows_stay():
+    a, b, c = (make_sample(id=name) for name in "abc")
+    rejected = RejectedRow("r", "no answer")
+    order = SequentialOrder([a, rejected, a, b, rejected, c])
+    assert take_steps(order, [3, 2, 4]) == [["a", "r", "b"], ["a", "r"], ["c", "a", "r", "b"]]
+
+
+def test_a_step_that_needs_more_samples_than_there_are_is_refused():
+    order = SequentialOrder([make_sample(id=name) for name in "abc"])
+    with pytest.raises(UserError, match=r"a step has 3 samples already, and the next 100,001 rows .* have no others"):
+        take_steps(order, [4])
 
 
 def test_a_mixture_depends_on_seed_and_relative_weights():

@@ -16,7 +16,7 @@ from factories import make_sample, png_bytes, write_file
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.policy.processor as processor_module
-from mmrl.data.order import ShuffledOrder, StreamingOrder
+from mmrl.data.order import CachedOrder, ShuffledOrder, StreamingOrder
 from mmrl.data.prefetch import Prefetcher
 from mmrl.media.media_workers import start_media_workers
 from mmrl.types import RejectedRow, UserError
@@ -51,7 +51,8 @@ def open_prefetcher(
         if workers:
             pool = start_media_workers(encode, workers, timeout_s=300.0, name=attrgetter("id"))
             stack.enter_context(closing(pool))
-        yield Prefetcher(order, processor, pool, **options)
+        ahead = CachedOrder(order)
+        yield Prefetcher(ahead, processor, pool, ahead=ahead, **options)
 
 
 @pytest.mark.slow
