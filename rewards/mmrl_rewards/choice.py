@@ -25,11 +25,18 @@ _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
 _IDIOM: Final = re.compile(r"no (?:doubt|wonder|idea|clue|one|comment|problem|longer|matter)\b")
 _DOUBT: Final = re.compile(
     r"\?|可能|也许|或|不确定|不知道"
-    r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or|don't know|cannot tell|can't tell)\b"
+    r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
+    r"|can't tell)\b"
+)
+# "Yes, it isn't safe" may be right, but "Yes, there isn't any" contradicts itself.
+_DENIED_YES: Final = re.compile(
+    "[不没否](?!错)"
+    r"|^\w+[,.;:]? (?:(?:there (?:is|are|was|were)|(?:i|we) (?:do|can|ca|could|did))(?: ?not|n't| none| nothing)"
+    r"|not(?! only)|none|nothing|never)\b"
 )
 _SHORT_ANSWER: Final = re.compile(
-    r"\w+[,.;:]? (?:it|there|he|she|they|that|this|i|we) "
-    r"(?:is|are|was|were|does|do|did|has|have|can|ca|will|wo)(?P<negated> not|n't|not)?"
+    r"\w+[,.;:]? (?:it|there|he|she|they|that|this|i|we)"
+    r"(?: (?:is|are|was|were|does|do|did|has|have|can|ca|will|wo)|'s|'re)(?P<negated> not|n't|not)?"
 )
 
 
@@ -108,7 +115,7 @@ def _read_yes_or_no(text: str) -> str:
     if len(words) != 1 or not _SAID.match(answer) or _IDIOM.match(answer) or _DOUBT.search(answer):
         return neither
     said = words.pop()
-    if said == "yes" and re.search("[不没否]", answer):
+    if said == "yes" and _DENIED_YES.search(answer):
         return neither
     short_answer = _SHORT_ANSWER.fullmatch(answer)
     if short_answer and bool(short_answer["negated"]) != (said == "no"):

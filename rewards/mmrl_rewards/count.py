@@ -24,7 +24,7 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #   none   = "none" | "none of them" | "nobody" | "not a single one" | "no" things | "there are not any" things
 #
 # So these are not counts: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
-# "several", "dozens", "3 cats and a dog", "3rd".
+# "several", "dozens", "3 cats and a dog", "2 pairs of shoes", "3rd".
 # In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
 _THING: Final = re.compile(
     r"[a-z][a-z'-]*|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*", re.ASCII
@@ -48,10 +48,12 @@ _DOUBT_WORDS: Final = frozenset(
         *ONES,
         *TENS,
         *("dozen", "dozens", "pair", "couple", "single", "hundred", "thousand", "million"),
+        *("score", "hundreds", "thousands"),
         *("or", "to", "than", "percent", "half", "maybe", "perhaps", "probably", "about", "around", "approximately"),
         *("roughly", "least", "most", "more", "less", "fewer", "not", "point", "minus", "out", "per", "possibly", "if"),
     }
 )
+_COLLECTIVES: Final = frozenset({"pairs", "couples", "sets", "groups", "trios"})
 _MEASURES: Final = frozenset(
     {*("mm", "cm", "m", "km", "inch", "inches", "feet", "foot", "g", "kg", "lb", "lbs"), *("ml", "l", "degrees")}
 )
@@ -142,6 +144,8 @@ def _are_things(words: Sequence[str]) -> bool:
         return False
     # "Three cats and a dog" are four.
     for first, second in pairwise(words):
+        if first in _COLLECTIVES and second == "of":
+            return False
         if first == "and" and second in ("a", "an", "another", "some", "no"):
             return False
     return True
