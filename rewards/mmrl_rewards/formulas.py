@@ -196,7 +196,7 @@ _UNIT: Final = re.compile(
 )
 _CHANGES_VALUE: Final = re.compile(
     "or|and|not|to|plus|minus|times|over|squared|cubed|dozens?|hundreds?|(?:thou|mill|bill)[a-z]+|hal(?:f|ves)"
-    "|thirds?|quarters?|each|less|more",
+    "|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|hundred)ths?|each|less|more",
     re.IGNORECASE,
 )
 _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
