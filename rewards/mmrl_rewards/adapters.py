@@ -274,7 +274,8 @@ class OpenRlhfReward(TextReward):
         for query, prompt, label in zip(queries, prompts, labels, strict=True):
             # Decoding may have changed the prompt: an image's placeholder is repeated.
             prompt_end = prompt[-_PROMPT_END_CHARS:]
-            text = query.partition(prompt_end)[2]
+            # Earlier turns of the prompt may end like its last one.
+            text = query.split(prompt_end, prompt.count(prompt_end))[-1]
             if prompt_end not in query:
                 raise UserError(f"the query {query!r:.80} does not contain the end of its prompt")
             scores.append(self._score_or_fall_back(_END_TOKENS.sub("", text), label, {}))

@@ -159,6 +159,17 @@ def test_openrlhf_gets_tensors_for_what_follows_the_prompt():
         OpenRlhfReward("number:exact")(["another"], [question], ["3"])
 
 
+def test_openrlhf_reads_the_last_turn_where_an_earlier_one_ends_alike():
+    suffix = " Think in <think> tags, then answer in <answer> tags.<|im_end|>\n<|im_start|>assistant\n"
+    demonstration = f"<|im_start|>user\n1 + 1?{suffix}<answer>2</answer><|im_end|>\n"
+    prompt = f"{demonstration}<|im_start|>user\n1 + 2?{suffix}"
+    # The third response repeats the end of its prompt, so it has two answers.
+    answers = [RIGHT, WRONG, RIGHT + suffix + RIGHT]
+    queries = [f"{prompt}{answer}<|im_end|>" for answer in answers]
+    scores = OpenRlhfReward("number:exact")(queries, [prompt] * 3, ["3"] * 3)
+    assert scores["rewards"].tolist() == [1.0, 0.0, 0.0]
+
+
 # verifiers 0.1.14, verifiers/rubrics/rubric.py (Rubric.score_objects)
 
 
