@@ -93,7 +93,10 @@ def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
             # Probes lack training-only terms, so a probe's terms decide what is compared.
             for name in set().union(*(score.terms for score in blind_scores)):
                 seen, blind = pairs.setdefault(f"probe/blind_gap/{probe}/{name}", ([], []))
-                seen += [score.terms[name].value for score in group.scores]
-                blind += [score.terms[name].value for score in blind_scores if name not in score.failures]
+                for values, scores in ((seen, group.scores), (blind, blind_scores)):
+                    for score in scores:
+                        # A term in `decided_by` has the value of its fallback; other failed terms have none.
+                        if name not in score.failures or name in score.decided_by:
+                            values.append(score.terms[name].value)
     # Rollouts or probes that failed leave nothing to compare.
     return {name: fmean(seen) - fmean(blind) for name, (seen, blind) in sorted(pairs.items()) if seen and blind}

@@ -7,7 +7,7 @@ import pytest
 from factories import make_rollout
 from scoring import COUNT, FIND, GRAMMAR, as_read, constant, make_scorer, rollout, scored, term
 
-from mmrl.algo.group_metrics import compute_reward_metrics
+from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
 from mmrl.config.schema import GroupRewardConfig
 from mmrl.log.rollout_records import list_scored_records
 from mmrl.scoring import RewardError
@@ -75,6 +75,22 @@ def test_a_chain_ends_at_the_first_that_decides_and_a_shared_judge_is_asked_once
     assert score.total == 0.5 and len(calls) == 1
     assert score.decided_by == {"first": "judge", "other": "judge"}
     assert set(score.failures) == {"first", "second", "other"}
+
+
+def test_blind_gap_counts_what_a_fallback_decided_with_and_without_the_media():
+    judge = term(reward(name="judge")(lambda response, sample: 0.5 if "many" in response.text else 0.25))
+    scorer = make_scorer(term(rule, fallback="judge"), judge)
+    seen = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "a few"))]
+    blind = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("4", "many"))]
+    groups = scorer.score_groups([seen], step=0, probes=[{"grey": blind}])
+    assert compute_blind_gaps(groups) == {"probe/blind_gap/grey/rule": (1.0 + 0.25) / 2 - (0.0 + 0.5) / 2}
+
+
+def test_blind_gap_leaves_out_failed_terms_with_and_without_the_media():
+    scorer = make_scorer(term(rule, fallback=0.5), on_missing_score="fallback")
+    rollouts = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "a few"))]
+    groups = scorer.score_groups([rollouts], step=0, probes=[{"grey": rollouts}])
+    assert compute_blind_gaps(groups) == {"probe/blind_gap/grey/rule": 0.0}
 
 
 @pytest.mark.parametrize(("policy", "left"), [("skip", 0), ("skip_group", 0), ("fallback", 1)])
