@@ -126,9 +126,11 @@ def measure_on_all_ranks(
     # Every n-th sample, not a contiguous share, so that a long task whose samples are neighbors is spread over ranks.
     measured: dict[str, dict[str, float]] = {}
     counts: Counter[str] = Counter()
+    failures: Counter[tuple[str, str]] = Counter()
     groups: dict[str, Group] = {}
     for rank_result in ranks.all_gather(measure(samples[ranks.rank :: ranks.size])):
         counts.update(rank_result.rollout_metrics)
+        failures.update(rank_result.failures)
         groups.update((group.prompt.sample.id, group) for group in rank_result.groups)
         for task, rewards in rank_result.rewards.items():
             measured.setdefault(task, {}).update(rewards)
@@ -137,4 +139,4 @@ def measure_on_all_ranks(
     for sample in samples:
         ordered.setdefault(sample.task, {})[sample.id] = measured[sample.task][sample.id]
     in_order = tuple(groups[sample.id] for sample in samples if sample.id in groups)
-    return EvalRewards(ordered, counts, in_order)
+    return EvalRewards(ordered, counts, in_order, failures)

@@ -39,7 +39,7 @@ class HeldOutEvaluation:
         self._pipeline = build_pipeline(options.rollout_steps, rollout_context)
 
     def measure(self, samples: tuple[Sample, ...], state: TrainingState) -> EvalRewards:
-        """Return the reward of each sample under the weights of `state.version`."""
+        """Return the reward of each sample under the weights of `state.version`, and warn of terms that failed."""
         engine, ranks = self._run.engine, self._run.ranks
         engine.sync_weights(state.version)
         with engine.gather_for_sampling():
@@ -47,10 +47,15 @@ class HeldOutEvaluation:
             stride = -(-len(samples) // self._run.config.logging.rollouts.max_groups)
             recorded_ids = frozenset(sample.id for sample in samples[::stride])
             measure = partial(self._measure_own, recorded_ids=recorded_ids)
-            return measure_on_all_ranks(measure, samples, ranks)
+            held_out = measure_on_all_ranks(measure, samples, ranks)
+        for (term, error_kind), count in held_out.failures.items():
+            self._run.console.warn(
+                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
+            )
+        return held_out
 
     def _measure_own(self, samples: Sequence[Sample], *, recorded_ids: Container[str]) -> EvalRewards:
-        """Answer samples with one rollout each. The console shows progress, and each reward term that failed."""
+        """Answer samples with one rollout each. The console shows progress."""
         run, size = self._run, self._run.config.evaluation.batch_size
         recorded: list[Group] = []
         rewards: dict[str, dict[str, float]] = {}
@@ -70,24 +75,20 @@ class HeldOutEvaluation:
                     recorded.append(Group(prompt=rollout.prompt, rollouts=(rollout,), scores=(score,)))
                 for term, failure in score.failures.items():
                     failures[term, failure.error_kind] += 1
-        for (term, error_kind), count in failures.items():
-            run.console.warn(
-                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
-            )
-        return EvalRewards(rewards, metrics, tuple(recorded))
+        return EvalRewards(rewards, metrics, tuple(recorded), failures)
 
     def measure_test_samples(self, state: TrainingState, moment: str) -> None:
         """Measure the test samples `before` or `after` training, unless the state has the rewards; store them there."""
         if moment in state.eval_rewards or not self._run.samples.test:
             return
-        rewards, rollout_metrics, groups = self.measure(self._run.samples.test, state)
-        records = list_scored_records(groups)
+        held_out = self.measure(self._run.samples.test, state)
+        records = list_scored_records(held_out.groups)
         self._logger.write_rollouts(state, f"test-{moment}", records, version=state.version)
         kept, values = {}, {}
-        for task, by_sample in rewards.items():
+        for task, by_sample in held_out.rewards.items():
             kept[task], values[task] = dict(by_sample), fmean(by_sample.values())
         state.eval_rewards[moment] = kept
-        values |= rollout_metrics
+        values |= held_out.rollout_metrics
         self._logger.log_metrics(state, {f"test/{name}": value for name, value in values.items()})
 
 

@@ -296,3 +296,4 @@ class EvalRewards(NamedTuple):
     rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
     rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
     groups: tuple[Group, ...] = ()  # groups of some samples, evenly spaced, to be recorded
+    failures: Mapping[tuple[str, str], int] = {}  # failed reward calls, by reward term and kind of error

@@ -58,12 +58,13 @@ def test_held_out_rewards_come_in_the_order_of_the_samples(rank):
             found.setdefault(sample.task, {})[sample.id] = float(sample.id)
             if sample.id != "2":
                 recorded.append(make_group(make_prompt(sample), [], []))
-        return EvalRewards(found, {"rethink/attempted": float(len(own))}, tuple(recorded))
+        return EvalRewards(found, {"rethink/attempted": float(len(own))}, tuple(recorded), {("judge", "errors"): 2})
 
-    rewards, counts, groups = measure_on_all_ranks(
+    rewards, counts, groups, failures = measure_on_all_ranks(
         measure, samples, FakeRanks(rank, 2, (measure(samples[1 - rank :: 2]),))
     )
     assert counts == {"rethink/attempted": 5.0}
+    assert failures == {("judge", "errors"): 4}
     assert [group.prompt.sample.id for group in groups] == ["0", "1", "3", "4"]
     in_order = {"count": {"0": 0.0, "2": 2.0}, "find": {"1": 1.0, "4": 4.0}, "read": {"3": 3.0}}
     assert rewards == in_order

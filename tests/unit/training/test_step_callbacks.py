@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from factories import make_config, make_score
 from scoring import constant, make_scorer, term
+from thread_ranks import run_on_ranks
 
 from mmrl.config.schema import ValidationConfig
 from mmrl.distributed.ranks import SingleProcess
@@ -15,10 +16,12 @@ from mmrl.log.logger import NullLogger
 from mmrl.training.callbacks import PeriodicCheckpointer, Validation, check_metric_name
 from mmrl.training.held_out import HeldOutEvaluation
 from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable, UserError
+from mmrl_rewards.contract import reward
 
 
-def evaluate(tiny, scorer, *, batch_size):
-    """Return the rewards of seven samples, and what the console showed."""
+def evaluate(tiny, scorer, *, batch_size, ranks=None):
+    """Return the rewards of seven samples, and what the console of this rank showed."""
+    ranks = ranks or SingleProcess()
     out = io.StringIO()
     engine = SimpleNamespace(
         make_sampler=lambda *seed_parts: tiny.sampler(),
@@ -33,8 +36,8 @@ def evaluate(tiny, scorer, *, batch_size):
         build_sampling_params=lambda options: tiny.params,
         tool_runner=None,
         functions=SimpleNamespace(evaluation_steps={}),
-        console=Console(out),
-        ranks=SingleProcess(),
+        console=Console(out, quiet=ranks.rank > 0),
+        ranks=ranks,
     )
     evaluation = HeldOutEvaluation(run, NullLogger())
     return evaluation.measure(tiny.samples[:7], TrainingState(step=3)).rewards, out.getvalue()
@@ -56,6 +59,26 @@ def test_evaluation_counts_the_fallback_of_a_failed_reward_and_says_so(make_tiny
     rewards, shown = evaluate(make_tiny(), scorer, batch_size=4)
     assert {reward for by_sample in rewards.values() for reward in by_sample.values()} == {1.5}
     warning = "warning: evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts"
+    assert [line for line in shown.splitlines() if line.startswith("warning")] == [warning]
+
+
+def test_failed_rewards_of_all_ranks_are_counted_in_one_warning(make_tiny):
+    tinies = [make_tiny(), make_tiny()]
+    # Rank 0 measures samples 0 and 6, rank 1 sample 3.
+    failing = [sample.id for sample in tinies[0].samples[:7:3]]
+
+    @reward(name="odd")
+    def odd(response, sample) -> float:
+        if sample.id in failing:
+            raise Unscorable("no verdict")
+        return 1.0
+
+    def measure(ranks):
+        return evaluate(tinies[ranks.rank], make_scorer(term(odd, fallback=0.5)), batch_size=2, ranks=ranks)
+
+    (rewards, shown), (other_rewards, other_shown) = run_on_ranks(2, measure)
+    assert rewards == other_rewards and other_shown == ""
+    warning = "warning: evaluation: reward 'odd' failed on 3 of 7 (unscorable); its fallback counts"
     assert [line for line in shown.splitlines() if line.startswith("warning")] == [warning]
 
 
