@@ -25,7 +25,9 @@ def compute_step_metrics(groups: Sequence[Group], rows: Sequence[Sequence[Experi
     for group in groups:
         rollouts += group.all_rollouts
         num_texts += len({rollout.text for rollout in group.all_rollouts})
-        num_answers += len({rollout.answer.text for rollout in group.all_rollouts})
+        answers = [rollout.answer.text for rollout in group.all_rollouts]
+        # A response without an answer repeats no other.
+        num_answers += len({*answers} - {None}) + answers.count(None)
     lengths = list(map(attrgetter("num_tokens"), rollouts))
     metrics = {
         **compute_reward_metrics(groups),

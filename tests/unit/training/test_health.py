@@ -236,3 +236,12 @@ def test_duplicates_are_counted_within_groups():
     metrics = compute_step_metrics(groups, [make_experiences(group, *group.totals) for group in groups])
     assert metrics["rollout/duplicate_frac"] == pytest.approx(2 / 6)
     assert metrics["rollout/duplicate_answer_frac"] == pytest.approx(3 / 6)
+
+
+def test_responses_without_an_answer_repeat_no_other():
+    prompt, missing = make_prompt(), replace(make_answer(), text=None)
+    answers = [missing, missing, replace(missing, text="3"), replace(missing, text="3")]
+    rollouts = [make_rollout(prompt, index, f"text {index}", answer) for index, answer in enumerate(answers)]
+    group = make_group(prompt, rollouts, [make_score(count=0.0)] * 4)
+    metrics = compute_step_metrics([group], [make_experiences(group, *group.totals)])
+    assert metrics["rollout/duplicate_answer_frac"] == pytest.approx(1 / 4)
