@@ -279,9 +279,8 @@ class RewardFunctionScorer:
         for term in terms:
             outcome = outcomes[term.name]
             if isinstance(outcome, RewardFailure):
-                outcome, decider = self._decide_failed(term, outcomes)
-                if decider is not None:
-                    decided_by[term.name] = decider
+                outcome, deciders = self._decide_failed(term, outcomes)
+                decided_by |= deciders
             elif isinstance(outcome, TurnRewards):
                 # A transform may be nonlinear, so the turns' rewards would not add up to the term's value.
                 if method == "sum" and term.options.transform == RewardTransformConfig():
@@ -304,22 +303,24 @@ class RewardFunctionScorer:
             by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns) if num_turns else (),
         )
 
-    def _decide_failed(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, str | None]:
-        """Return the value to use for a failed term and the fallback that supplied it.
+    def _decide_failed(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, dict[str, str]]:
+        """Return the value to use for a failed term, and the fallback that decided, by name of each term before it.
 
-        The name is None if every fallback failed too.
+        No name is returned if every fallback failed too.
         """
-        _, *fallbacks = self.caller.list_deciding_terms(term, outcomes)
-        last = fallbacks[-1] if fallbacks else term
+        chain = self.caller.list_deciding_terms(term, outcomes)
+        *failed, last = chain
+        deciders: dict[str, str] = {}
         decision = outcomes[last.name]
         if isinstance(decision, RewardFailure):
-            value, reason, decider = last.fallback, f"fallback: {decision.reason}", None
+            value, reason = last.fallback, f"fallback: {decision.reason}"
         else:
-            value, reason, decider = decision.value, f"{last.name} decides: {decision.reason}", last.name
+            value, reason = decision.value, f"{last.name} decides: {decision.reason}"
+            deciders = {failed_term.name: last.name for failed_term in failed}
         # A fallback's transformed value is the raw value of the term that it replaces.
-        for fallback in reversed(fallbacks):
+        for fallback in reversed(chain[1:]):
             value = fallback.transform(value)
-        return RewardValue(value, reason), decider
+        return RewardValue(value, reason), deciders
 
 
 def make_response(rollout: Rollout) -> Response:

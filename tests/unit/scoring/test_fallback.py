@@ -73,7 +73,7 @@ def test_a_chain_ends_at_the_first_that_decides_and_a_shared_judge_is_asked_once
     ]
     score = scored(make_scorer(*terms), ANY)
     assert score.total == 0.5 and len(calls) == 1
-    assert score.decided_by == {"first": "judge", "other": "judge"}
+    assert score.decided_by == {"first": "judge", "second": "judge", "other": "judge"}
     assert set(score.failures) == {"first", "second", "other"}
 
 

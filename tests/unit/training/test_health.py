@@ -5,13 +5,23 @@ from dataclasses import replace
 
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
+from scoring import constant, make_scorer, term
 from selection import make_experiences
 
 from mmrl.algo.group_metrics import compute_reward_metrics, compute_step_metrics
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
-from mmrl.types import Dropped, Group, RewardErrorKind, RewardFailure, SelectedExperiences, TrainingState, WorstToken
+from mmrl.types import (
+    Dropped,
+    Group,
+    RewardErrorKind,
+    RewardFailure,
+    SelectedExperiences,
+    TrainingState,
+    Unscorable,
+    WorstToken,
+)
 
 HEALTHY = {
     "groups/nonzero_advantage_frac": 0.5,
@@ -202,6 +212,16 @@ def test_reward_whose_fallback_term_decides_is_not_reported():
     assert warnings_of([abstained, named] * 5, max_replay_staleness=None) == []
     [warning] = warnings_of([abstained | {"reward/rule/unscorable": 4}] * 3)
     assert "reward term rule has no value for 1 of 0 rollouts" in warning
+
+
+def test_fallback_whose_own_fallback_decides_is_not_reported():
+    abstains = constant(Unscorable("no rule for this"))
+    terms = [term(abstains, name="first", fallback="second"), term(abstains, name="second", fallback="judge")]
+    scorer = make_scorer(*terms, term(constant(0.5), name="judge"))
+    groups = scorer.score_groups([[make_rollout(make_prompt(), index) for index in range(3)]], step=0)
+    metrics = compute_reward_metrics(groups)
+    assert metrics["reward/second/unscorable"] == 3
+    assert warnings_of([metrics]) == []
 
 
 def test_term_that_falls_while_the_total_rises_is_reported():
