@@ -64,8 +64,9 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     """Build the pipeline that `step_configs` describe.
 
     Raises:
-        UserError: a trigger contains tokens that no response may contain, the user's step cannot be made, or
-            reworded questions would be answered without the tools or the environment of the original ones.
+        UserError: a trigger contains tokens that no response may contain, the user's step cannot be made, reworded
+            questions would be answered without the tools or the environment of the original ones, or a step of kind
+            rethink would judge by targets that a later step replaces.
     """
     if any(map(_takes_calls, step_configs)):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -82,6 +83,11 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 probe_configs.append(config)
             case _:
                 step = _make_step(config, context)
+                if _sets_targets(step) and any(isinstance(earlier, ForcedRethink) for earlier in steps):
+                    raise UserError(
+                        "mmrl.rollout.steps.rewording:majority_targets replaces the targets that a step of kind "
+                        "rethink judges by; put it before that step in rollout_steps"
+                    )
                 if isinstance(step, ForcedRethink):
                     step = replace(step, attempt=sum(isinstance(earlier, ForcedRethink) for earlier in steps))
                 steps.append(step)

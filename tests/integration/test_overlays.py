@@ -48,6 +48,20 @@ def test_an_overlay_explains_itself_over_a_recipe(recipe, overlay):
     assert written
 
 
+@pytest.mark.parametrize("overlay", ["april", "co_reward"])
+@pytest.mark.parametrize("recipe", ["deepeyes", "frame_thinker", "vl_rethinker", "vrag_rl", "sccm", "kimi_k1_5"])
+def test_an_overlay_keeps_the_rollout_steps_of_a_recipe(recipe, overlay):
+    plain, loaded = load_config(recipe).config, load_config(recipe, [f"overlays=[{overlay}]"]).config
+    for stage, changed in zip(plain.stages, loaded.stages, strict=True):
+        if isinstance(stage, RlStage) and isinstance(changed, RlStage):
+            own = changed.rollout_steps[: len(stage.rollout_steps)]
+            assert own[1:] == stage.rollout_steps[1:]
+            if overlay == "co_reward":
+                assert own == stage.rollout_steps and changed.rollout_steps[-1].kind == "custom"
+            else:
+                assert own[0].kind == "generate" and own[0].partial_rollout_tokens == 1024
+
+
 def test_an_adapter_over_a_stage_that_freezes_by_itself_is_refused():
     with pytest.raises(UserError, match=r"tina.yaml:\d+: stages: stage 'cold' has `freeze`, and `model.lora` freezes"):
         load_config("rl_with_cold_start", ["overlays=[tina]"])

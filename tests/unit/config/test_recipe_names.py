@@ -146,6 +146,28 @@ stages:
     assert (stages[1].group_size, stages[1].loss.kl.coef) == (4, 0.5)
 
 
+def test_rollout_steps_of_a_mapping_are_changed_added_and_removed_and_the_others_stay(shipped, tmp_path):
+    steps = "[{kind: generate}, {kind: probe, corruption: grey}, {kind: tools, name: zoom, tools: [{fn: 'a:b'}]}]"
+    base = write(tmp_path, f"extends: counter\nstages: {{rl: {{rollout_steps: {steps}}}}}\n", "base.yaml")
+    lay(shipped, "partial", "stages: {kind:rl: {rollout_steps: {kind:generate: {partial_rollout_tokens: 9}}}}\n")
+    lay(shipped, "more", "stages: {rl: {rollout_steps: {own: {kind: custom, fn: 'c:d'}, zoom: {max_turns: 2}}}}\n")
+    lay(shipped, "less", "stages: {rl: {rollout_steps: {kind:probe: null}}}\n")
+    loaded = load_config(base, ["overlays=[partial, more, less]"])
+    generate, own, zoom = loaded.config.stages[1].rollout_steps
+    assert (generate.partial_rollout_tokens, own.fn, zoom.max_turns, zoom.tools[0].fn) == (9, "c:d", 2, "a:b")
+    assert loaded.origins["stages.1.rollout_steps.0.partial_rollout_tokens"].endswith("partial.yaml:1")
+    # A stage that does not write the key has the default step.
+    (generate,) = load_config("counter", ["overlays=[partial]"]).config.stages[1].rollout_steps
+    assert generate.partial_rollout_tokens == 9
+    lay(shipped, "twin", "stages: {twin: {copy_of: rl, rollout_steps: {kind:probe: {every: 3}}}}\n")
+    assert load_config(base, ["overlays=[twin]"]).config.stages[2].rollout_steps[1].every == 3
+    said = "more.yaml:1: rollout_steps: there is no 'zoom' to change; there are unnamed (generate)"
+    assert said in refused("counter", "overlays=[more]")
+    lay(shipped, "short", "stages: {kind:rl: {rollout_steps: {kind:generate: {partial_rollout_tokens: 4}}}}\n")
+    said = "partial sets stages.rl.rollout_steps.0.partial_rollout_tokens to 9 and short to 4; use one"
+    assert said in refused(base, "overlays=[partial, short]")
+
+
 @pytest.mark.parametrize("key", ["grpo", "kind:sample"])
 def test_a_stage_that_is_not_there_is_refused(shipped, tmp_path, key):
     message = refused(write(tmp_path, f"extends: counter\nstages:\n  {key}: {{steps: 3}}\n", "mine.yaml"))

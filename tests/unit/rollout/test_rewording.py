@@ -9,7 +9,7 @@ from samplers import make_pipeline
 from scoring import make_scorer, term
 
 from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
-from mmrl.config.schema import BlindProbeConfig, CustomStepConfig, GreedyConfig, ToolConfig, ToolsConfig
+from mmrl.config.schema import BlindProbeConfig, CustomStepConfig, GreedyConfig, RethinkConfig, ToolConfig, ToolsConfig
 from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.rewording import majority_targets
 from mmrl.types import AnswerType, RolloutBatch, SamplingParams, UserError
@@ -139,3 +139,11 @@ def test_reworded_questions_beside_tools_are_refused(tiny):
     tools = ToolsConfig(kind="tools", tools=(ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer"),))
     with pytest.raises(UserError, match="answers reworded questions in one turn, without tools"):
         pipeline_of(tiny, OtherAnswers({}), STEP, tools)
+
+
+def test_a_rethink_step_that_judges_by_the_replaced_targets_is_refused(tiny):
+    """The row's own target is never read, and a rethink step reads the target that the prompt has at its turn."""
+    rethink = RethinkConfig(kind="rethink", correct=("accuracy",))
+    with pytest.raises(UserError, match="replaces the targets that a step of kind rethink judges by; put it before"):
+        pipeline_of(tiny, OtherAnswers({}), rethink, STEP)
+    assert len(pipeline_of(tiny, OtherAnswers({}), STEP, rethink).steps) == 2
