@@ -232,7 +232,8 @@ class VllmEngine(RolloutEngine):
 
     def _reset_caches(self) -> None:
         # Keys and values, media, and encoded media: old weights have filled these caches.
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept keys and values of the old weights, since a request still holds them")
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 

@@ -272,7 +272,10 @@ class Replica:
     def _reset_caches(self) -> None:
         # Keys and values, media, and encoded media: old weights have filled these caches.
         for cache in ("prefix", "mm", "encoder"):
-            self.request_json(f"reset_{cache}_cache", {})
+            reply = self.request_json(f"reset_{cache}_cache", {})
+            # Only the prefix cache, which a request that still runs holds, reports a result.
+            if not reply.get("success", True):
+                raise ReplicaError("the server kept keys and values of the old weights, since a request still runs")
 
     def _read_fingerprints(self) -> list[dict[str, TensorFingerprint]]:
         """Return the fingerprints of each worker's weights."""

@@ -7,7 +7,8 @@ import pytest
 import torch
 from thread_ranks import run_on_ranks
 
-from mmrl.config.schema import LoraConfig
+from mmrl.config.schema import LoraConfig, VllmServerConfig
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
@@ -31,10 +32,10 @@ class GatheredWeights(WeightStream):
 class WorkerOfVllm:
     """A vLLM whose worker keeps the weights that it reads, under the learner's names but for the prefixes."""
 
-    def __init__(self, weights, changes):
+    def __init__(self, weights, changes, *, resets=True):
         self.changes = changes  # weights that the worker holds otherwise
         self.llm_engine = SimpleNamespace(reset_mm_cache=bool, reset_encoder_cache=bool)
-        self.reset_prefix_cache = bool
+        self.reset_prefix_cache = lambda: resets
         self.load(weights)
 
     def load(self, weights):
@@ -58,6 +59,28 @@ def start_engine(llm, ranks, **context):
     engine._context = SimpleNamespace(ranks=ranks, **context)
     engine._read_fingerprints = llm and llm.fingerprints
     return engine
+
+
+def test_keys_and_values_of_old_weights_end_the_run(make_tiny):
+    """vLLM returns False, and keeps them, while a request holds blocks of the cache."""
+    weights = PolicyWeightStream(make_tiny().policy)
+    engine = start_engine(WorkerOfVllm(weights, {}, resets=False), SingleProcess())
+    with pytest.raises(RuntimeError, match="vLLM kept keys and values of the old weights"):
+        engine.load_weights(weights)
+
+
+@pytest.mark.slow
+def test_server_that_keeps_keys_and_values_of_old_weights_has_failed(monkeypatch):
+    pytest.importorskip("vllm")
+    from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError
+
+    replies = {"reset_prefix_cache": {"success": False}}
+    monkeypatch.setattr(Replica, "request_json", lambda self, path, body: replies.get(path, {}))
+    replica = Replica("http://127.0.0.1:9", VllmServerConfig())
+    with pytest.raises(ReplicaError, match="kept keys and values of the old weights"):
+        replica._reset_caches()
+    replies["reset_prefix_cache"]["success"] = True
+    replica._reset_caches()
 
 
 @pytest.mark.parametrize(
