@@ -4,7 +4,8 @@ Such a class has `reset(**row)`, whose text is part of the question, and public 
 have `get_reward()`, which is called once, when a turn without a call ends the episode.
 
 Source: TRL 1.16, `GRPOTrainer(environment_factory=...)`, https://huggingface.co/docs/trl/openenv.
-Departures: one call per turn; an action whose method raises is not valid, and the model sees its error as in TRL.
+Departures: one call per turn; an action whose method raises is not valid, and the model sees its error as in TRL; an
+episode that a limit of the step ends has no call of `get_reward`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Classic multi-turn environments of verifiers: `fn: "mmrl.rollout.environments.verifiers:make"`.
 
 Questions are the rows of the environment's dataset. The environment gets a sample's columns `prompt` (messages),
-`answer`, `info`, `example_id` and `task`; without a column `prompt` it gets the sample's text. When the episode is
-over, the environment's rubric scores it, and the score is the reward of the last turn.
+`answer`, `info`, `example_id` and `task`; without a column `prompt` it gets the sample's text. When the environment
+ends the episode, its rubric scores it, and the score is the reward of the last turn.
 
 Source: verifiers 0.1.9 to 0.1.14, `MultiTurnEnv.rollout` and `Rubric.score_rollout`,
 https://github.com/PrimeIntellect-ai/verifiers.
-Departures: the policy of this run writes the assistant's messages; a rubric that scores groups is refused. Programs of
-verifiers 1 own their loop and cannot be adapted.
+Departures: the policy of this run writes the assistant's messages; a rubric that scores groups is refused; an episode
+that a limit of the step ends is not scored. Programs of verifiers 1 own their loop and cannot be adapted.
 """
 
 from __future__ import annotations
