@@ -15,7 +15,7 @@ _ALIASES: Final = {
     **{"US$": "USD", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "¢": "cent"},
     **{"US dollar": "dollar", "per cent": "percent"},
     **UNITS,
-    **{"Nm": "N*m", r"\Omega": "Ω", "fl oz": "floz", "−": "-"},  # noqa: RUF001
+    **{"Nm": "N*m", "⋅": "*", r"\cdot": "*", r"\Omega": "Ω", "fl oz": "floz", "−": "-"},  # noqa: RUF001
 }
 _NAME: Final = re.compile(r"[A-Za-zμΩÅ°%][A-Za-zμΩÅ°%0-9 ./*·^()-]{0,39}")
 _NO_EXPONENT: Final = re.compile(r"(?<![\^*^-])[0-9]|[0-9]{3}")  # not an exponent: pint would take it for a factor
