@@ -371,11 +371,14 @@ def _count_task(samples: Sequence[Sample]) -> TaskCount:
     for sample in samples:
         # Coordinates hardly repeat, so their most common values say nothing.
         if sample.target.answer_type not in _COORDINATE_TYPES:
-            text = str(sample.target.value)
-            answers[text if len(text) <= _MAX_ANSWER_CHARS else f"{text[: _MAX_ANSWER_CHARS - 3]}..."] += 1
+            answers[str(sample.target.value)] += 1
+    most_common = []
+    for text, times in answers.most_common(_MAX_COMMON_ANSWERS):
+        shown = text if len(text) <= _MAX_ANSWER_CHARS else f"{text[: _MAX_ANSWER_CHARS - 3]}..."
+        most_common.append((shown, times))
     return TaskCount(
         samples=len(samples),
         answer_types=tuple(sorted({str(sample.target.answer_type) for sample in samples})),
         distinct_answers=len(answers),
-        most_common=tuple(answers.most_common(_MAX_COMMON_ANSWERS)),
+        most_common=tuple(most_common),
     )

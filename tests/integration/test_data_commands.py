@@ -237,6 +237,18 @@ def test_clean_data_have_no_findings(tmp_path, here):
     assert "tiny: 0 errors, 0 warnings, 0 notes." in printed.output
 
 
+def test_answers_that_begin_alike_are_counted_apart_and_shown_shortened(tmp_path, here):
+    beginning = "A red traffic light at a"
+    answers = [f"{beginning} crossing", f"{beginning} bridge", f"{beginning} crossing"]
+    rows = [count_row(tmp_path, seed, answer=answer) for seed, answer in enumerate(answers)]
+    splits = {"train": [table(tmp_path, "say", rows, answer_type="text")]}
+    label = {"fn": "mmrl_rewards.classify:label"}
+    _, report = run_check(here, write_config(tmp_path, splits, rewards={"terms": [label]}))
+    task = report["splits"]["train"]["tasks"]["say"]
+    shown = "A red traffic light a..."
+    assert (task["distinct_answers"], task["most_common"]) == (2, [[shown, 2], [shown, 1]])
+
+
 REWARDS = """
 import time
 from mmrl.types import Unscorable
