@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from mmrl.view.records import Row, as_mapping
+from mmrl.view.records import Row, as_list, as_mapping
 
 _TOOL_FAILURE: Final = re.compile(
     r"The tool (did not answer|was stopped|failed|refuses|returned)|There is no tool |This is (not a|no) call"
@@ -34,7 +34,7 @@ _TOOL_FAILED: Final = Badge("tool failed", "bad", "See its reply.")
 
 
 def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) -> Row:
-    """Return status, flip (`up`, `down`, `same` or None), whether the rollout was trained, and badges.
+    """Return status, flip (`up`, `down`, `same` or None), the range of advantages, if it was trained, and badges.
 
     `row` is its record, and `segments` are the page's. A rollout was trained if its tokens had a gradient.
     """
@@ -42,7 +42,9 @@ def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) ->
     status, age = selection.get("status"), selection.get("staleness")
     flip, flip_badge = _FLIPS.get((row.get("first_correct"), row.get("is_correct")), (None, None))
     is_learned = in_training and not dropped
-    has_gradient = row.get("advantage") != 0
+    # The advantage of a rollout whose turns have their own is their mean, which may be 0 where they are not.
+    advantages: list[Any] = list(map(float, as_list(row.get("turn_advantages")))) or [row.get("advantage")]
+    has_gradient = any(advantage != 0 for advantage in advantages)
     failed = any(_is_tool_failure(row["response"], segment) for segment in segments)
     badges = [
         dropped and _DROPPED,
@@ -57,6 +59,7 @@ def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) ->
     return {
         "status": "dropped" if dropped else status,
         "flip": flip,
+        "advantage_range": [min(advantages), max(advantages)],
         "trained": is_learned and (status == "replayed" or (status == "trained" and has_gradient)),
         "badges": [badge for badge in badges if badge],
     }

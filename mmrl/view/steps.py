@@ -163,7 +163,7 @@ def make_scale(groups: Sequence[Row]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group["rollouts"]]
     # Most rewards lie between 0 and 1, and steps should look alike.
     totals = [0, 1, *(rollout["total"] for rollout in rollouts if rollout["total"] is not None)]
-    advantages = [0, *(abs(rollout["advantage"] or 0) for rollout in rollouts)]
+    advantages = [0, *(abs(bound or 0) for rollout in rollouts for bound in rollout["advantage_range"])]
     return {"low": min(totals), "high": max(totals), "advantage": max(advantages)}
 
 

@@ -212,11 +212,13 @@ def tool_group(number: int) -> Document:
     failure = "The tool refuses: the box lies outside the image"
     failed = [policy(0, middle), segment("environment", middle, middle + len(failure))]
     names = ("action", "state", "valid", "end", "earned", "advantage")
-    steps = (("look", "far away", True, "", 0.0, 0.25), ("OPEN", "near", True, "terminated", 1.0, 0.5))
+    steps = (("look", "far away", True, "", 0.0, -0.5), ("OPEN", "near", True, "terminated", 1.0, 0.5))
     turns = [dict(zip(names, step, strict=True)) for step in steps]
+    # Turns with credit of their own, whose mean is 0.
+    credit = {"turns": turns, "advantage": 0.0, "turn_advantages": [-0.5, 0.5]}
     rollouts = [
-        rollout(0, response, 1.0, segments=segments, answer="OPEN", answer_chars=[start, start + 4], turns=turns),
-        rollout(1, call + failure, 0.0, segments=failed, finish="stop"),
+        rollout(0, response, 1.0, segments=segments, answer="OPEN", answer_chars=[start, start + 4], **credit),
+        rollout(1, call + failure, 0.0, segments=failed, finish="stop", **credit),
     ]
     asked = {"answer_type": "text", "question": "<image>What does the sign say?", "target": "OPEN"}
     return group(number, "read/train/000003", rollouts, **asked, media=[medium("media/pic2.jpg")])

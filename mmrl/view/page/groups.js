@@ -5,7 +5,7 @@ const KINDS = { train: "Training", validation: "Validation", test: "Test" };
 const SORTS = {
   "": ["as drawn"],
   spread: ["spread of rewards", (group) => spread(totals(group)) ?? -1],
-  advantage: ["largest |advantage|", (group) => most(group, ({ advantage }) => Math.abs(advantage))],
+  advantage: ["largest |advantage|", (group) => most(group, ({ advantage_range: [a, b] }) => Math.max(-a, b))],
   length: ["longest response", (group) => most(group, (rollout) => rollout.tokens_n)],
   best: ["highest mean reward", (group) => mean(totals(group)) ?? -Infinity],
   worst: ["lowest mean reward", (group) => -(mean(totals(group)) ?? Infinity)],
@@ -24,7 +24,7 @@ function most(group, value) {
 }
 
 function isInformative(group) {
-  return group.rollouts.some(({ advantage }) => advantage);
+  return group.rollouts.some(({ advantage_range: [low, high] }) => low || high);
 }
 
 function stepList(run) {
@@ -159,8 +159,8 @@ function applyMarks() {
 }
 
 function passes(rollout, group, pattern) {
-  const { total, advantage, finish, flip, status, trained, terms, response } = rollout;
-  const signs = { "+": advantage > 0, "-": advantage < 0, 0: advantage === 0 };
+  const { total, advantage_range: [low, high], finish, flip, status, trained, terms, response } = rollout;
+  const signs = { "+": high > 0, "-": low < 0, 0: low === 0 && high === 0 };
   if (state.min !== "" && !(total >= Number(state.min))) return false;
   if (state.max !== "" && !(total <= Number(state.max))) return false;
   if (state.adv && !signs[state.adv]) return false;

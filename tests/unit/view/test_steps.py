@@ -88,6 +88,24 @@ def test_turns_of_an_episode_have_what_they_earned_and_their_advantage(tmp_path)
     assert [(turn["earned"], turn["advantage"]) for turn in second] == [(0.5, None), (0.0, None)]
 
 
+def test_a_rollout_whose_turns_cancel_out_was_trained(tmp_path):
+    turns = [{"action": action, "reward": 0.0} for action in ("up", "down")]
+    # advantage.credit: to_go, as `list_records` writes it: the mean of the turns beside each turn's own
+    credits = [(-1.5, 1.5), (0.0, 0.0)]
+    rows = [
+        rollout_row(turns=turns, turn_advantages=credit, advantage=0.0, rollout=index)
+        for index, credit in enumerate(credits)
+    ]
+    write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
+    document = build(tmp_path, "rl-000001")
+    rollouts = document["groups"][0]["rollouts"]
+    assert [rollout["trained"] for rollout in rollouts] == [True, False]
+    assert [rollout["advantage_range"] for rollout in rollouts] == [[-1.5, 1.5], [0.0, 0.0]]
+    texts = [[badge.text for badge in rollout["badges"]] for rollout in rollouts]
+    assert texts == [[], ["zero advantage", "duplicate of 0"]]
+    assert document["scale"]["advantage"] == 1.5
+
+
 def test_held_out_rollouts_were_not_trained_on(tmp_path):
     document = build(make_run(tmp_path / "small"), "rl-000002-validation")
     assert (document["kind"], document["stage"], document["step"]) == ("validation", "rl", 2)
@@ -181,7 +199,8 @@ def test_ranges_count_units_of_utf16():
 
 
 def test_a_scale_holds_all_totals_and_the_largest_advantage():
-    rollouts = [{"total": total, "advantage": advantage} for total, advantage in ((-2, 0.5), (None, None), (0.5, -3))]
+    numbers = ((-2, [0.5, 0.5]), (None, [None, None]), (0.5, [-3, 1]))
+    rollouts = [{"total": total, "advantage_range": bounds} for total, bounds in numbers]
     assert make_scale([{"rollouts": rollouts}]) == {"low": -2, "high": 1, "advantage": 3}
     assert make_scale([]) == {"low": 0, "high": 1, "advantage": 0}
 
