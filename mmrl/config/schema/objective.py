@@ -135,6 +135,8 @@ class LossCoefficientConfig(StrictModel):
     def _check_decay_steps(self) -> Self:
         if self.decay_steps is not None and self.schedule == "constant":
             raise ValueError("decay_steps has no effect on a constant weight; set `schedule`, or take it out")
+        if self.final_frac and self.schedule == "constant":
+            raise ValueError("final_frac has no effect on a constant weight; set `schedule`, or take it out")
         return self
 
 
@@ -251,16 +253,12 @@ class LossConfig(StrictModel):
             raise ValueError("dual_clip bounds the clipped policy loss; cispo has `clip_high` for that")
         # A function gets no option of the built-in losses.
         is_custom = isinstance(self.policy_loss, CustomPolicyLossConfig)
-        if is_custom and self.importance_ratio_level != "token":
-            raise ValueError(
-                f"`policy_loss.fn` computes its own ratio, so `importance_ratio_level: {self.importance_ratio_level}` "
-                "would have no effect; take it out, or an `algorithm` that sets it"
-            )
-        for name in ("dual_clip", "log_ratio_clip"):
-            if is_custom and getattr(self, name) is not None:
+        for name in ("importance_ratio_level", "clip_low", "clip_high", "dual_clip", "log_ratio_clip"):
+            value = getattr(self, name)
+            if is_custom and value != LossConfig.model_fields[name].default:
                 raise ValueError(
-                    f"`policy_loss.fn` computes its own ratio, so `{name}` would have no effect; make it an option of "
-                    "the function, in `policy_loss.args`"
+                    f"`policy_loss.fn` computes its own ratio, so `{name}: {value}` would have no effect; take it out, "
+                    "or an `algorithm` that sets it; options of the function belong in `policy_loss.args`"
                 )
         if self.fixed_length is not None and self.aggregation != "fixed":
             raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
@@ -287,6 +285,10 @@ class ReferenceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_update(self) -> ReferenceConfig:
+        if self.update == "never" and self.update_every != 1:
+            raise ValueError("update_every has no effect on a frozen reference; set `update: ema` or `update: reset`")
+        if self.update != "ema" and self.ema_decay != ReferenceConfig.model_fields["ema_decay"].default:
+            raise ValueError(f"ema_decay is for `update: ema`, not for {self.update!r}")
         if self.plateau is not None and (self.update != "reset" or self.update_every != 1):
             raise ValueError("`plateau` is for `update: reset`, without `update_every`")
         if self.update == "reset" and self.update_every < 2 and self.plateau is None:

@@ -179,6 +179,13 @@ class Config(StrictModel):
         warnings: list[tuple[KeyPath, str]] = []
         trained_kinds: set[str] = set()
         for index, stage in enumerate(self.stages):
+            if isinstance(stage, SftStage | RlStage):
+                optimizer = stage.optimizer
+                decays = optimizer.lr_schedule != "constant" and optimizer.decay_steps is None
+                # Not refused: a short trial of the same settings has fewer steps.
+                if decays and optimizer.warmup_steps >= stage.steps:
+                    text = f"the warm-up lasts for all {stage.steps} steps, so the rate never falls; shorten it"
+                    warnings.append((("stages", index, "optimizer", "warmup_steps"), text))
             if isinstance(stage, RlStage):
                 warnings += [(("stages", index, *path), text) for path, text in stage.list_warnings()]
                 trained_kinds |= {step.kind for step in stage.rollout_steps}

@@ -119,6 +119,12 @@ def _check_greedy_baseline(stage: RlStage, rewards: RewardsConfig) -> None:
             f"stage {stage.name!r}: the group reward greedy_baseline is the same for all rollouts of a group, so "
             f"advantage.baseline {stage.advantage.baseline} takes it out again; set `baseline: none` or `batch_mean`"
         )
+    if stage.advantage.combine == "per_term" and stage.advantage.scale != "none":
+        raise ValueError(
+            f"stage {stage.name!r}: with combine per_term, advantage.scale {stage.advantage.scale} divides the group "
+            "reward greedy_baseline and the rewards that it is subtracted from by different numbers; set `combine: "
+            "total` or `scale: none`"
+        )
 
 
 def _check_probes(stage: RlStage, rewards: RewardsConfig) -> None:

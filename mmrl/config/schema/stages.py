@@ -98,6 +98,8 @@ class OptimizerConfig(StrictModel):
     def _check_decay_steps(self) -> OptimizerConfig:
         if self.decay_steps is not None and self.lr_schedule == "constant":
             raise ValueError("decay_steps has no effect on a constant rate; set `lr_schedule`, or take it out")
+        if self.final_lr_frac and self.lr_schedule == "constant":
+            raise ValueError("final_lr_frac has no effect on a constant rate; set `lr_schedule`, or take it out")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps {self.decay_steps} must exceed warmup_steps {self.warmup_steps}")
         return self
@@ -329,6 +331,12 @@ class RlStage(TrainingStage):
             raise ValueError(
                 f"`advantage.credit: {self.advantage.credit}` is for turns in an environment, and no step is of kind "
                 "environment; leave it out"
+            )
+        kinds = {step.kind for step in self.rollout_steps}
+        if self.loss.sft_loss.coef and self.loss.sft_loss.on == "after_rethink" and not kinds & {"rethink", "custom"}:
+            raise ValueError(
+                "`loss.sft_loss` with `on: after_rethink` trains on tokens after a trigger, which no step of "
+                "rollout_steps forces; add a step of kind rethink, or set `on: response`"
             )
         if self.async_rollouts and self.has_partial_rollouts:
             raise ValueError(

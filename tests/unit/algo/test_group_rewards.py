@@ -218,6 +218,13 @@ def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
     [
         ([], "the group reward greedy_baseline needs {kind: greedy}"),
         (["stages.1.rollout_steps=[{kind: generate}, {kind: greedy}]"], "baseline group_mean takes it out again"),
+        (
+            [
+                "stages.1.rollout_steps=[{kind: generate}, {kind: greedy}]",
+                "stages.1.advantage={combine: per_term, baseline: none}",
+            ],
+            "with combine per_term, advantage.scale group_std divides the group reward greedy_baseline and the",
+        ),
     ],
 )
 def test_a_greedy_baseline_without_effect_is_refused(overrides, complaint):

@@ -93,7 +93,7 @@ def test_each_algorithm_has_its_formula(tmp_path, name):
         ("stages.rl.loss.kl.coef=0.1", "A_i) + 0.1 · KL"),
         ("stages.rl.loss.kl={coef: 0.1, apply_to: reward}", "A_t = A_i - 0.1 · Σ KL of t and later tokens"),
         ("stages.rl.loss.entropy.coef=0.01", "A_i) - 0.01 · H(π)"),
-        ("stages.rl.loss.sft_loss.coef=0.05", "A_i) + 0.05 · NLL"),
+        ("stages.rl.loss.sft_loss={coef: 0.05, on: response}", "A_i) + 0.05 · NLL"),
         ("stages.cold.loss_on=answer", "y: the sample's label; N: answer tokens of a step"),
     ],
 )

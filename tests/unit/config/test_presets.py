@@ -1,5 +1,6 @@
 """Presets of algorithms, replay and rethinking: settings that a name stands for, which a config may override."""
 
+import json
 from typing import get_args
 
 import pytest
@@ -196,3 +197,13 @@ def test_a_preset_of_replay_is_in_place_with_its_origin_and_may_be_overridden(tm
     origins = {key.rpartition(".")[2] for key, origin in result.origins.items() if origin == f"preset {name}"}
     assert origins == REPLAY_PRESETS[name].keys()
     assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
+
+
+@pytest.mark.parametrize(("warmup", "decay_steps", "count"), [(19, None, 0), (20, None, 1), (20, 30, 0)])
+def test_a_warm_up_that_lasts_for_the_whole_stage_is_warned_of(tmp_path, warmup, decay_steps, count):
+    optimizer = {"lr_schedule": "cosine", "warmup_steps": warmup, "decay_steps": decay_steps}
+    path = write(tmp_path, SMALL)
+    loaded = load_config(path, [f"stages.rl.optimizer={json.dumps(optimizer)}"])
+    assert len(loaded.warnings) == count
+    for warning in loaded.warnings:
+        assert warning.startswith("command line: stages.1.optimizer.warmup_steps: the warm-up lasts for all 20 steps")

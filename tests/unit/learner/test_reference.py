@@ -71,10 +71,10 @@ def test_frozen_weights_are_shared_with_the_reference(make_tiny):
     assert all(reference.policy.frozen[name] is weight for name, weight in policy.frozen.items())  # shared, not copied
 
 
-@pytest.mark.parametrize("kind", ["ema", "reset"])
-def test_a_restored_reference_continues_exactly(make_tiny, kind):
+@pytest.mark.parametrize(("kind", "decay"), [("ema", {"ema_decay": 0.9}), ("reset", {})])
+def test_a_restored_reference_continues_exactly(make_tiny, kind, decay):
     tiny = make_tiny()
-    options = Options(update=kind, update_every=2, ema_decay=0.9)
+    options = Options(update=kind, update_every=2, **decay)
     reference = ReferencePolicy(tiny.policy, options)
     add_to_weights(tiny, 0.5)
     update(reference, 1)
