@@ -40,7 +40,7 @@ class RunFacts:
 class StepRow:
     """Finite metrics and times of one step."""
 
-    step: int  # global step: the training steps of all stages up to this one
+    step: int  # global step: grows by 1 with each training step, and with measurements before those of a later stage
     values: dict[str, float]  # by metric
     rollouts: Path | None = None  # file with the step's rollouts, if they were kept
 

@@ -136,7 +136,7 @@ class RunReader:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir, self._ends = run_dir, dict[Path, int]()  # bytes that were read of each file
-        self._first_steps: dict[str, int] = {}  # global step at which each stage began, in the order of the stages
+        self._first_steps: dict[str, int] = {}  # global step of each stage's step 0, in the order of the stages
         self._last_step = 0  # global step of the last line of metrics.jsonl
 
     def read_new(self) -> list[StepRow]:
@@ -150,7 +150,11 @@ class RunReader:
             self._ends[self._run_dir.metrics] = end
             stage, step = record["stage"], record["step"]
             if stage is not None:  # None between stages and after the last one
-                self._last_step = max(self._last_step, self._first_steps.setdefault(stage, self._last_step) + step)
+                if stage not in self._first_steps:
+                    # A measurement before the first step of a later stage would have the step of the earlier stage's
+                    # last one, which may have the same metrics, so it gets a step of its own.
+                    self._first_steps[stage] = self._last_step + (step == 0 and len(self._first_steps) > 0)
+                self._last_step = max(self._last_step, self._first_steps[stage] + step)
                 record |= {"stage/index": list(self._first_steps).index(stage) + 1, "stage/step": step}
             row = self._add(rows, self._last_step, record)
             rollouts = self._run_dir.rollouts / f"{stage}-{step:06d}.jsonl"

@@ -262,7 +262,10 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
     latest = 0
     for stage, step in points:
         if stage is not None:
-            latest = starts.setdefault(stage, latest) + step
+            if stage not in starts:
+                # A measurement before the first step of a later stage gets a step of its own, as in trackers.
+                starts[stage] = latest + (step == 0 and len(starts) > 0)
+            latest = starts[stage] + step
         running[stage, step] = latest
     places = sorted(points, key=lambda place: running[place])
     columns: dict[str, list[float | None]] = {}

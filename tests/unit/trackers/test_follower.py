@@ -44,6 +44,38 @@ def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
     assert not count_unsent(run_dir, "fake")
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own(tmp_path, at_once):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    lines = [
+        {"stage": "first", "step": 0, "logprob_check/diff_mean": 0.1},
+        {"stage": "first", "step": 1, "learner/lr": 0.1, "reward/mean": 0.25, "logprob_check/diff_mean": 0.2},
+        {"stage": "again", "step": 0, "reward/mean": 0.5},  # of a sample stage
+        {"stage": "second", "step": 0, "logprob_check/diff_mean": 0.3},
+        {"stage": "second", "step": 1, "learner/lr": 0.1, "reward/mean": 0.75},
+        {"stage": None, "step": 0, "test/mean": 0.9},
+    ]
+    follower = fake_follower(run_dir, tracker)
+    for line in lines:
+        append(run_dir, [line])
+        if not at_once:
+            follower.send_new()
+    follower.send_new()
+    sent = {}
+    for step, values in read_json_lines(tracker.path):
+        sent.setdefault(step, {}).update(values)
+    assert [values.get("reward/mean") for values in sent.values()] == [None, 0.25, 0.5, None, 0.75]
+    assert [values.get("logprob_check/diff_mean") for values in sent.values()] == [0.1, 0.2, None, 0.3, None]
+    assert [(values["stage/index"], values["stage/step"]) for values in sent.values()] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+        (3, 1),
+    ]
+    assert list(sent) == [0, 1, 2, 3, 4] and sent[4]["test/mean"] == 0.9
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("number", range(1, 4))
 def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(tmp_path, moment, number):
