@@ -42,8 +42,11 @@ def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskCompari
     return rows
 
 
-def comparison_summary(rows: Sequence[TaskComparison]) -> dict[str, Any]:
-    """Return the table as plain data for summary.json; `ci` is the interval of the paired improvement."""
+def comparison_summary(rows: Sequence[TaskComparison], temperature: float) -> dict[str, Any]:
+    """Return the table as plain data for summary.json; `ci` is the interval of the paired improvement.
+
+    `temperature` is the one that the held-out responses were sampled at; 0 is greedy.
+    """
     tasks = []
     for row in rows:
         task = {
@@ -56,14 +59,18 @@ def comparison_summary(rows: Sequence[TaskComparison]) -> dict[str, Any]:
             "after_ci": [row.after.low, row.after.high],
         }
         tasks.append(task)
-    return {"tasks": tasks, "mean_rise": fmean(row.improvement.value for row in rows) if rows else None}
+    mean_rise = fmean(row.improvement.value for row in rows) if rows else None
+    return {"tasks": tasks, "mean_rise": mean_rise, "temperature": temperature}
 
 
 def print_summary(run_dir: RunDir, console: Console) -> None:
     """Print what a finished run achieved and where its files are."""
     summary = json.loads(run_dir.summary.read_text())
     if summary["tasks"]:
-        title = f"Held-out reward before stage {summary['since']} and at the end (greedy, 95 % intervals)"
+        # The summary of an older run has no temperature.
+        temperature = summary.get("temperature", 0.0)
+        decoding = f"temperature {temperature:g}" if temperature else "greedy"
+        title = f"Held-out reward before stage {summary['since']} and at the end ({decoding}, 95 % intervals)"
         rows = []
         for task in summary["tasks"]:
             before, after = task["before"], task["after"]

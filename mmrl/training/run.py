@@ -230,9 +230,8 @@ def write_results(services: StageServices, state: TrainingState) -> None:
     rewards = state.eval_rewards
     rows = compare_rewards(rewards["before"], rewards["after"]) if rewards.keys() >= {"before", "after"} else []
     since = config.stages[first_compared_stage(config)].name
-    run_dir.write_summary(
-        {"name": config.run.name, "seed": config.run.seed, "since": since, **comparison_summary(rows)}
-    )
+    comparison = comparison_summary(rows, config.evaluation.temperature)
+    run_dir.write_summary({"name": config.run.name, "seed": config.run.seed, "since": since, **comparison})
     step_id = str(checkpoint.StepId(state.stage_index, 0))
     facts = collect_card_facts(run_dir, config, state, step_id)
     if run.adapter is not None:

@@ -443,6 +443,7 @@ def test_results_health_and_notices_are_shown(opened):
     rows = opened.page.locator("#results tbody tr").all_text_contents()
     assert rows[0].startswith("ground") and "+0.530" in rows[0] and "+0.46 to +0.60" in rows[0]
     assert opened.count("#results tbody svg") == 3
+    assert opened.page.locator("#results .hint").text_content().startswith("Held-out reward, temperature 0.7, before")
     assert "min_entropy" in opened.page.locator("#health").text_content()
     assert "recorded by an older version" in opened.page.locator(".notices").text_content()
 

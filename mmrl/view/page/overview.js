@@ -42,8 +42,10 @@ async function showRun(host) {
   await showStep(opened);
 }
 
-function resultsHint({ since, mean_rise: rise }) {
-  return `Held-out reward, greedy, before stage ${since} and at the end. 95 % intervals. Mean rise ${signed(rise, 3)}`;
+function resultsHint({ since, temperature, mean_rise: rise }) {
+  const decoding = temperature ? `temperature ${temperature}` : "greedy"; // older runs do not record it
+  const title = `Held-out reward, ${decoding}, before stage ${since} and at the end.`;
+  return `${title} 95 % intervals. Mean rise ${signed(rise, 3)}`;
 }
 
 function resultsTable(tasks) {

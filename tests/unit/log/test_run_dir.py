@@ -1,6 +1,7 @@
 """The run directory: it belongs to one config and one process."""
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -13,7 +14,8 @@ import pytest
 from factories import make_config
 
 from mmrl.config import dump_yaml, load_config
-from mmrl.log.comparison import compare_rewards
+from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
+from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.types import UserError
 
@@ -191,3 +193,15 @@ def test_comparison_has_a_row_for_each_task():
     assert [row.improvement.value for row in rows] == [0.25, 0.5]
     assert [row.before.value for row in rows] == [0.5, 0.5]
     assert [row.after.value for row in rows] == [0.75, 1.0]
+
+
+@pytest.mark.parametrize(("temperature", "decoding"), [(0.0, "greedy"), (0.7, "temperature 0.7"), (None, "greedy")])
+def test_table_at_the_end_says_how_held_out_responses_were_decoded(tmp_path, temperature, decoding):
+    run, out = RunDir(tmp_path), io.StringIO()
+    summary = comparison_summary(compare_rewards({"a": {"1": 0.5}}, {"a": {"1": 0.75}}), temperature)
+    if temperature is None:  # as an older version wrote it
+        del summary["temperature"]
+    run.write_summary({"since": "rl", **summary})
+    print_summary(run, Console(out))
+    shown = " ".join(out.getvalue().split())  # a narrow table wraps its title
+    assert f"Held-out reward before stage rl and at the end ({decoding}, 95 % intervals)" in shown
