@@ -234,7 +234,8 @@ def _check_same_files(path: Path, report: Mapping[str, Any]) -> None:
 
 def _score_table(report: Mapping[str, Any]) -> list[str]:
     rows = [(name, _percent(report[name]["value"]), _interval(report[name])) for name in ("strict", "official")]
-    if report["score"] != report["official"]["value"]:
+    # With a run's rewards the score is the total reward, which has a table by task, and is not a share.
+    if report["score"] != report["official"]["value"] and "rewards" not in report:
         rows.append(("official, with partial credit", _percent(report["score"]), ""))
     if report.get("judge"):
         accuracy = report["judge"]["accuracy"]

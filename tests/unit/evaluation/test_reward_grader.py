@@ -9,6 +9,7 @@ from tool_calls import zoom_response
 
 from mmrl.benchmarks.predictions import append_predictions, read_complete_predictions
 from mmrl.benchmarks.readers.questions import questions_from_samples
+from mmrl.benchmarks.report import build_report, report_markdown
 from mmrl.benchmarks.verdict import ResponseOutcome
 from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
 from mmrl.evaluation.graders import RewardGrader, make_prediction
@@ -22,6 +23,18 @@ TRIGGERS = (RethinkTriggerConfig(text=" Wait."),)
 def zero(response, sample) -> float:
     """Nothing is right."""
     return 0.0
+
+
+@reward(name="one")
+def one(response, sample) -> float:
+    """Everything is right."""
+    return 1.0
+
+
+@reward(name="half")
+def half(response, sample) -> float:
+    """Everything is half right."""
+    return 0.5
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +62,22 @@ def grade(tiny, tmp_path):
         return verdict
 
     return grade
+
+
+def test_the_total_reward_of_a_response_is_not_reported_as_an_accuracy(tiny):
+    rollout = plain(tiny)
+    sample = rollout.prompt.sample
+    grader = RewardGrader(
+        name="run:test",
+        scorer=make_scorer(term(one), term(half)),
+        response_format=tiny.processor.response_format,
+        samples={sample.id: sample},
+        items=questions_from_samples([sample]).items,
+    )
+    report = build_report(grader.grade_run([make_prediction(sample.id, rollout, None)], {}))
+    page = report_markdown(report)
+    assert report["score"] == 1.5 and f"| {sample.task} | 1.5000 |" in page
+    assert "150.0" not in page and "partial credit" not in page
 
 
 def plain(tiny) -> Rollout:
@@ -101,12 +130,6 @@ def test_rewards_see_the_response_that_they_see_in_training(tiny, grade, make):
     assert grade(rollout, term(look)).score == score.total
     first, second = seen
     assert first == second
-
-
-@reward(name="one")
-def one(response, sample) -> float:
-    """Everything is right."""
-    return 1.0
 
 
 def test_correct_by_the_terms_that_are_for_the_rollout(tiny, grade):
