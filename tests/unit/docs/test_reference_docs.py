@@ -43,6 +43,31 @@ def strings_in(path):
             yield "".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)
 
 
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [
+        ("reward/rule/fallback", "reward/<term>/fallback"),
+        ("reward/rule/timeouts", "reward/<term>/<failure>"),
+        ("reward/task/count", "reward/task/<task>"),
+        ("reward/term/fallback", "reward/term/<term>"),
+        ("reward/step/maze/errors", "reward/step/<step>/<failure>"),
+        ("validation/reward", "validation/<task>"),
+        ("test/turns", "test/<task>"),
+        ("select/calls", "select/<name>"),
+        ("rollout/count", "rollout/count"),
+        ("maze/reward", "<step>/reward"),
+        ("maze/info/height", "<step>/info/<name>"),
+        ("validation/tools/calls", "validation/<step>/<count>"),
+        ("test/maze/info/height", "test/<step>/info/<name>"),
+        ("reworded/no_majority", "reworded/no_majority"),
+        ("my/metric", None),
+    ],
+)
+def test_a_name_has_the_meaning_of_the_closest_declaration(name, declared):
+    metric = find_builtin_metric(name)
+    assert (metric and metric.name) == declared
+
+
 def test_every_metric_in_the_code_is_declared():
     undeclared = set()
     for path in (ROOT / "mmrl").rglob("*.py"):
