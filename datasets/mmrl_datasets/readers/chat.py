@@ -100,7 +100,7 @@ def rows(
         reply_tags: the parts of the answering turn, of which the last is the answer and the others are thinking:
             `[SUMMARY, CAPTION, REASONING, CONCLUSION]`. The default reads `<think>..</think>` before an answer in
             `<answer>`, in `\boxed{..}` or bare, and turns without any of these. Others must be in every row. `[]` takes
-            the whole turn for the answer.
+            the whole turn for the answer. With a column for the answer the turn is not divided.
 
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
@@ -108,6 +108,11 @@ def rows(
     roles = parse_columns(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
+    if "answer" in roles and tuple(reply_tags) != USUAL_TAGS:
+        raise UserError(
+            f"reply_tags={list(reply_tags)} would have no effect: the answer is in the column of columns.answer, so "
+            "the turn is not divided; leave out one of the two"
+        )
     if len(reply_tags) == 1:
         raise UserError(f"reply_tags={list(reply_tags)}: name the tags of the thinking and the answer, or none")
     read_fields = partial(
