@@ -60,7 +60,8 @@ def benchmark_question_set(
 def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path) -> QuestionSet:
     """Return a split of a run's own data, named `run:test` for example, which the run's rewards grade.
 
-    Relative paths of the config start from `base_dir`; generated data go below `out_dir`.
+    Media are read with the library and under the limits of `eval_config`. Relative paths of the config start from
+    `base_dir`; generated data go below `out_dir`.
 
     Raises:
         UserError: the run has no such split, or a sample of it cannot be used.
@@ -69,6 +70,8 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     if split not in _RUN_DATA_SPLITS:
         known = ", ".join(RUN_DATA_PREFIX + known_split for known_split in _RUN_DATA_SPLITS)
         raise UserError(f"--benchmark {name}: a run has {known}")
+    data = config.data.model_copy(update={"media_limits": eval_config.media_limits})
+    config = config.model_copy(update={"media": eval_config.media, "data": data})
     dataset_context = make_dataset_context(config, base_dir, out_dir / "data")
     sources = sources_by_split(config.data)[split]
     rows: list[Sample | RejectedRow] = []

@@ -1,0 +1,22 @@
+"""The data of a run in an evaluation are read under the evaluation's settings."""
+
+from contextlib import closing
+
+from config_samples import SMALL, write
+
+from mmrl.config import load_config, load_eval_config
+from mmrl.evaluation.eval_settings import inherit_settings
+from mmrl.evaluation.question_set import run_question_set
+
+
+def test_media_are_read_with_the_library_and_the_limits_of_the_evaluation(tmp_path):
+    test = 'data.test=[{fn: "mmrl_datasets.generators.scenes:counting", args: {split: test, size: 2}}]'
+    config = load_config(write(tmp_path, SMALL), [test]).config
+    changes = ["media.video_reader=decord", "media_limits.max_image_bytes=7000000"]
+    changes += ["media_limits.max_video_bytes=8000000", "media_limits.max_data_url_bytes=9000000"]
+    eval_config = load_eval_config(inherit_settings(config, by_rule=False), "run", changes)
+    with closing(run_question_set("run:test", config, eval_config, tmp_path, tmp_path / "out")) as question_set:
+        policy = question_set.media_policy
+        assert (policy.video_reader, policy.max_bytes) == ("decord", 7_000_000)
+        assert (policy.max_video_bytes, policy.max_data_url_bytes) == (8_000_000, 9_000_000)
+        assert len(question_set.questions.entries) == 2
