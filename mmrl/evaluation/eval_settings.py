@@ -136,6 +136,8 @@ def check_request(request: EvalRequest) -> None:
         if missing:
             here = Path.cwd()
             raise UserError(f"--data: {here / missing[0]}: no such file or folder; a relative path starts from {here}")
-    if request.split is not None and all(Path(file).is_file() for file in request.data_files):
-        raise UserError(f"--split {request.split}: only a folder of questions has splits; leave it out")
+    elif request.split is not None:
+        raise UserError(
+            f"--split {request.split}: --benchmark {request.benchmark} names the split already; leave it out"
+        )
     check_model_and_libraries(eval_config)

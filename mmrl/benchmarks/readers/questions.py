@@ -123,9 +123,11 @@ def read_questions(
     `coordinate_system` applies to boxes of files that do not say it.
 
     Raises:
-        UserError: a file cannot be read, has no known layout, holds no row that is a question, or repeats an id; or
-            `coordinate_system` is missing or not wanted.
+        UserError: a file cannot be read, has no known layout, holds no row that is a question, or repeats an id;
+            `coordinate_system` is missing or not wanted; or `split` is given and all paths are files.
     """
+    if split is not None and all((dataset_context.base_dir / path).is_file() for path in paths):
+        raise UserError(f"split {split!r}: only a folder of questions has splits; leave it out")
     questions: dict[str, Question] = {}
     malformed: list[RejectedRow] = []
     repeated: list[str] = []

@@ -335,6 +335,12 @@ def test_lines_that_are_not_json_are_not_called_no_rows(folder):
         read_questions(get_benchmark("canonical"), ["rows.jsonl"], make_context(folder))
 
 
+def test_a_split_of_files_is_refused(folder):
+    (folder / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="^split 'testA': only a folder of questions has splits; leave it out"):
+        read_questions(get_benchmark("canonical"), ["rows.jsonl"], make_context(folder), split="testA")
+
+
 def test_missing_image_keeps_the_item_and_names_the_problem(folder):
     questions = read(folder, "canonical", TEXT | {"images": "gone.png"})
     assert not questions.samples
