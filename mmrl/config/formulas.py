@@ -98,6 +98,8 @@ def _format_advantage(advantage: AdvantageConfig) -> list[str]:
 def _format_loss(stage: RlStage) -> list[str]:
     loss = stage.loss
     batch = "step" if stage.num_mini_batches == 1 else "mini-batch"
+    if loss.mask_truncated:
+        batch += ", without truncated responses"
     match loss.aggregation:
         case "token":
             sums, counts = "(1/N) Σ_i Σ_t", f"N: sampled tokens of a {batch}"
@@ -121,7 +123,14 @@ def _format_loss(stage: RlStage) -> list[str]:
     if loss.importance_ratio_level == "sequence":
         ratio = "r_i = geometric mean over t of π(y_t) / π_old(y_t)"
     lines = [formula, counts, f"{ratio}, π_old {loss.old_logprobs}", *_format_old_logprobs(stage)]
-    return lines + _format_correction(loss.rollout_correction) + _format_kl(loss.kl)
+    if loss.log_ratio_clip is not None:
+        lines.append(f"r uses log π(y_t) - log π_old(y_t) clipped to ±{loss.log_ratio_clip:g}")
+    lines += _format_correction(loss.rollout_correction) + _format_kl(loss.kl)
+    if loss.sft_loss.coef:
+        on_response = loss.sft_loss.on == "response"
+        part = "with a positive advantage" if on_response else "after a forced trigger in correct responses"
+        lines.append(f"NLL = mean of -log π(y_t) over the policy's tokens {part} of a {batch}")
+    return lines
 
 
 def _format_old_logprobs(stage: RlStage) -> list[str]:
@@ -144,7 +153,10 @@ def _format_policy_loss(loss: LossConfig) -> str:
     clipped = f"clip({ratio}, {1 - loss.clip_low:g}, {1 + loss.clip_high:g}) {advantage}"
     match loss.policy_loss:
         case "clip":
-            return f"min({ratio} {advantage}, {clipped})"
+            gain = f"min({ratio} {advantage}, {clipped})"
+            if loss.dual_clip is None:
+                return gain
+            return f"max({gain}, {loss.dual_clip:g} {advantage} where {advantage} < 0)"
         case "cispo":
             return f"{clipped} log π(y_t)"
         case CustomPolicyLossConfig(fn=fn, args=args):
@@ -167,7 +179,8 @@ def _format_correction(correction: RolloutCorrectionConfig) -> list[str]:
 def _format_kl(kl: KlConfig) -> list[str]:
     if not kl.coef:
         return []
-    lines = [f"KL = {_KL_ESTIMATES[kl.estimator]}, d = log π_ref(y_t) - log π(y_t)"]
+    bound = "" if kl.log_ratio_clip is None else f", clipped to ±{kl.log_ratio_clip:g}"
+    lines = [f"KL = {_KL_ESTIMATES[kl.estimator]}, d = log π_ref(y_t) - log π(y_t){bound}"]
     if kl.apply_to == "reward":
         lines.append(f"A_t = A_i - {kl.coef:g} · Σ KL of t and later tokens")
     return lines

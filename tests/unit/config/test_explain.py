@@ -92,13 +92,27 @@ def test_each_algorithm_has_its_formula(tmp_path, name):
         ("stages.rl.loss.kl={coef: 0.1, estimator: k2}", "KL = d²/2, d = log π_ref(y_t) - log π(y_t)"),
         ("stages.rl.loss.kl.coef=0.1", "A_i) + 0.1 · KL"),
         ("stages.rl.loss.kl={coef: 0.1, apply_to: reward}", "A_t = A_i - 0.1 · Σ KL of t and later tokens"),
+        ("stages.rl.loss.kl={coef: 0.1, log_ratio_clip: 10}", "d = log π_ref(y_t) - log π(y_t), clipped to ±10"),
         ("stages.rl.loss.entropy.coef=0.01", "A_i) - 0.01 · H(π)"),
         ("stages.rl.loss.sft_loss={coef: 0.05, on: response}", "A_i) + 0.05 · NLL"),
+        (
+            "stages.rl.loss.sft_loss={coef: 0.05, on: response}",
+            "NLL = mean of -log π(y_t) over the policy's tokens with a positive advantage of a step",
+        ),
+        ("stages.rl.loss.dual_clip=3", "Σ_t max(min(r_t A_i, clip(r_t, 0.8, 1.2) A_i), 3 A_i where A_i < 0) N:"),
+        ("stages.rl.loss.log_ratio_clip=6.9", "π_old recorded r uses log π(y_t) - log π_old(y_t) clipped to ±6.9"),
+        ("stages.rl.loss.mask_truncated=true", "N: sampled tokens of a step, without truncated responses r_t"),
         ("stages.cold.loss_on=answer", "y: the sample's label; N: answer tokens of a step"),
     ],
 )
 def test_each_option_of_the_objective_is_in_its_formula(tmp_path, override, formula):
     assert formula in explained(tmp_path, override)
+
+
+def test_the_tokens_of_a_loss_after_rethinking_are_named(tmp_path):
+    steps = "stages.rl.rollout_steps=[{kind: generate}, {kind: rethink, correct: [exact]}]"
+    words = explained(tmp_path, steps, "stages.rl.sampling.max_new_tokens=2048", "stages.rl.loss.sft_loss.coef=0.05")
+    assert "over the policy's tokens after a forced trigger in correct responses of a step" in words
 
 
 @pytest.mark.parametrize(("preset", "num_warnings"), [("unbiased", 0), ("paper", 2)])
