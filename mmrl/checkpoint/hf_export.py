@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.config import Config, dump_yaml, load_config
-from mmrl.config.schema import RlStage
+from mmrl.config.schema import RlStage, SftStage
 from mmrl.log.comparison import TaskComparison, compare_rewards
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
@@ -60,6 +60,7 @@ class ModelCardFacts(NamedTuple):
     """Facts about a run that the model card of an export states."""
 
     config: Config  # the run's settings
+    stages: Sequence[SftStage | RlStage]  # the stages that have trained the weights
     manifest: Mapping[str, Any]  # content of manifest.json: versions, and hashes of the data
     comparison: Sequence[TaskComparison]  # rewards before and after training; empty before the run has ended
     last_metrics: Mapping[str, Any]  # metrics of the last training step
@@ -134,8 +135,11 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
         # Only training steps have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
             last_metrics = record
+    # At step 0 of a stage, only the stages before it have changed the weights.
+    begun = config.stages[: state.stage_index + bool(state.step)]
     return ModelCardFacts(
         config=config,
+        stages=[stage for stage in config.training_stages if stage in begun],
         manifest=json.loads(run_dir.manifest.read_text()),
         comparison=compare_rewards(rewards["before"], rewards["after"]) if is_compared else (),
         last_metrics=last_metrics,
@@ -178,11 +182,11 @@ def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
     what = "An adapter" if adapter else "A model"
     origin = f"`{base}`" if base else "a model made from nothing"
     stages = []
-    for stage in config.stages:
+    for stage in facts.stages:
         method = stage.algorithm if isinstance(stage, RlStage) else "imitation"
         stages.append(f"{method} ({stage.name})")
     yield (
-        f"{what} from {origin}, trained by mmrl {facts.manifest['mmrl']}: {', then '.join(stages)}. "
+        f"{what} from {origin}, trained by mmrl {facts.manifest['mmrl']}: {', then '.join(stages) or 'no stage yet'}. "
         f"Checkpoint {facts.checkpoint}."
     )
     yield (_ADAPTER_USAGE if adapter else _USAGE).format(name=config.run.name, base=base)

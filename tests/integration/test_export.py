@@ -116,11 +116,13 @@ def test_an_exported_checkpoint_equals_the_model_of_the_run(trained, moved, tmp_
     assert files(tmp_path / "out") == files(trained / "model")
 
 
-def test_an_earlier_checkpoint_has_other_weights(trained, moved, tmp_path, here):
-    succeed(here("export", moved, "--checkpoint", "00-000001", "--out", tmp_path / "early"))
-    assert weights_differ(tmp_path / "early", trained / "model")
-    text = (tmp_path / "early" / "README.md").read_text()
-    assert "Checkpoint 00-000001." in text and "## Held-out reward" not in text
+def test_an_earlier_checkpoint_has_other_weights_and_fewer_stages(trained, moved, tmp_path, here):
+    for name in ("00-000001", "01-000000"):  # after a step of the first stage, and before the first step of the second
+        succeed(here("export", moved, "--checkpoint", name, "--out", tmp_path / name))
+        text = (tmp_path / name / "README.md").read_text()
+        assert f": imitation (cold). Checkpoint {name}." in text and "## Held-out reward" not in text
+    assert weights_differ(tmp_path / "00-000001", trained / "model")
+    assert ": imitation (cold), then grpo (rl). Checkpoint 02-000000." in (trained / "model" / "README.md").read_text()
 
 
 def test_the_model_card_has_rewards_data_config_and_metrics(trained):

@@ -103,6 +103,11 @@ def test_later_stages_train_on_the_selected_samples(sample_table):
     assert list(dict.fromkeys(row["sample"] for row in first)) == [row["id"] for row in hard[:4]]
 
 
+def test_the_model_card_names_the_stages_that_train(sample_table):
+    card = (sample_table / "model" / "README.md").read_text()
+    assert ": imitation (cold), then imitation (imitate), then grpo (rl). Checkpoint 06-000000." in card
+
+
 def test_another_run_reads_the_tables(sample_table):
     context = make_context(sample_table)
     for name in ("draw", "right", "hard"):
