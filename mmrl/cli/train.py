@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -87,12 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
 
         import_model_classes(loaded.config)
 
-    resume_command = shlex.join(["mmrl", *sys.argv[1:]])
+    words = ["mmrl", *sys.argv[1:]]
+    # `launch` takes this option from the command of its ranks, or each would start ranks again.
+    if "MMRL_LAUNCHER" in os.environ:
+        words += ["--nproc", os.environ["WORLD_SIZE"]]
     with locate_errors(loaded):
         return train(
             loaded,
             steps=arguments.steps,
             run_dir=arguments.run_dir,
             functions=functions,
-            resume_command=resume_command,
+            resume_command=shlex.join(words),
         )

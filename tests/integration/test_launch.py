@@ -102,7 +102,8 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path):
     config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL
-    assert "Saved. Continue with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
+    # The output ends with the ranks, which hold the launcher's pipes.
+    assert f"Saved. Continue with: mmrl train {config} --nproc 2\n" in done.output
     assert processes_in(tmp_path) == []
     assert find_latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
@@ -114,7 +115,7 @@ def test_stopped_run_is_saved_and_two_processes_continue(whole, tmp_path):
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
-    assert "Saved. Continue with: mmrl train" in done.output
+    assert f"Saved. Continue with: mmrl train {config} --nproc 2\n" in done.output
     assert processes_in(tmp_path) == []
     done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
