@@ -257,6 +257,12 @@ def rejected_group(number: int) -> Document:
     return group(number, "ground/train/000009", equal, selection=status)
 
 
+def replayed_group(number: int) -> Document:
+    again = {"status": "replayed", "staleness": 5, "times": 1}
+    old = [rollout(index, f"again {index}", float(index), selection=again) for index in range(2)]
+    return group(number, "ground/train/000003", old, selection=again)
+
+
 def step_document(stage: str, step: int, kind: str, groups: list[Document]) -> Document:
     for members in (each["rollouts"] for each in groups):
         for one in members:

@@ -13,7 +13,17 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents, metrics_document
+from view_documents import (
+    HOSTILE,
+    LONG_LINE,
+    PageDocuments,
+    group,
+    make_documents,
+    metrics_document,
+    replayed_group,
+    rollout,
+    step_document,
+)
 from waiting import PATIENCE_S
 
 from mmrl.view.bundle import linked_page, page_file, to_json, write_folder, write_single
@@ -343,6 +353,16 @@ def test_tokens_that_cannot_be_read_are_a_notice(opened):
 def test_ends_of_tokens_become_units_of_a_string_of_javascript(opened):
     assert opened.page.evaluate("unitPlaces('a\\u{1F600}b')") == [0, 1, 3, 4]
     assert opened.page.evaluate("unitPlaces('plain')") is None
+
+
+def test_the_head_of_a_step_counts_replayed_groups_apart(opened):
+    own = [rollout(number, f"own {number}", total) for number, total in enumerate((0.25, 1.0))]
+    step = step_document("rl", 1, "train", [group(0, "ground/train/000000", own), replayed_group(1)])
+    head = opened.page.evaluate(
+        "step => [...stepHead(step, step).querySelectorAll('.facts span')].map(fact => fact.textContent)",
+        {**step, "label": ""},
+    )
+    assert head == ["1 groups", "2 rollouts", "0.625 mean reward", "1 of 1 informative", "1 replayed groups"]
 
 
 def test_keys_move_between_groups_and_steps_and_open_help(opened):

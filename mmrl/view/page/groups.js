@@ -86,13 +86,17 @@ function facts(pairs) {
 }
 
 function stepHead(step, { groups }) {
-  const all = groups.flatMap(totals);
-  const lively = groups.filter(isInformative).length;
+  // Replayed rollouts are in groups of their own. The metrics of the step are about the others, too.
+  const replayed = groups.filter((group) => group.rollouts.every(({ status }) => status === "replayed"));
+  const own = groups.filter((group) => !replayed.includes(group));
+  const all = own.flatMap(totals);
+  const lively = own.filter(isInformative).length;
   return el(
     "div.step-head", el("h3", step.label),
     facts([
-      [groups.length, "groups"], [all.length, "rollouts"], [number(mean(all)), "mean reward"],
-      step.kind === "train" && [`${lively} of ${groups.length}`, "informative"],
+      [own.length, "groups"], [all.length, "rollouts"], [number(mean(all)), "mean reward"],
+      step.kind === "train" && [`${lively} of ${own.length}`, "informative"],
+      replayed.length > 0 && [replayed.length, "replayed groups"],
     ]),
   );
 }
