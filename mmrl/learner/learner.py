@@ -121,7 +121,7 @@ class PolicyLearner:
         self._loss_columns = []
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
-        active = list(filter(self._objective.needs_forward, in_loss))
+        active = list(filter(self.runs_forward, experiences))
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         for component in COMPONENTS:
@@ -141,6 +141,11 @@ class PolicyLearner:
             metrics |= merge_updates(updates).values()
             nonfinite_updates += metrics["learner/nonfinite_updates"]
         return metrics | {"learner/nonfinite_updates": nonfinite_updates}
+
+    def runs_forward(self, experience: Experience) -> bool:
+        """Return True if a step runs a forward pass for the experience, because the loss may give it a gradient."""
+        in_loss = drop_masked([experience], mask_truncated=self._config.loss.mask_truncated)
+        return bool(in_loss) and self._objective.needs_forward(experience)
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
         """Return values that the last epoch of the last step computed for some of its experiences, by their index.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from math import isfinite, nan
@@ -81,14 +81,19 @@ class TextSource(Protocol):
         """Return where the text of each token ends in the response; None if the tokens do not spell it."""
 
 
-def list_step_records(selected: SelectedExperiences, *, max_groups: int, version: int) -> list[RolloutRecord]:
+def list_step_records(
+    selected: SelectedExperiences, *, max_groups: int, version: int, runs_forward: Callable[[Experience], bool]
+) -> list[RolloutRecord]:
     """Return the records of a step's first `max_groups` groups, then of replayed rollouts, of as many prompts.
 
-    `version` is the policy version that the step trained from.
+    `version` is the policy version that the step trained from; `runs_forward` is the learner's.
     """
     index_by_id: dict[int, int] = {}
+    forward_ids: set[int] = set()
     for position, experience in enumerate(selected.experiences):
         index_by_id.setdefault(id(experience.rollout), position)
+        if runs_forward(experience):
+            forward_ids.add(id(experience.rollout))
     records: list[RolloutRecord] = []
     selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
     rows = zip(selected.groups, selected.experiences_by_group, selections, strict=True)
@@ -106,11 +111,13 @@ def list_step_records(selected: SelectedExperiences, *, max_groups: int, version
             authors = {segment.author for segment in rollout.segments}
             staleness = version - rollout.oldest_version if Author.POLICY in authors else 0
             fate = {**selection._asdict(), "staleness": staleness}
-            outcome |= {"selection": fate, "probes": probes}
+            outcome |= {"selection": fate, "in_forward": id(rollout) in forward_ids, "probes": probes}
             index = index_by_id.get(id(rollout))
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
     first_group = min(max_groups, len(selected.groups))
-    records += _replayed_records(selected.replayed, index_by_id, first_group=first_group, max_groups=max_groups)
+    records += _replayed_records(
+        selected.replayed, index_by_id, forward_ids, first_group=first_group, max_groups=max_groups
+    )
     return records
 
 
@@ -215,7 +222,12 @@ def _probe_means(group: Group) -> dict[str, dict[str, float]]:
 
 
 def _replayed_records(
-    replayed: Sequence[Experience], index_by_id: Mapping[int, int], *, first_group: int, max_groups: int
+    replayed: Sequence[Experience],
+    index_by_id: Mapping[int, int],
+    forward_ids: Container[int],
+    *,
+    first_group: int,
+    max_groups: int,
 ) -> Iterator[RolloutRecord]:
     """Yield a record of each replayed rollout; rollouts of one prompt share a group."""
     times = Counter(id(experience.rollout) for experience in replayed)
@@ -228,7 +240,8 @@ def _replayed_records(
             continue
         seen.add(id(rollout))
         selection = {"status": "replayed", "staleness": experience.staleness, "times": times[id(rollout)]}
-        outcome = {**_advantage_fields(experience), "selection": selection}
+        fate = {"selection": selection, "in_forward": id(rollout) in forward_ids}
+        outcome = {**_advantage_fields(experience), **fate}
         yield RolloutRecord(group=group, rollout=rollout, outcome=outcome, experience=index_by_id[id(rollout)])
 
 

@@ -132,7 +132,9 @@ class RolloutRecorder:
         max_groups = len(selected.groups) if force else self.options.max_groups
         # The training loop has already advanced the version; the step trained from the one before.
         version = state.version - 1
-        records = list_step_records(selected, max_groups=max_groups, version=version)
+        records = list_step_records(
+            selected, max_groups=max_groups, version=version, runs_forward=self.learner.runs_forward
+        )
         values = None
         if self.options.tokens:
             indices = [record.experience for record in records if record.experience is not None]

@@ -29,6 +29,7 @@ _FLIPS: Final[dict[object, tuple[str | None, Badge | None]]] = {  # by both verd
 }
 _DROPPED: Final = Badge("dropped", "quiet", "It could not be scored, and left its group.")
 _NO_GRADIENT: Final = Badge("zero advantage", "quiet", "It has no gradient.")
+_NOT_TRAINED: Final = Badge("not trained", "quiet", "`loss.mask_truncated` masks it, or replay drew others.")
 _TRUNCATED: Final = Badge("truncated", "warn", "It was cut at max_new_tokens.")
 _TOOL_FAILED: Final = Badge("tool failed", "bad", "See its reply.")
 
@@ -36,7 +37,8 @@ _TOOL_FAILED: Final = Badge("tool failed", "bad", "See its reply.")
 def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) -> Row:
     """Return status, flip (`up`, `down`, `same` or None), the range of advantages, if it was trained, and badges.
 
-    `row` is its record, and `segments` are the page's. A rollout was trained if its tokens had a gradient.
+    `row` is its record, and `segments` are the page's. A rollout was trained if the learner ran a forward pass for it.
+    Older records do not say so; there, a replayed rollout was, and one of the step's own if it has an advantage.
     """
     selection, dropped = as_mapping(row.get("selection")), row.get("dropped") is not None
     status, age = selection.get("status"), selection.get("staleness")
@@ -44,12 +46,14 @@ def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) ->
     is_learned = in_training and not dropped
     # The advantage of a rollout whose turns have their own is their mean, which may be 0 where they are not.
     advantages: list[Any] = list(map(float, as_list(row.get("turn_advantages")))) or [row.get("advantage")]
-    has_gradient = any(advantage != 0 for advantage in advantages)
+    has_advantage = any(advantage != 0 for advantage in advantages)
+    in_forward = row.get("in_forward", status == "replayed" or has_advantage) is True
+    trained = is_learned and status in ("trained", "replayed") and in_forward
     failed = any(_is_tool_failure(row["response"], segment) for segment in segments)
     badges = [
         dropped and _DROPPED,
         is_learned and status == "replayed" and _replayed(selection),
-        is_learned and status == "trained" and not has_gradient and _NO_GRADIENT,
+        is_learned and status == "trained" and not trained and (_NOT_TRAINED if has_advantage else _NO_GRADIENT),
         flip_badge,
         row.get("finish") == "length" and _TRUNCATED,
         failed and _TOOL_FAILED,
@@ -60,7 +64,7 @@ def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) ->
         "status": "dropped" if dropped else status,
         "flip": flip,
         "advantage_range": [min(advantages), max(advantages)],
-        "trained": is_learned and (status == "replayed" or (status == "trained" and has_gradient)),
+        "trained": trained,
         "badges": [badge for badge in badges if badge],
     }
 

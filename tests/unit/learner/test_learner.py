@@ -159,6 +159,22 @@ def test_a_step_without_a_gradient_changes_nothing(make_tiny, case):
     assert optimizer.state()["moments"] == {}
 
 
+def test_learner_says_for_which_rollouts_it_runs_a_forward_pass(make_tiny):
+    tiny = make_tiny()
+    without, whole = make_experiences(tiny, (0.0, 1.0))[:2]
+    whole = replace(whole, rollout=replace(whole.rollout, finish_reason=FinishReason.EOS))
+    cut = replace(whole, rollout=replace(whole.rollout, finish_reason=FinishReason.LENGTH))
+    experiences = [without, whole, cut]
+    options = {"none": {}, "entropy": {"entropy": {"coef": 0.1}}, "masked": {"mask_truncated": True}}
+    runs = {}
+    for name, loss in options.items():
+        learner = make_learner(tiny, **loss)
+        runs[name] = list(map(learner.runs_forward, experiences))
+        metrics = learner.step(experiences, step=0)
+        assert metrics["learner/no_gradient_frac"] == pytest.approx(runs[name].count(False) / 3)
+    assert runs == {"none": [False, True, True], "entropy": [True] * 3, "masked": [False, True, False]}
+
+
 def test_an_empty_response_is_not_run(make_tiny):
     tiny = make_tiny()
     first, *others = make_experiences(tiny)

@@ -58,8 +58,8 @@ def make_pair(name="a", **prompt_fields):
     return make_group(prompt, rollouts, [make_score(exact=1.0), make_score(exact=0.0)])
 
 
-def record(tmp_path, selected, *, max_groups=9, texts=TEXTS):
-    records = list_step_records(selected, max_groups=max_groups, version=40)
+def record(tmp_path, selected, *, max_groups=9, texts=TEXTS, runs_forward=bool):
+    records = list_step_records(selected, max_groups=max_groups, version=40, runs_forward=runs_forward)
     write_records(tmp_path / "rollouts" / "rl-000012.jsonl", records, PLACE, texts)
     return read_json_lines(tmp_path / "rollouts" / "rl-000012.jsonl")
 
@@ -125,6 +125,7 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
             | {"transformed": 0.0, "weight": 1.0, "counts": False, "contribution": 0.0},
         },
         "selection": {"status": "trained", "reason": None, "carried_over": False, "staleness": 2},
+        "in_forward": True,
         "probes": {"blind": {"iou": pytest.approx(0.3), "total": pytest.approx(0.3)}},
     }
 
@@ -175,6 +176,16 @@ def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often
     assert [line["sample"] for line in record(tmp_path, selected, max_groups=1)] == ["a", "a", "b", "b"]
 
 
+def test_records_say_for_which_rollouts_the_learner_ran_a_forward_pass(tmp_path):
+    new, old = make_pair("a"), make_pair("b")
+    drawn = tuple(Experience(rollout=rollout, advantage=0.5, staleness=3) for rollout in old.rollouts)
+    selected = select([new], [(1.0, -1.0)])
+    # As with `replay.preset: code`, the second rollout of the step's own is not drawn.
+    selected = replace(selected, experiences=(selected.experiences[0], *drawn), replayed=drawn)
+    lines = record(tmp_path, selected, runs_forward=lambda experience: experience.rollout is not old.rollouts[1])
+    assert [line["in_forward"] for line in lines] == [True, False, True, False]
+
+
 def test_replayed_copies_of_a_sample_are_groups_of_their_own(tmp_path):
     copies = [make_pair("b"), make_pair("b#2")]
     digest = copies[0].prompt.digest
@@ -216,7 +227,7 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
     )
     group = replace(group, rollouts=(first, replace(second, segments=segments)))
     selected = select([group], [(0.5, -0.5)])
-    records = list_step_records(selected, max_groups=9, version=0)
+    records = list_step_records(selected, max_groups=9, version=0, runs_forward=bool)
     values = TokenValues((-1.5, -2.5, -3.5), (0.6, 0.7, 0.8), (2.0, 3.0, 4.0), (-0.5,) * 3, (0.0, 1.0, 2.0))
     ends = iter([[1, 3], None])
     texts = SimpleNamespace(**vars(TEXTS) | {"find_token_ends": lambda rollout: next(ends)})
@@ -242,7 +253,7 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
 
 
 def test_same_tokens_give_the_same_bytes_at_any_time(tmp_path, monkeypatch):
-    records = list_step_records(select([make_pair()], [(0.5, -0.5)]), max_groups=9, version=0)
+    records = list_step_records(select([make_pair()], [(0.5, -0.5)]), max_groups=9, version=0, runs_forward=bool)
     write_records(tmp_path / "rollouts/now.jsonl", records, PLACE, TEXTS, {})
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.localtime", lambda *_: (1999, 1, 1, 0, 0, 0, 0, 1, 0))

@@ -106,6 +106,26 @@ def test_a_rollout_whose_turns_cancel_out_was_trained(tmp_path):
     assert document["scale"]["advantage"] == 1.5
 
 
+@pytest.mark.parametrize(
+    ("fields", "trained", "texts"),
+    [
+        ({"advantage": 0.5, "in_forward": True}, True, []),
+        ({"advantage": 0.5, "in_forward": False}, False, ["not trained"]),  # masked, or not drawn by replay
+        ({"advantage": 0.0, "in_forward": True}, True, []),  # it has a KL penalty, or an entropy bonus
+        ({"advantage": 0.0, "in_forward": False}, False, ["zero advantage"]),
+        ({"advantage": 0.5, "in_forward": False, "selection": {"status": "replayed"}}, False, ["replayed"]),
+        ({"advantage": 0.5, "in_forward": False, "selection": {"status": "rejected"}}, False, []),
+        ({"advantage": 0.5}, True, []),  # an older record
+        ({"advantage": 0.0}, False, ["zero advantage"]),
+    ],
+)
+def test_a_rollout_was_trained_if_the_learner_ran_a_forward_pass_for_it(tmp_path, fields, trained, texts):
+    write_lines(tmp_path / "rollouts/rl-000001.jsonl", [rollout_row(**fields)])
+    (rollout,) = build(tmp_path, "rl-000001")["groups"][0]["rollouts"]
+    assert rollout["trained"] is trained
+    assert [badge.text for badge in rollout["badges"]] == texts
+
+
 def test_held_out_rollouts_were_not_trained_on(tmp_path):
     document = build(make_run(tmp_path / "small"), "rl-000002-validation")
     assert (document["kind"], document["stage"], document["step"]) == ("validation", "rl", 2)
