@@ -97,8 +97,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 def _resolve_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
     """Return the tree with an absolute `data.dir`, and the paths that texts name below `${data}`.
 
-    A relative `data.dir` starts from the working directory on the command line, and from the file's folder in a file.
-    It becomes the media root unless the config names others.
+    A relative `data.dir` starts from the working directory on the command line, and from `base_dir` in a file. It
+    becomes the media root unless the config names others.
     """
     texts = [value for _, value in iter_leaves(root.plain_value) if isinstance(value, str)]
     names = [text.removeprefix(f"{DATA}/") for text in texts if text.startswith(f"{DATA}/")]

@@ -97,7 +97,8 @@ class DataConfig(StrictModel):
     """Sources of samples."""
 
     dir: str | None = None
-    """Folder that replaces `${data}` in all texts of the config; `--data DIR` sets it."""
+    """Folder that replaces `${data}` in all texts of the config, relative to the config's folder; `--data DIR` sets
+    it, relative to the working directory."""
     train: Annotated[tuple[DataSourceConfig, ...], Field(min_length=1)]
     """Sources of training samples, which are mixed in a seeded order."""
     validation: tuple[DataSourceConfig, ...] = ()

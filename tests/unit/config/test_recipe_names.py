@@ -88,6 +88,10 @@ def test_data_stands_for_the_folder_and_media_lie_there(shipped, tmp_path, monke
     mine = write(tmp_path, "extends: counter\ndata: {dir: below, media_roots: [/m]}\n", "mine.yaml")
     data = load_config(mine).config.data
     assert (data.dir, data.media_roots) == (f"{tmp_path}/below", ("/m",))
+    # What a base sets starts from the folder of the config, as all its relative paths do.
+    (tmp_path / "mine").mkdir()
+    above = write(tmp_path / "mine", "extends: ../mine.yaml\n", "above.yaml")
+    assert load_config(above).config.data.dir == f"{tmp_path}/mine/below"
 
 
 def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
