@@ -67,6 +67,8 @@ def parse_problem(context: Mapping[str, Any]) -> PlanningProblem:
     actions = {}
     for part in domain:
         if isinstance(part, tuple) and part[:1] == (":action",):
+            if len(part) == 1:
+                raise ValueError("an action of PDDL has no name: (:action)")
             actions[str(part[1])] = _parse_action(part)
     if not actions or ":init" not in sections or len(sections.get(":goal", ())) != 1:
         raise ValueError("eval_context has no domain_pddl with actions, or no task_pddl with :init and :goal")
@@ -130,6 +132,8 @@ def _parse_action(expression: Fact) -> PlanningAction:
 def _select_facts(condition: Fact, *, negated: bool) -> Iterator[Fact]:
     """Yield the positive, or the negated, facts of a conjunction or of a single fact."""
     for fact in condition[1:] if condition[:1] == ("and",) else (condition,):
+        if fact == ("not",):
+            raise ValueError("PDDL negates no fact: (not)")
         if fact and (fact[0] == "not") is negated:
             yield fact[1] if negated else fact
 

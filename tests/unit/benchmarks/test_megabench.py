@@ -178,6 +178,8 @@ def test_goal_may_be_one_fact():
             ({"domain_pddl": text}, "PDDL|domain_pddl")
             for text in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain r))")
         ),
+        ({"domain_pddl": f"{DOMAIN[:-1]} (:action))"}, "an action of PDDL has no name"),
+        ({"domain_pddl": DOMAIN.replace("(not (at ?who ?from))", "(not)")}, r"PDDL negates no fact: \(not\)"),
         ({"task_pddl": "(define (problem p))"}, "no task_pddl with :init and :goal"),
     ],
 )
