@@ -192,6 +192,14 @@ class Config(StrictModel):
         if "environment" in trained_kinds - {step.kind for step in self.evaluation.rollout_steps}:
             text = "no step is an environment, as in training: a response is one turn, and earns nothing there; add it"
             warnings.append((("evaluation", "rollout_steps"), text))
+        has_validation = any(stage.validation for stage in self.training_stages)
+        if self.data.validation and not has_validation:
+            text = "no stage has `validation`, so the run never uses these samples; set it, or take them out"
+            warnings.append((("data", "validation"), text))
+        for index, source in enumerate(self.data.train):
+            if source.validation_share and not has_validation:
+                text = "no stage has `validation`, so the run never uses the rows held out; set it, or take this out"
+                warnings.append((("data", "train", index, "validation_share"), text))
         return warnings
 
     @property

@@ -207,3 +207,12 @@ def test_a_warm_up_that_lasts_for_the_whole_stage_is_warned_of(tmp_path, warmup,
     assert len(loaded.warnings) == count
     for warning in loaded.warnings:
         assert warning.startswith("command line: stages.1.optimizer.warmup_steps: the warm-up lasts for all 20 steps")
+
+
+def test_validation_samples_that_no_stage_uses_are_warned_of(tmp_path):
+    path = write(tmp_path, SMALL)
+    overrides = ["data.validation=[{fn: a:b}]", "data.train.0.validation_share=0.1"]
+    sources, share = load_config(path, overrides).warnings
+    assert sources.startswith("command line: data.validation: no stage has `validation`")
+    assert share.startswith("command line: data.train.0.validation_share: no stage has `validation`")
+    assert load_config(path, [*overrides, "stages.rl.validation={}"]).warnings == ()
