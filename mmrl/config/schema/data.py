@@ -175,6 +175,12 @@ class SortedOrderConfig(StrictModel):
     descending: bool = False
     """Draw the largest numbers first."""
 
+    @model_validator(mode="after")
+    def _check_descending(self) -> SortedOrderConfig:
+        if self.descending and self.column is None:
+            raise ValueError("`descending` needs the `column` whose numbers samples are sorted by")
+        return self
+
 
 class MixtureOrderConfig(StrictModel):
     """Shares of the training sources that change over the steps of the stage."""

@@ -121,6 +121,8 @@ class SelectStage(StrictModel):
                 f"metric {self.metric!r} reads tracked rewards, which have no responses: leave out `output` and "
                 "`correct`"
             )
+        if not self.reads_rollouts and self.threshold != SelectStage.model_fields["threshold"].default:
+            raise ValueError(f"threshold is for terms of `correct`, which metric {self.metric!r} does not read")
         if self.max_responses is not None and self.output != "responses":
             raise ValueError("`max_responses` limits correct responses; set `output: responses`")
         return self

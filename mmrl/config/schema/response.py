@@ -131,7 +131,8 @@ class BaseRewardConfig(FunctionConfig):
     name: str | None = None
     """Name in metrics; when left out, the name that the reward declares, or the name of the group reward's function."""
     weight: Weight = 1.0
-    """Factor on the value in the total; with `combine: product`, exponent of the value."""
+    """Factor on the value in the total; with `combine: product`, exponent of a reward term's value. A group reward is
+    always added, times this factor."""
     schedule: WeightScheduleConfig | None = None
     """Factors on the weight that change over the steps of a stage."""
     when: SampleConditions = Field(default_factory=dict)
@@ -169,6 +170,12 @@ class RewardTermConfig(BaseRewardConfig):
     `bad_answer`: also if it cannot read the answer. `low`: also if it gives the low end of its range."""
     timeout_s: Seconds | None = None
     """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
+
+    @model_validator(mode="after")
+    def _check_requires(self) -> RewardTermConfig:
+        if self.requires is None and self.requires_above:
+            raise ValueError("requires_above is the value that a required term must exceed; name it in `requires`")
+        return self
 
     @property
     def sample_when(self) -> SampleConditions:

@@ -97,6 +97,11 @@ class ReplayConfig(StrictModel):
                 "`resample_fresh` draws with replacement, which `without_replacement` forbids; "
                 "set `without_replacement: false`"
             )
+        if self.resample_fresh and not self.drop_zero_advantage:
+            raise ValueError(
+                "`resample_fresh` draws by |A|, so no rollout with advantage 0 stays; leave out "
+                "`drop_zero_advantage: false`"
+            )
         check_preset_applied(f"preset {self.preset!r}", REPLAY_PRESETS[self.preset], self.model_fields_set)
         return self
 

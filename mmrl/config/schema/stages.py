@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -25,7 +25,13 @@ from mmrl.config.schema.base import (
     StrictModel,
     Temperature,
 )
-from mmrl.config.schema.data import CurriculumOrderConfig, DataOrderConfig, PriorityOrderConfig, ShuffledOrderConfig
+from mmrl.config.schema.data import (
+    CurriculumOrderConfig,
+    DataOrderConfig,
+    MixtureOrderConfig,
+    PriorityOrderConfig,
+    ShuffledOrderConfig,
+)
 from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceConfig
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
 from mmrl.config.schema.rollout_steps import (
@@ -150,6 +156,12 @@ class TrainingStage(StrictModel):
     max_nonfinite_steps: PositiveInt = 5
     """The run ends after this many steps in a row with an update whose gradient is not finite. Such an update changes
     no weight; the samples of the step are kept."""
+
+    @model_validator(mode="after")
+    def _check_repeats(self) -> Self:
+        if self.repeat_samples_to is not None and isinstance(self.data_order, MixtureOrderConfig):
+            raise ValueError("repeat_samples_to has no effect on a mixture, which draws from each source; take out one")
+        return self
 
     @property
     def order_depends_on_rewards(self) -> bool:

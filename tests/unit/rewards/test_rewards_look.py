@@ -195,7 +195,7 @@ def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
         "def size(response, sample) -> float:\n"
         "    return float(response.resize_maps[0].original == (64, 48))\n"
     )
-    term = load_term(tmp_path, "size", requires_above=0.5)
+    term = load_term(tmp_path, "size")
     with closing(open_scorer(tmp_path, term, custom_rewards="main_process")) as sized:
         response = sized._make_trial_response(sample, "", GRAMMAR, [term])
         assert response.resize_maps[0].original == (64, 48)
