@@ -92,16 +92,16 @@ def _generating_seconds(plan: Plan, stage: RlStage, gpu_flops: float) -> dict[st
     batch = plan.hf_batch if engine == "hf" else min(rows, vllm.max_num_seqs)
     token_flops = plan.measurement.total_flops("language", passes=("forward",)) / plan.micro_batch.num_tokens
     image_flops = plan.measurement.total_flops("vision", passes=("forward",)) / plan.micro_batch.num_groups
-    # Arithmetic limits the prefill; each further token reads all weights and the keys of all rows.
+    # Arithmetic limits the prefill; a further token reads all weights and keys. Unfinished rows wait for later steps.
     prompt_flops = prompt * token_flops + image_flops * plan.workload.mean_prompt_frac
     seconds = {"prefill": stage.prompts_per_round * prompt_flops / (plan.num_engines * gpus * gpu_flops)}
     key_bytes, state_bytes = plan.model.cache_bytes(plan.width)
     reads = plan.width * plan.parameters + batch * ((prompt + response / 2) * key_bytes + state_bytes)
     read_seconds = reads / (gpus * plan.gpu.bandwidth_tbs * 1e12 * _DECODE_BANDWIDTH_FRAC)
-    token_seconds = max(read_seconds, batch * token_flops / (gpus * gpu_flops))
+    token_time = max(read_seconds, batch * token_flops / (gpus * gpu_flops))
     if engine == "hf":
-        token_seconds = max(token_seconds, plan.model.config.text_config.num_hidden_layers * HF_LAYER_S)
-    seconds["decoding"] = ceil(rows / batch) * response * token_seconds
+        token_time = max(token_time, plan.model.config.text_config.num_hidden_layers * HF_LAYER_S)
+    seconds["decoding"] = ceil(rows / batch) * response * token_time * stage.prompts_per_step / stage.prompts_per_round
     if engine != "hf":
         seconds["weights to the engine"] = plan.width * plan.trained / (_HOST_LINK_GBS * 1e9)
     return seconds

@@ -557,6 +557,15 @@ def test_prompts_in_flight_are_all_prefilled(monkeypatch):
     assert more["prefill"] == pytest.approx(3 * own["prefill"])
 
 
+def test_prompts_in_flight_share_the_tokens_that_a_step_decodes(monkeypatch):
+    # Without arithmetic, a token takes the time of the host, however many rows there are.
+    count_with(lambda model, options, micro_batch: Measurement(flops={}, peak={}), monkeypatch)
+    steps = "stages.rl.rollout_steps=[{{kind: generate, partial_rollout_tokens: 8, oversampling: {}}}]"
+    own, more = (step_seconds(plan_small("rollout.engine=hf", steps.format(factor))) for factor in (1, 4))
+    # A step decodes the tokens of the groups that it completes, four times as many at a time.
+    assert more["decoding"] == pytest.approx(own["decoding"] / 4)
+
+
 def test_servers_that_leave_no_gpu_to_learn_on_are_refused():
     servers = ("rollout.engine=vllm_server", "rollout.server.replicas=2", "rollout.vllm.tensor_parallel_size=2")
     assert plan_small(*servers, gpus=5).learners == 1
