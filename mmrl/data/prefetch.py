@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -63,18 +63,17 @@ class Prefetcher:
         Raises:
             UserError: a sample is not usable and may not be left out.
         """
-        taken: dict[str, Sample] = {}
         samples: list[Sample] = []
         encoded: list[EncodedPrompt] = []
         self._max_count = max(self._max_count, count)
-        for row, future in self._schedule(self._order.take(start_position, count)):
+        rows = _reject_repeated_ids(self._order.take(start_position, count))
+        for row, future in self._schedule(rows):
             try:
-                sample = _check_row(row, taken)
+                sample = _check_row(row)
                 prompt = self._processor.encode(sample) if future is None else future.result()
             except UserError as error:
                 self._drop_or_raise(error)
                 continue
-            taken[sample.id] = sample
             samples.append(sample)
             encoded.append(prompt)
         # Keep these before the next step is scheduled, because it skips prompts that the processor already has.
@@ -112,11 +111,21 @@ class Prefetcher:
         self._warn(f"left out: {error}{note}")
 
 
-def _check_row(row: DataRow, taken: Mapping[str, Sample]) -> Sample:
-    """Return a row that is a sample; raise a UserError for a rejected one, or one with the id of another taken."""
+def _reject_repeated_ids(rows: Sequence[DataRow]) -> list[DataRow]:
+    """Return the rows of all ranks, with a rejected row in place of each sample that has the id of another one."""
+    parts_by_id: dict[str, tuple[object, ...]] = {}
+    checked: list[DataRow] = []
+    for row in rows:
+        # In a supervised stage the same sample may come twice, at the border of two epochs.
+        if isinstance(row, Sample) and parts_by_id.setdefault(row.id, row.parts) != row.parts:
+            checked.append(RejectedRow(row.id, "another sample of the same step has this id, and ids must be unique"))
+        else:
+            checked.append(row)
+    return checked
+
+
+def _check_row(row: DataRow) -> Sample:
+    """Return a row that is a sample; raise a UserError for a rejected one."""
     if isinstance(row, RejectedRow):
         raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip")
-    # In a supervised stage the same sample may come twice, at the border of two epochs.
-    if taken.get(row.id, row).parts != row.parts:
-        raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
     return row

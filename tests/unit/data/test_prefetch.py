@@ -5,6 +5,7 @@ import signal
 import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +19,7 @@ from waiting import PATIENCE_S, wait_for
 import mmrl.policy.processor as processor_module
 from mmrl.data.order import CachedOrder, ShuffledOrder, StreamingOrder
 from mmrl.data.prefetch import Prefetcher
+from mmrl.distributed.ranks import own_rows
 from mmrl.media.media_workers import start_media_workers
 from mmrl.types import RejectedRow, UserError
 from mmrl.utils.worker_pool import WorkerPool
@@ -241,7 +243,21 @@ def test_unusable_samples_are_left_out_with_a_warning(make_tiny, unusable, worke
     with open_prefetcher(Rows(rows), tiny.fresh(), encode=encode, workers=workers, **options) as source:
         assert source.take(0, len(rows)) == [*rows[:2], rows[5], *rows[-2:]]
     beginnings = [":".join(warning.split(":")[:2]) for warning in warnings]
-    assert beginnings == [f"left out: {row}" for row in ("sample damaged", "row broken", "sample long", "sample same")]
+    assert beginnings == [f"left out: {row}" for row in ("sample damaged", "row broken", "sample long", "row same")]
+
+
+def test_two_samples_with_one_id_are_refused_also_if_two_ranks_take_them(make_tiny):
+    tiny = make_tiny()
+    rows = [sample("same", "a"), sample("other", "b"), sample("more", "c"), sample("same", "d")]
+    for rank, names in enumerate((["same", "other"], ["more"])):
+        share = partial(own_rows, prompts_per_round=4, ranks=SimpleNamespace(rank=rank, size=2))
+        with open_prefetcher(Rows(rows), tiny.fresh(), own_rows=share, skip_unusable=True) as source:
+            assert [one.id for one in source.take(0, 4)] == names
+    with (
+        open_prefetcher(Rows(rows), tiny.fresh(), own_rows=share) as source,
+        pytest.raises(UserError, match="row same: another sample of the same step has this id, and ids must be unique"),
+    ):
+        source.take(0, 4)
 
 
 @pytest.mark.parametrize(
