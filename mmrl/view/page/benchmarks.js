@@ -58,8 +58,7 @@ function showPredictions(host, { items, metrics }) {
 function predictionCard({ id, subsets, responses }, pattern) {
   const badges = Object.entries(subsets || {}).map(([name, value]) => badge(`${name}: ${value}`, "quiet"));
   const said = el("div.said", responses.map((response) => predictionElement(response, pattern)));
-  const head = el("header.card-head", el("span.sample", id), badges);
-  return el("article.group", head, said);
+  return el("article.group", el("header.card-head", el("span.sample", id), badges), said);
 }
 
 function predictionElement(prediction, pattern) {

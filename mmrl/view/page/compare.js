@@ -12,9 +12,8 @@ async function showSample(host) {
   for (const place of run.samples[state.sample] || []) {
     const step = run.steps[place];
     try {
-      const content = await load(step.key);
-      const groups = content.groups.filter(({ sample }) => sample === state.sample);
-      for (const group of groups) draws.push({ step, group, scale: content.scale });
+      const { groups, scale } = await load(step.key);
+      for (const group of groups.filter(({ sample }) => sample === state.sample)) draws.push({ step, group, scale });
     } catch (error) {
       problems.push(problem(error));
     }
@@ -38,10 +37,9 @@ function trend(draws) {
     svg("text.tick", { x: 24, y: y(value) + 4 }, number(value, 2)),
   ]);
   const marks = draws.map(({ step, group, scale }, place) => [
-    totals(group).filter(isNumber).map((total) => {
-      const fill = rewardColour(total, scale.low, scale.high);
-      return svg("circle", { cx: x(place), cy: y(total), r: 4, style: { fill } });
-    }),
+    totals(group).filter(isNumber).map((total) => svg("circle", {
+      cx: x(place), cy: y(total), r: 4, style: { fill: rewardColour(total, scale.low, scale.high) },
+    })),
     svg("text", { x: x(place), y: 124 }, step.label),
   ]);
   const box = { viewBox: `0 0 ${width} 128`, width, height: 128, "aria-label": "Reward over the steps" };

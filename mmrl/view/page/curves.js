@@ -101,8 +101,7 @@ async function showRunCurves() {
   const redraw = () => {
     clearCurves();
     const chosen = choosePanels(panels);
-    show(grid, chosen.map((panel) => panelElement(panel, aligned, active)));
-    if (!chosen.length) show(grid, empty("No metric has such a name."));
+    show(grid, chosen.length ? chosen.map((panel) => panelElement(panel, aligned, active)) : empty("No such metric."));
     curvesResize = new ResizeObserver(wait(80, resizeCurves));
     curvesResize.observe(grid);
   };
@@ -297,6 +296,6 @@ async function selectNearestStep(run, global) {
   // Where a validation follows a training step, the training step is meant.
   const distance = ({ stage, step, kind }) => Math.abs(globalOf(stage, step) - global) + (kind === "train" ? 0 : 0.5);
   const kept = run.steps.filter(({ kind, stage }) => kind !== "test" && isOnAxis(stage));
-  const steps = kept.sort((one, other) => distance(one) - distance(other));
-  if (steps.length) openStep(steps[0].key, true);
+  const [nearest] = kept.sort((one, other) => distance(one) - distance(other));
+  if (nearest) openStep(nearest.key, true);
 }

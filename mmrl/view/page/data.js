@@ -9,15 +9,13 @@ const arrivals = new Map(); // key -> function that takes the document out of a 
 
 // Called by each data/<key>.js of an exported folder.
 function mmrlData(key, content) {
-  const arrive = arrivals.get(key);
-  if (arrive) arrive(content);
+  arrivals.get(key)?.(content);
 }
 
 // Returns a promise of the document. `fresh` reads it again, because it grows while the run continues.
 function load(key, fresh = false) {
-  let promise = fresh ? null : documents.get(key);
   const read = { single: loadElement, folder: loadScript, live: loadFromServer }[page.mode];
-  if (!promise) promise = read(key);
+  const promise = (!fresh && documents.get(key)) || read(key);
   documents.delete(key);
   documents.set(key, promise);
   promise.catch(() => documents.delete(key));

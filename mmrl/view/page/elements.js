@@ -20,7 +20,7 @@ function fill(create, name, given) {
   element.classList.add(...classes.filter(Boolean));
   const properties = given[0] && Object.getPrototypeOf(given[0]) === Object.prototype ? given.shift() : {};
   for (const [key, value] of Object.entries(properties)) {
-    if (value === null || value === undefined || value === false) continue;
+    if ((value ?? false) === false) continue;
     if (key === "style") for (const [part, setting] of Object.entries(value)) element.style.setProperty(part, setting);
     else if (key === "dataset") Object.assign(element.dataset, value);
     else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);

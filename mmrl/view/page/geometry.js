@@ -18,8 +18,7 @@ function collectMarks(group, scale, side = "") {
   for (const rollout of group.rollouts) {
     const owned = { owner: `${side}${rollout.rollout}`, stroke: rewardColour(rollout.total, scale.low, scale.high) };
     for (const mark of rollout.marks) marks.push({ ...mark, ...owned, kind: "predicted" });
-    const crops = rollout.segments.filter(({ crop }) => crop);
-    crops.forEach(({ crop }, place) => {
+    rollout.segments.filter(({ crop }) => crop).forEach(({ crop }, place) => {
       marks.push({ shape: "box", medium: 0, at: crop, label: String(place + 1), ...owned, kind: "crop" });
     });
   }

@@ -87,8 +87,8 @@ function facts(pairs) {
 
 function stepHead(step, { groups }) {
   // Replayed rollouts are in groups of their own. The metrics of the step are about the others, too.
-  const replayed = groups.filter((group) => group.rollouts.every(({ status }) => status === "replayed"));
-  const own = groups.filter((group) => !replayed.includes(group));
+  const own = groups.filter(({ selection }) => selection?.status !== "replayed");
+  const replayed = groups.length - own.length;
   const all = own.flatMap(totals);
   const lively = own.filter(isInformative).length;
   return el(
@@ -96,7 +96,7 @@ function stepHead(step, { groups }) {
     facts([
       [own.length, "groups"], [all.length, "rollouts"], [number(mean(all)), "mean reward"],
       step.kind === "train" && [`${lively} of ${own.length}`, "informative"],
-      replayed.length > 0 && [replayed.length, "replayed groups"],
+      replayed > 0 && [replayed, "replayed groups"],
     ]),
   );
 }
@@ -131,8 +131,7 @@ function filterBar(content) {
 function displayControls(content) {
   const legend = el("div");
   const recolour = async () => {
-    const failure = await readTokens(content);
-    show(legend, failure || tokenLegend(content.scale));
+    show(legend, (await readTokens(content)) || tokenLegend(content.scale));
     redrawCards();
   };
   const names = Object.entries(TOKEN_COLOURS).map(([value, { name }]) => [value, name]);

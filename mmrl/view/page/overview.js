@@ -23,8 +23,8 @@ function runHeadContent() {
 async function showRun(host) {
   const run = activeRun();
   if (!run.steps.some(({ key }) => key === state.step)) {
-    const train = run.steps.filter(({ kind }) => kind === "train");
-    setState({ step: ((train.length ? train : run.steps).at(-1) || { key: "" }).key });
+    const last = run.steps.findLast(({ kind }) => kind === "train") || run.steps.at(-1);
+    setState({ step: last?.key || "" });
   }
   const curves = el("div", { id: "curve-panels" });
   const opened = el("div", { id: "browser" });
@@ -43,9 +43,8 @@ async function showRun(host) {
 }
 
 function resultsHint({ since, temperature, mean_rise: rise }) {
-  const decoding = temperature ? `temperature ${temperature}` : "greedy"; // older runs do not record it
-  const title = `Held-out reward, ${decoding}, before stage ${since} and at the end.`;
-  return `${title} 95 % intervals. Mean rise ${signed(rise, 3)}`;
+  const how = temperature ? `temperature ${temperature}` : "greedy"; // older runs do not record it
+  return `Held-out reward, ${how}, before stage ${since} and at the end. 95 % intervals. Mean rise ${signed(rise, 3)}`;
 }
 
 function resultsTable(tasks) {

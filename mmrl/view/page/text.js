@@ -70,8 +70,8 @@ function signed(value, digits = 2) {
   return Number(text) === 0 ? text : (value > 0 ? "+" : MINUS) + text;
 }
 
-function count(quantity, noun, plural = `${noun}s`) {
-  return `${quantity.toLocaleString("en")} ${quantity === 1 ? noun : plural}`;
+function count(quantity, noun) {
+  return `${quantity.toLocaleString("en")} ${noun}${quantity === 1 ? "" : "s"}`;
 }
 
 function seconds(value) {
