@@ -61,7 +61,7 @@ from mmrl.utils.messages import first_lines
 from mmrl_datasets.export import sample_columns
 
 _CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
-_TURN_S = 60.0  # a rank that decodes for hours without an exchange would be reported as lost
+TURN_S = 60.0  # a rank that works for hours without an exchange would be reported as lost
 _BAD_SAMPLE_REMEDY = "repair or fetch them (see `mmrl recipe show`), or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "if they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -222,7 +222,7 @@ class DatasetLoader:
                 self._media_cache.set_frame_plan(ref, sampling, plan)
                 if ref not in known:
                     decoded.append(ref)
-            if monotonic() - turn_start > _TURN_S:
+            if monotonic() - turn_start > TURN_S:
                 if index:
                     index.add_videos(decoded, reading)
                 yield False
@@ -279,7 +279,7 @@ class DatasetLoader:
             if isinstance(found, Size):
                 self._media_cache.set_image_size(ref, found)
                 new_sizes[ref] = found
-            if monotonic() - turn_start > _TURN_S:
+            if monotonic() - turn_start > TURN_S:
                 if index:
                     index.add(new_sizes)
                 yield

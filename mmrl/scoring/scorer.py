@@ -133,7 +133,14 @@ class RewardFunctionScorer:
     def check_samples(
         self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
     ) -> None:
-        """Call every reward for every sample, with an empty response and with the correct one.
+        """Check all samples at once, as `check_in_batches`."""
+        for _ in self.check_in_batches(samples, response_format, evaluation=evaluation):
+            pass
+
+    def check_in_batches(
+        self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
+    ) -> Iterator[None]:
+        """Call every reward for every sample, with an empty response and with the correct one; yield after each batch.
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
         correct response is written in `response_format`. In evaluation, `training_only` terms are left out. A reward
@@ -169,6 +176,7 @@ class RewardFunctionScorer:
                 self._combine_outcomes(sample, {**outcomes, **stand_ins})
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
+            yield
 
     def check_wrong_answers(self, samples: Iterable[Sample], response_format: ResponseFormat) -> list[str]:
         """Call the rewards with wrong answers, such as the attacks of `mmrl reward lint`, for a few samples a type.

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from time import monotonic
 
 import torch
 
@@ -20,7 +21,7 @@ from mmrl.config.schema import EvalGenerationConfig, RethinkConfig, RlStage, Sam
 from mmrl.data.context import make_dataset_context
 from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
-from mmrl.data.load import DatasetLoader, DataSplits
+from mmrl.data.load import TURN_S, DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.console import Console
@@ -160,7 +161,11 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     scorer, group_rewards = build_rewards(setup, resources)
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
-    ranks.on_rank0(partial(check_rewards, config, scorer, group_rewards, data.samples, console))
+    ranks.set_activity("trying rewards")
+    checking = check_rewards(config, scorer, group_rewards, data.samples, console)
+    while not ranks.on_rank0(partial(next, checking)):
+        pass
+    ranks.set_activity("starting")
     if processor_bundle is None:
         processor_bundle = build_scratch_processor(setup, data.samples.train)
     response_format = build_response_format(config)
@@ -287,16 +292,22 @@ def check_rewards(
     group_rewards: Sequence[BoundGroupReward],
     samples: DataSplits,
     console: Console,
-) -> None:
+) -> Iterator[bool]:
     """Call every reward on every sample it applies to, before training; warn of rewards that apply to none.
+
+    Yields False every minute, and True at the end.
 
     Raises:
         UserError: a reward cannot score the right answer of a sample.
     """
     response_format = build_response_format(config)
+    turn_start = monotonic()
     for split, split_samples in samples.by_split().items():
         tracked = console.track(f"trying every reward on {split} samples", split_samples, len(split_samples))
-        scorer.check_samples(tracked, response_format, evaluation=split != "train")
+        for _ in scorer.check_in_batches(tracked, response_format, evaluation=split != "train"):
+            if monotonic() - turn_start > TURN_S:
+                yield False
+                turn_start = monotonic()
     check_group_rewards(group_rewards, scorer, samples.train)
     train = console.track("trying rewards on wrong answers", samples.train, len(samples.train))
     for warning in scorer.check_wrong_answers(train, response_format):
@@ -304,6 +315,7 @@ def check_rewards(
     all_samples = list(chain.from_iterable(samples.by_split().values()))
     for warning in find_coverage_gaps(config, scorer, all_samples):
         console.warn(warning)
+    yield True
 
 
 def build_trained_model(

@@ -46,7 +46,7 @@ def dataset_file(tmp_path):
     (tmp_path / "mine.py").write_text(DATASET)
 
 
-def build(folder, data, *, fn="rows", on_bad_sample="stop", model=FROM_SCRATCH, **stage):
+def build(folder, data, *, fn="rows", on_bad_sample="stop", model=FROM_SCRATCH, ranks=None, **stage):
     """Build a run, and close it again; `data` has the options of the dataset function by split."""
     sources = {split: [{"fn": f"./mine.py:{fn}", "args": args}] for split, args in data.items()}
     config = make_config(
@@ -60,7 +60,7 @@ def build(folder, data, *, fn="rows", on_bad_sample="stop", model=FROM_SCRATCH, 
         functions=load_functions(config, folder),
         run_dir=RunDir(folder / "run"),
         console=Console(),
-        ranks=SingleProcess(),
+        ranks=ranks or SingleProcess(),
     )
     with ExitStack() as resources:
         return build_run(setup, resources)
@@ -70,6 +70,29 @@ def test_usable_samples_are_all_there(tmp_path):
     data = {"train": {"ids": ["a", "b"]}, "validation": {"ids": ["c"]}, "test": {"ids": ["c"]}}
     samples = build(tmp_path, data).samples
     assert [len(split) for split in samples.by_split().values()] == [2, 1, 1]
+
+
+class RecordingRanks(SingleProcess):
+    """Records the activity at each call on rank 0."""
+
+    def __init__(self):
+        self.activity, self.calls = "", []
+
+    def on_rank0(self, work):
+        self.calls.append(self.activity)
+        return super().on_rank0(work)
+
+    def set_activity(self, activity):
+        self.activity = activity
+
+
+def test_long_trials_of_rewards_exchange_often(tmp_path, monkeypatch):
+    """Other ranks would report rank 0 as lost. The batches of seven samples have 1, 2 and 4, or fewer if it is slow."""
+    monkeypatch.setattr("mmrl.training.build.TURN_S", 0.0)
+    ranks = RecordingRanks()
+    build(tmp_path, {"train": {"ids": list("abcdefg")}}, ranks=ranks)
+    assert ranks.calls.count("trying rewards") >= 4
+    assert ranks.activity == "starting"
 
 
 PARTIAL = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5}]
