@@ -120,6 +120,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
             if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
                 # Without a checkpoint, a restarted run would remove its files, including the table of this stage.
                 checkpoints.save(state, {})
+                setup.console.wait_for("saving the checkpoint", checkpoints.manager.wait)
             for stage in setup.config.stages[state.stage_index :]:
                 match stage:
                     case SftStage():

@@ -1,6 +1,7 @@
 """Stages that make data: rejection sampling in one YAML, a stage killed half-way, what another run reads of it."""
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from harness import (
 )
 from json_lines import read_json_lines
 
+from mmrl.checkpoint.atomic_folder import commit_partial
+from mmrl.training.sample_stage import run_sample_stage
 from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thinking", "response", "media_index")
@@ -131,6 +134,28 @@ def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, 
     for name in ("draw", "right", "hard"):
         file = f"outputs/{name}.jsonl"
         assert (tmp_path / "run" / file).read_bytes() == (sample_table / file).read_bytes()
+
+
+def test_a_first_sample_stage_begins_once_the_first_checkpoint_is_on_the_disk(tmp_path, here, monkeypatch):
+    """Without the checkpoint, a run that was stopped in this stage would delete the table when it is started again."""
+    seen = []
+
+    def commit_late(folder):
+        time.sleep(0.5)
+        commit_partial(folder)
+
+    def look_and_run(stage, run, *rest):
+        seen.append([path.name for path in run.run_dir.checkpoints.iterdir()])
+        run_sample_stage(stage, run, *rest)
+
+    monkeypatch.setattr("mmrl.checkpoint.manager.commit_partial", commit_late)
+    monkeypatch.setattr("mmrl.training.run.run_sample_stage", look_and_run)
+    draw = {"name": "draw", "kind": "sample", "group_size": 1, "prompts_per_step": 2}
+    learn = sft_stage(steps=1, validation=None)
+    sources = {"train": [counting("train", 2)], "validation": [], "test": []}
+    config = experiment(tmp_path / "run", data=sources, checkpoints={"async_save": True}, stages=[draw, learn])
+    succeed(here("train", write(config, tmp_path / "first.yaml")))
+    assert seen == [["00-000000"]]
 
 
 @pytest.mark.slow
