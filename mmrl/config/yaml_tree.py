@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -98,32 +98,31 @@ def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     return ConfigNode(merged, over.origin)
 
 
-NAMED_LISTS: Final[Mapping[KeyPath, str]] = {
+STEPS: Final[KeyPath] = ("rollout_steps",)
+NAMED_LISTS: Final = {
     ("stages",): "kind",
+    STEPS: "kind",
     ("rewards", "terms"): "fn",
     ("rewards", "group_rewards"): "fn",
 }
-"""Lists whose entries are merged by name, with the key that marks a new entry."""
-STEP_LISTS: Final[Mapping[KeyPath, str]] = {("rollout_steps",): "kind"}
-"""The same for lists inside a stage."""
+"""Lists of a config or a stage whose entries are merged by name, with the key that marks a new entry."""
 
 
-def merge_configs(base: ConfigNode, over: ConfigNode, named_lists: Mapping[KeyPath, str] = NAMED_LISTS) -> ConfigNode:
-    """Merge two configs. Where `over` has a mapping for a named list, its entries are merged over those that they name.
+def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
+    """Merge two configs, or two stages. Where `over` has a mapping for a named list, its entries are merged by name.
 
     Raises:
         UserError: `over` names an entry that `base` does not have.
     """
     merged = merge_nodes(base, over)
-    for path, new_key in named_lists.items():
+    for path, new_key in NAMED_LISTS.items():
         entries, changes = base.find(path), over.find(path)
         if changes is not None and isinstance(changes.value, dict):
-            known: list[ConfigNode] = []
+            # A stage without steps of its own has the default one.
+            default_step = ConfigNode({"kind": ConfigNode("generate", changes.origin)}, changes.origin)
+            known = [default_step] if path == STEPS else []
             if entries is not None and isinstance(entries.value, list):
                 known = entries.value
-            elif path in STEP_LISTS:
-                # A stage without this key has the default step.
-                known = [ConfigNode({"kind": ConfigNode("generate", changes.origin)}, changes.origin)]
             combined = _merge_named(path, known, changes.value, new_key)
             merged = set_value(merged, path, ConfigNode(combined, changes.origin))
     return merged
@@ -161,7 +160,7 @@ def _merge_named(
             entry = ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin)
             if copied:
                 first = _find_entries(path, merged, str(copied.value), new_key, copied.origin)[0]
-                entry = merge_configs(merged[first], entry, STEP_LISTS)
+                entry = merge_configs(merged[first], entry)
             new.append(entry)
             continue
         chosen = _find_entries(path, merged, key, new_key, change.origin)
@@ -170,7 +169,7 @@ def _merge_named(
             if kind not in (None, old_kind):
                 # The settings that stay are of the old kind, and would be refused one by one.
                 raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
-            merged[index] = merge_configs(merged[index], change, STEP_LISTS)
+            merged[index] = merge_configs(merged[index], change)
         merged[chosen[0] : chosen[0]] = new
         new = []
         merged = [entry for entry in merged if entry.value is not None]
@@ -207,10 +206,9 @@ def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath
 def iter_settings(node: ConfigNode, path: KeyPath = ()) -> Iterator[tuple[KeyPath, ConfigNode]]:
     """Yield what a merge replaces as a whole, by path: scalars and lists. Entries of named lists go by their names."""
     inner = node.value
-    is_step_list = path[2:] in STEP_LISTS
-    if is_step_list and isinstance(inner, list):
-        yield path, node  # an overlay may replace the list, or change its entries
-    if (path in NAMED_LISTS or is_step_list) and isinstance(inner, list):
+    if isinstance(inner, list) and (path in NAMED_LISTS or path[2:] == STEPS):
+        if path[2:] == STEPS:
+            yield path, node  # an overlay may replace the list, or change its entries
         inner = {str(_child(entry, "name") or index): entry for index, entry in enumerate(inner)}
     if not isinstance(inner, dict):
         yield path, node

@@ -64,9 +64,8 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     """Build the pipeline that `step_configs` describe.
 
     Raises:
-        UserError: a trigger contains tokens that no response may contain, the user's step cannot be made, reworded
-            questions would be answered without the tools or the environment of the original ones, or a step of kind
-            rethink would judge by targets that a later step replaces.
+        UserError: a trigger contains tokens that no response may contain, the user's step cannot be made, or steps
+            cannot be combined with `majority_targets`.
     """
     if any(map(_takes_calls, step_configs)):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -83,20 +82,10 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 probe_configs.append(config)
             case _:
                 step = _make_step(config, context)
-                if _sets_targets(step) and any(isinstance(earlier, ForcedRethink) for earlier in steps):
-                    raise UserError(
-                        "mmrl.rollout.steps.rewording:majority_targets replaces the targets that a step of kind "
-                        "rethink judges by; put it before that step in rollout_steps"
-                    )
                 if isinstance(step, ForcedRethink):
                     step = replace(step, attempt=sum(isinstance(earlier, ForcedRethink) for earlier in steps))
                 steps.append(step)
-    acts = any(isinstance(step, ToolStep | EnvironmentStep) for step in steps)
-    if acts and any(map(_sets_targets, steps)):
-        raise UserError(
-            "mmrl.rollout.steps.rewording:majority_targets answers reworded questions in one turn, without tools or an "
-            "environment; take it out of rollout_steps, or the step of kind tools or environment"
-        )
+    _check_targets(steps)
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
     # or a tool would look like the gain from seeing the image.
     probes = [_make_probe(config, context, steps) for config in probe_configs]
@@ -115,6 +104,19 @@ def _takes_calls(config: RolloutStepConfig) -> bool:
 
 def _sets_targets(step: RolloutStep) -> bool:
     return isinstance(step, CustomStep) and isinstance(step.function, RewordedTargets)
+
+
+def _check_targets(steps: Sequence[RolloutStep]) -> None:
+    """Raise a UserError if a step cannot be combined with `majority_targets`."""
+    judged = False  # by a target that a later step would replace
+    for step in steps:
+        judged |= isinstance(step, ForcedRethink)
+        acts = any(isinstance(other, ToolStep | EnvironmentStep) for other in steps)
+        if _sets_targets(step) and (acts or judged):
+            raise UserError(
+                "rollout_steps: majority_targets answers reworded questions in one turn, and replaces the targets that "
+                "a rethink step judges by; take out steps of kind tools or environment, and put it before rethink"
+            )
 
 
 def _make_partial_rollouts(config: GenerateConfig, context: RolloutContext) -> PartialRollouts | None:

@@ -137,13 +137,13 @@ def test_probes_are_compared_with_the_target_of_their_group(tiny):
 
 def test_reworded_questions_beside_tools_are_refused(tiny):
     tools = ToolsConfig(kind="tools", tools=(ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer"),))
-    with pytest.raises(UserError, match="answers reworded questions in one turn, without tools"):
+    with pytest.raises(UserError, match="answers reworded questions in one turn"):
         pipeline_of(tiny, OtherAnswers({}), STEP, tools)
 
 
 def test_a_rethink_step_that_judges_by_the_replaced_targets_is_refused(tiny):
     """The row's own target is never read, and a rethink step reads the target that the prompt has at its turn."""
     rethink = RethinkConfig(kind="rethink", correct=("accuracy",))
-    with pytest.raises(UserError, match="replaces the targets that a step of kind rethink judges by; put it before"):
+    with pytest.raises(UserError, match="put it before rethink"):
         pipeline_of(tiny, OtherAnswers({}), rethink, STEP)
     assert len(pipeline_of(tiny, OtherAnswers({}), STEP, rethink).steps) == 2
