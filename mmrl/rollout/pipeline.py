@@ -29,7 +29,7 @@ from mmrl.rollout.steps.environment import EnvironmentStep, make_environment_ste
 from mmrl.rollout.steps.greedy import GreedyResponses
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
-from mmrl.rollout.steps.rewording import RewordedTargets
+from mmrl.rollout.steps.rewording import MajorityTargets
 from mmrl.rollout.steps.tools import ToolStep
 from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
 from mmrl.utils.plugin_args import check_methods
@@ -65,7 +65,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
 
     Raises:
         UserError: a trigger contains tokens that no response may contain, the user's step cannot be made, or steps
-            cannot be combined with `majority_targets`.
+            cannot be combined with `MajorityTargets`.
     """
     if any(map(_takes_calls, step_configs)):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -103,11 +103,11 @@ def _takes_calls(config: RolloutStepConfig) -> bool:
 
 
 def _sets_targets(step: RolloutStep) -> bool:
-    return isinstance(step, CustomStep) and isinstance(step.function, RewordedTargets)
+    return isinstance(step, CustomStep) and isinstance(step.function, MajorityTargets)
 
 
 def _check_targets(steps: Sequence[RolloutStep]) -> None:
-    """Raise a UserError if a step cannot be combined with `majority_targets`."""
+    """Raise a UserError if a step cannot be combined with `MajorityTargets`."""
     judged = False  # by a target that a later step would replace
     for step in steps:
         judged |= isinstance(step, ForcedRethink)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mmrl.algo.group_rewards import TYPES_WITHOUT_EQUALITY, find_majority
 from mmrl.rollout.steps.base import RolloutContext, with_metrics
 from mmrl.types import Prompt, RewardErrorKind, RewardFailure, RolloutBatch, UserError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewordedTargets:
+@dataclass(frozen=True, slots=True)
+class MajorityTargets:
     """Replaces each target's value, which is never read, by the majority answer to the reworded question.
 
     Source: Co-Reward (arXiv:2508.00410). Departures: responses to the rewording do not train, unless a second row has
@@ -18,7 +18,7 @@ class RewordedTargets:
     """
 
     context: RolloutContext
-    column: str  # column of `meta` with the reworded question
+    column: str = field(default="reworded", kw_only=True)  # of `meta`, with the reworded question
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with these targets. Raises UserError for a sample without rewording or of an unfit type."""
@@ -48,8 +48,3 @@ class RewordedTargets:
         # Its own id, because random numbers derive from it.
         reworded = replace(sample, id=f"{sample.id}~reworded", parts=(*sample.media, question))
         return self.context.processor.build(reworded)
-
-
-def majority_targets(context: RolloutContext, *, column: str = "reworded") -> RewordedTargets:
-    """Make the step of `rollout_steps: [{kind: generate}, {fn: "mmrl.rollout.steps.rewording:majority_targets"}]`."""
-    return RewordedTargets(context=context, column=column)

@@ -11,7 +11,7 @@ from scoring import make_scorer, term
 from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
 from mmrl.config.schema import BlindProbeConfig, CustomStepConfig, GreedyConfig, RethinkConfig, ToolConfig, ToolsConfig
 from mmrl.rollout.steps.custom import CustomStep
-from mmrl.rollout.steps.rewording import majority_targets
+from mmrl.rollout.steps.rewording import MajorityTargets
 from mmrl.types import AnswerType, RolloutBatch, SamplingParams, UserError
 from mmrl_rewards.number import exact
 
@@ -47,7 +47,7 @@ def run(others, *groups):
     context = SimpleNamespace(
         sampler=others, processor=others, group_size=3, sampling_params=SamplingParams(max_new_tokens=6)
     )
-    step = CustomStep(name="co_reward", function=majority_targets(context))
+    step = CustomStep(name="co_reward", function=MajorityTargets(context))
     return step(RolloutBatch(groups=groups), step=4)
 
 
@@ -91,14 +91,14 @@ def tiny(make_tiny):
     return make_tiny()
 
 
-STEP = CustomStepConfig(fn="mmrl.rollout.steps.rewording:majority_targets")
+STEP = CustomStepConfig(fn="mmrl.rollout.steps.rewording:MajorityTargets")
 
 
 def pipeline_of(tiny, others, *steps):
     def make_step(context):
-        return majority_targets(replace(context, sampler=others, processor=others))
+        return MajorityTargets(replace(context, sampler=others, processor=others))
 
-    return make_pipeline(tiny, *steps, custom_steps={"majority_targets": make_step})
+    return make_pipeline(tiny, *steps, custom_steps={"MajorityTargets": make_step})
 
 
 def numbers(tiny, *questions):
