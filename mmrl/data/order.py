@@ -345,7 +345,7 @@ class CachedOrder:
 
 
 class DistinctOrder:
-    """Gives no step of an RL stage a sample twice: a repeated one changes places with the next that the step lacks.
+    """Gives no step of an RL stage a sample twice: it swaps a repeated one with the next that the step does not have.
 
     Rollouts derive from step and sample id, so a sample taken twice would get the same rollouts twice.
     """
@@ -383,19 +383,22 @@ class DistinctOrder:
         return [self._take_new(position) for position in range(start_position, start_position + count)]
 
     def _take_new(self, position: int) -> DataRow:
-        """Return the first row from `position` on that the step lacks; the row at `position` moves to its place."""
-        repeated = self._row_at(position)
-        found, row = position, repeated
-        while isinstance(row, Sample) and _sample_key(row) in self._step_samples:
+        """Return the first row from `position` on that the step does not have, swapped with the one at `position`."""
+        found = position
+        while self._step_has(self._row_at(found)):
             found += 1
-            row = self._row_at(found)
+        row, repeated = self._row_at(found), self._row_at(position)
         if isinstance(row, Sample):
             self._step_samples.add(_sample_key(row))
         origin = self._state.moved_samples.pop(position, position)
         self._moved_rows.pop(position, None)
         if found != position:
-            self._state.moved_samples[found], self._moved_rows[found] = origin, repeated
+            self._state.moved_samples[found] = origin
+            self._moved_rows[found] = repeated
         return row
+
+    def _step_has(self, row: DataRow) -> bool:
+        return isinstance(row, Sample) and _sample_key(row) in self._step_samples
 
     def _row_at(self, position: int) -> DataRow:
         """Return the row that comes at a position unless the step has it; read more rows if necessary."""

@@ -42,9 +42,8 @@ class Prefetcher:
 
         `own_rows` returns this rank's share of the rows of a round. `current_step` returns the step that is running,
         whose encoded prompts stay in memory. `options` say which rows are left out instead of ending the run; `warn`
-        prints the first few. `ahead` is the order in which workers look for rows of the next step, which `order` may
-        then hand out in another order. It is None if those are not known before the step ends; workers then encode the
-        rows of a step when it begins.
+        prints the first few. `ahead` gives the probable rows of the next step, which workers encode early. It is None
+        if the next rows depend on the current step; workers then encode a step's rows when it begins.
         """
         self._order = order
         self._processor, self._workers, self._own_rows = processor, workers, own_rows

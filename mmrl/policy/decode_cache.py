@@ -175,7 +175,7 @@ class DecodeCache:
 
 
 class _Moves(NamedTuple):
-    """Moves of rows of a tensor [R, ...] into the places of dropped rows; sent once for the caches of all layers.
+    """Fills the places of dropped rows in a tensor [R, ...] with rows from its end. All layers share one object.
 
     Where rows 1 3 4 of five are kept, the places 0 and 2 are free: `to` is 0 2, `start` is 3 4, and `order` is 3 1 4.
 

@@ -224,16 +224,15 @@ def plan_fork(
     """
     padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in packed_groups)
     context_length = kernel_size - 1
-    conv_tokens: list[int] = []
-    conv_kept: list[int] = []
+    nothing = [padding] * context_length
+    pieces: list[tuple[range, list[int]]] = []  # each with the tokens before it that its convolution reads
     prompts: list[range] = []
     responses: list[range] = []
     prompt_of_response: list[int] = []
     end = 0
     for prompt_length, response_lengths in packed_groups:
         prompt = range(end, end + prompt_length)
-        nothing = [padding] * context_length
-        pieces = [(prompt, nothing)]
+        pieces.append((prompt, nothing))
         end = prompt.stop
         for length in response_lengths:
             response = range(end, end + length)
@@ -243,10 +242,12 @@ def plan_fork(
             prompt_of_response.append(len(prompts))
             end = response.stop
         prompts.append(prompt)
-        for piece, context in pieces:
-            conv_tokens += context
-            conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
-            conv_tokens += piece
+    conv_tokens: list[int] = []
+    conv_kept: list[int] = []
+    for piece, context in pieces:
+        conv_tokens += context
+        conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
+        conv_tokens += piece
     make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
     prompt_batches = tuple(make_batches(prompts, device=device))
     response_batches = tuple(make_batches(responses, device=device))

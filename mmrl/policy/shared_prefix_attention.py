@@ -179,21 +179,24 @@ def build_block_mask(packed_groups: PackedGroups, device: torch.device) -> Block
 
 def _count_visible_pairs(packed_groups: PackedGroups, length: int) -> torch.Tensor:
     """Return the number of visible query-key pairs in each block of the mask, int64 [T / 128, T / 128]."""
-    starts = torch.arange(0, length, _MASK_BLOCK)
-    visible_pairs = torch.zeros(len(starts), len(starts), dtype=torch.int64)
+    num_blocks = -(-length // _MASK_BLOCK)
+    visible_pairs = torch.zeros(num_blocks, num_blocks, dtype=torch.int64)
     for block in attention_blocks(packed_groups):
-        touched, tokens = [], []
-        for span in (block.queries, block.keys):
-            touched.append(slice(span.start // _MASK_BLOCK, -(-span.stop // _MASK_BLOCK)))
-            first = starts[touched[-1]]
-            tokens.append((first + _MASK_BLOCK).clamp(max=span.stop) - first.clamp(min=span.start))
-        queries, keys = tokens
-        pairs = queries[:, None] * keys
+        query_blocks, num_queries = _tokens_per_block(block.queries)
+        key_blocks, num_keys = _tokens_per_block(block.keys)
+        pairs = num_queries[:, None] * num_keys
         if block.causal:
             # Queries and keys are the same tokens: n of them in a block on the diagonal make n (n + 1) / 2 pairs.
-            pairs = pairs.tril(-1) + torch.diag(queries * (queries + 1) // 2)
-        visible_pairs[touched[0], touched[1]] += pairs
+            pairs = pairs.tril(-1) + torch.diag(num_queries * (num_queries + 1) // 2)
+        visible_pairs[query_blocks, key_blocks] += pairs
     return visible_pairs
+
+
+def _tokens_per_block(span: slice) -> tuple[slice, torch.Tensor]:
+    """Return the blocks of the mask that a span of the row touches, and the number of its tokens in each of them."""
+    blocks = slice(span.start // _MASK_BLOCK, -(-span.stop // _MASK_BLOCK))
+    starts = torch.arange(blocks.start, blocks.stop) * _MASK_BLOCK
+    return blocks, (starts + _MASK_BLOCK).clamp(max=span.stop) - starts.clamp(min=span.start)
 
 
 class _BlockwiseAttention(torch.autograd.Function):

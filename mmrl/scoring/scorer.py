@@ -144,8 +144,8 @@ class RewardFunctionScorer:
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
         correct response is written in `response_format`. In evaluation, `training_only` terms are left out. A reward
-        that asks a service is called only once, with a wrong answer: some do not ask about a correct one. Batches take
-        about a second each, so that the progress shown by `samples` keeps moving.
+        that asks a service is called only once, with a wrong answer, because some skip the service for a correct one.
+        Batches take about a second each, so that the progress shown by `samples` keeps moving.
 
         Raises:
             RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.

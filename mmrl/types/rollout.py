@@ -257,7 +257,7 @@ class Score:
     total: float  # of the terms, by their weights and `rewards.combine`; what advantages compare, unless per term
     failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
     contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for display
-    decided_by: Mapping[str, str] = field(default_factory=dict)  # terms that gave no value, and the fallback that did
+    decided_by: Mapping[str, str] = field(default_factory=dict)  # term without a value → fallback that gave one
     by_turn: tuple[float, ...] = ()  # addends of `total`, one for each turn in an environment; empty without turns
 
 

@@ -108,7 +108,7 @@ class TrainingState:
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
     step_data_start: int = 0  # data position at which the next step's samples begin; set by RL stages
-    # Data position → earlier position whose sample comes there, because the step in between had that sample already.
+    # Samples that were put off, since their step had them already: data position → position in the order without this.
     moved_samples: dict[int, int] = field(default_factory=dict)
     # Sample id → rewards at each visit, oldest first; empty unless rewards are tracked.
     reward_history: dict[str, list[SampleStats]] = field(default_factory=dict)

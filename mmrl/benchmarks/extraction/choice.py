@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
@@ -222,17 +222,22 @@ def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
         return None
     yes_index, no_index = options.yes_no_indices
     statement = text[slice(*sentence)]
-    # The answer is no if the statement reverses the question an odd number of times.
-    is_opposite = bool(phrases.NEGATION.search(statement)) ^ bool(phrases.NEGATION.search(question))
-    is_opposite ^= bool(phrases.DECLARED_FALSE.search(statement)) and not _TRUTH_WORD.search(question)
-    for word, opposite in phrases.OPPOSITES:
-        in_question = bool(word.search(question)), bool(opposite.search(question))
+    reversals = [
+        bool(phrases.NEGATION.search(statement)) != bool(phrases.NEGATION.search(question)),
+        phrases.DECLARED_FALSE.search(statement) is not None and _TRUTH_WORD.search(question) is None,
+    ]
+    for opposites in phrases.OPPOSITES:
+        in_question, in_statement = _words_found(opposites, question), _words_found(opposites, statement)
         # The question has one of the two words alone, and the statement only the other.
-        if in_question[0] != in_question[1]:
-            in_statement = bool(word.search(statement)), bool(opposite.search(statement))
-            is_opposite ^= in_statement == in_question[::-1]
-    option_index = no_index if is_opposite else yes_index
+        reversals.append(sum(in_question) == 1 and in_statement == in_question[::-1])
+    # Two reversals cancel out.
+    option_index = no_index if sum(reversals) % 2 else yes_index
     return ChosenOption(option_index, "yes_no_statement", sentence.start, sentence.end)
+
+
+def _words_found(words: Iterable[re.Pattern[str]], text: str) -> list[bool]:
+    """Return for each word whether a text has it."""
+    return [word.search(text) is not None for word in words]
 
 
 def _sentence_answering(text: str, question: str) -> CharSpan | None:

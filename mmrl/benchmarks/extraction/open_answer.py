@@ -140,24 +140,38 @@ def concluding_number(text: str, question: str) -> Extraction | None:
             stated.append((sentence, number))
     if not stated:
         return None
-    question_words = content_words(question)
+    number = _number_of_conclusion(text, stated) or _number_like_question(text, stated, question) or stated[0][1]
+    return _to_extraction(text, number, "concluding_number")
+
+
+def _number_of_conclusion(text: str, stated: Sequence[tuple[CharSpan, Number]]) -> Number | None:
+    """Return the number of the last sentence that concludes; the result of the last equation is a conclusion, too.
+
+    `stated` has the sentences, the last one first, each with its number.
+    """
     equals = text.rfind("=")
     result = next(find_numbers(text, equals, equals + _EQUATION_WINDOW), None) if equals >= 0 else None
+    last_number = stated[0][1]
+    if result is not None and last_number.value == result.value:
+        return last_number
+    for sentence, number in stated:
+        if phrases.is_conclusion(text, *sentence):
+            return number
+    return None
 
-    def rank(sentence: CharSpan, number: Number) -> float:
-        # A conclusion, or the result of the last equation, beats any likeness to the question, which is at most 1.
-        is_last_equation = sentence == stated[0][0] and result is not None and number.value == result.value
-        if phrases.is_conclusion(text, *sentence) or is_last_equation:
-            return 2.0
+
+def _number_like_question(text: str, stated: Sequence[tuple[CharSpan, Number]], question: str) -> Number | None:
+    """Return the number of the last sentence with the most words of the question; None if all have too few."""
+    question_numbers, question_words = numbers_in_question(question), content_words(question)
+    best, most_shared = None, 0
+    for sentence, number in stated:
         # "First, we need .." says what will be done, not what came of it.
-        if number.value in question_numbers or not question_words or phrases.PLAN_START.match(text, sentence.start):
-            return 0.0
-        share = len(question_words & content_words(text[slice(*sentence)])) / len(question_words)
-        return share if share >= _MIN_SHARED_WORDS else 0.0
-
-    # Sentences come last first, and `max` keeps the first of equals.
-    best = max(stated, key=lambda entry: rank(*entry))
-    return _to_extraction(text, best[1], "concluding_number")
+        if number.value in question_numbers or phrases.PLAN_START.match(text, sentence.start):
+            continue
+        shared = len(question_words & content_words(text[slice(*sentence)]))
+        if shared > most_shared and shared / len(question_words) >= _MIN_SHARED_WORDS:
+            best, most_shared = number, shared
+    return best
 
 
 def _stated_number(

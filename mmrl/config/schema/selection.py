@@ -81,8 +81,8 @@ class ReplayConfig(StrictModel):
     max_staleness: PositiveInt | None = 4
     """A rollout leaves the buffer when its oldest token is more than this many policy versions old; null: no limit."""
     without_replacement: bool = True
-    """Train on no rollout twice in a step. If false, draw from the buffer, the current step's rollouts included, with
-    replacement."""
+    """If true, a step trains on each rollout at most once. If false, the same rollout may be drawn several times, also
+    one of the current step."""
     resample_fresh: bool = False
     """Draw the current step's rollouts by priority too, instead of training on each once; needs
     `without_replacement: false`."""
