@@ -35,28 +35,18 @@ MarginFraction = Annotated[float, Field(ge=0.0, le=0.4)]
 
 MIN_DIFFERENCE: Final = 8.0  # least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)
 BLANK_LEVEL: Final = 128  # grey level of the blanked edges of tiles
-RELATIONS: Final[Mapping[str, tuple[int, int]]] = {
-    "to the left": (-1, 0),
-    "to the right": (1, 0),
-    "above": (0, -1),
-    "below": (0, 1),
-    "above and to the left": (-1, -1),
-    "above and to the right": (1, -1),
-    "below and to the left": (-1, 1),
-    "below and to the right": (1, 1),
+RELATIONS: Final[Mapping[tuple[int, int], tuple[str, str]]] = {
+    (-1, 0): ("to the left", "directly to the left of"),
+    (1, 0): ("to the right", "directly to the right of"),
+    (0, -1): ("above", "directly above"),
+    (0, 1): ("below", "directly below"),
+    (-1, -1): ("above and to the left", "on the upper left of"),
+    (1, -1): ("above and to the right", "on the upper right of"),
+    (-1, 1): ("below and to the left", "on the lower left of"),
+    (1, 1): ("below and to the right", "on the lower right of"),
 }
-"""Columns to the right and rows down from the first tile to the second."""
-PAIR_RELATIONS: Final[Mapping[tuple[int, int], str]] = {
-    (-1, 0): "directly to the left of",
-    (1, 0): "directly to the right of",
-    (0, -1): "directly above",
-    (0, 1): "directly below",
-    (-1, -1): "on the upper left of",
-    (1, -1): "on the upper right of",
-    (-1, 1): "on the lower left of",
-    (1, 1): "on the lower right of",
-}
-"""Words for the directions, -1, 0 or 1 to the right and down, in which the first patch lies from the second."""
+"""Directions in which one tile lies from another, -1, 0 or 1 to the right and down, in the words of `relation` and of
+`pair`. `relation` asks for the second of two tiles from the first, `pair` for the first from the second."""
 
 
 class _Puzzle(NamedTuple):
@@ -135,17 +125,17 @@ def relation(
     """
     puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
     photos = load_scene_photos(split, max(rows, columns) * tile_px)
-    possible = [name for name, (right, down) in RELATIONS.items() if abs(right) < columns and abs(down) < rows]
+    possible = {name: (x, y) for (x, y), (name, _) in RELATIONS.items() if abs(x) < columns and abs(y) < rows}
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         tiles = _cut_tiles(rngs.pixels, photos, puzzle)
-        name = drawing.choose(rngs.layout, possible)
-        right, down = RELATIONS[name]
+        name = drawing.choose(rngs.layout, list(possible))
+        right, down = possible[name]
         # Drawn among the tiles that have a neighbour on that side.
         column = int(rngs.layout.integers(max(0, -right), columns - max(0, right)))
         row = int(rngs.layout.integers(max(0, -down), rows - max(0, down)))
         pair = tiles[row * columns + column], tiles[(row + down) * columns + column + right]
-        options, letter = common.shuffle_options(rngs.layout, possible, name)
+        options, letter = common.shuffle_options(rngs.layout, list(possible), name)
         question = "These are two neighbouring tiles of one photograph. Where does the second lie from the first?"
         return common.RenderedSample(
             parts=(*map(Image.fromarray, pair), question + format_choices(options)),
@@ -188,8 +178,8 @@ def pair(
         places = rngs.layout.permutation(count)
         first, second = map(int, rngs.layout.choice(count, 2, replace=False))
         down, right = np.sign(np.subtract(divmod(places[first], grid[1]), divmod(places[second], grid[1])))
-        possible = [words for (x, y), words in PAIR_RELATIONS.items() if abs(x) < grid[1] and abs(y) < grid[0]]
-        options, letter = common.shuffle_options(rngs.layout, possible, PAIR_RELATIONS[int(right), int(down)])
+        possible = [words for (x, y), (_, words) in RELATIONS.items() if abs(x) < grid[1] and abs(y) < grid[0]]
+        options, letter = common.shuffle_options(rngs.layout, possible, RELATIONS[int(right), int(down)][1])
         choices = format_choices(f"{first + 1} is {words} {second + 1}" for words in options)
         shown = Image.fromarray(_join_tiles([tiles[place] for place in places], grid[1]))
         return common.RenderedSample(
