@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import mmrl
 from mmrl.types import UserError
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 BY_HARDWARE: Final = "by hardware"  # task of recipes that reproduce no paper
 DATA: Final = "${data}"  # placeholder for `data.dir` in the texts of a config
 LABELS: Final = ("Task", "Numbers", "Prompt", "Data", "Hardware", "Memory", "Benchmarks", "Departures")  # in order
-_LABEL: Final = re.compile(rf"# ({'|'.join(LABELS)}): ?(.*)")
+_SECTION: Final = re.compile(rf"\n# ({'|'.join(LABELS)}): ?(.*(?:\n#   .*)*)")
+_COMMAND: Final = re.compile(r"\n# +\$ (.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The comment at the top of a recipe or an overlay."""
 
     title: str  # the name of the system and its paper
@@ -83,25 +82,15 @@ def read_header(path: Path) -> Header:
     Line 1 is `# Title (paper): summary.` or `# Title: summary.`. Each label begins a line, and its text continues in
     lines that are indented further. Lines that begin with `$` are commands.
     """
-    lines = list(takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()))
-    first = lines[0].strip("# ") if lines else ""
+    text = "\n".join(takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()))
+    first = text.partition("\n")[0].strip("# ")
     # The link of a paper has a colon of its own: `VLM-R1 (arXiv:2504.07615): ...`.
     title, separator, summary = first.partition("): " if "): " in first else ": ")
-    sections: dict[str, str] = {}
-    downloads, label = [], ""
-    for line in lines[1:]:
-        text = line.strip("# ")
-        begins = _LABEL.match(line)
-        if begins:
-            label, text = begins.groups()
-        elif not line.startswith("#   "):
-            label = ""
-        if text.startswith("$ "):
-            downloads.append(text.removeprefix("$ "))
-        elif label:
-            sections[label] = f"{sections.get(label, '')} {text}".strip()
     title, summary = title + separator.rstrip(": "), summary.strip().rstrip(".")
-    return Header(title, summary, sections, tuple(downloads), "\n".join(lines))
+    sections = {}
+    for label, section in _SECTION.findall(_COMMAND.sub("", text)):
+        sections[label] = " ".join(line.strip("# ") for line in section.splitlines()).strip()
+    return Header(title, summary, sections, tuple(_COMMAND.findall(text)), text)
 
 
 def check_data_files(loaded: LoadedConfig) -> None:
