@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import mmrl
 from mmrl.types import UserError
 from mmrl.utils.files import shipped_folder
+from mmrl.utils.messages import did_you_mean
 
 if TYPE_CHECKING:
     from mmrl.config.load import LoadedConfig
@@ -70,9 +70,8 @@ def find_config(name: str | Path, kind: str = "recipes") -> Path:
     if path.is_dir():
         raise UserError(f"{name} is a directory; name the .yaml file in it")
     names = [file.stem for file in iter_recipes(kind)]
-    near = difflib.get_close_matches(path.name.lower().replace("-", "_"), names, n=3)
     there_are = "`mmrl recipe list` shows all" if kind == "recipes" else f"there are {', '.join(names)}"
-    hint = f"did you mean {' or '.join(near)}?" if near else there_are
+    hint = did_you_mean(path.name.lower().replace("-", "_"), names, limit=3, quote="") or there_are
     raise UserError(f"{name}: there is no such file and none of the {kind} has this name; {hint}")
 
 

@@ -14,10 +14,10 @@ _CONTROLS: Final = (*range(32), *range(127, 160), *range(0xD800, 0xE000))
 _ESCAPES: Final = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\t\n"}
 
 
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6, quote: str = "'") -> str:
-    """Return "did you mean 'size'?" for the known word that is most similar, or an empty string if none is similar."""
-    close = get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"did you mean {quote}{close[0]}{quote}?" if close else ""
+def did_you_mean(word: str, known: Iterable[str], *, limit: int = 1, cutoff: float = 0.6, quote: str = "'") -> str:
+    """Return "did you mean 'size'?" for the `limit` known words that are most similar; empty if none is similar."""
+    close = [f"{quote}{name}{quote}" for name in get_close_matches(word, list(known), n=limit, cutoff=cutoff)]
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def first_names(names: Sequence[str], limit: int = _NUM_LISTED) -> str:
