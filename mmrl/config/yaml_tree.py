@@ -115,7 +115,7 @@ def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
         UserError: `over` names an entry that `base` does not have.
     """
     merged = merge_nodes(base, over)
-    for path, new_key in NAMED_LISTS.items():
+    for path in NAMED_LISTS:
         entries, changes = base.find(path), over.find(path)
         if changes is not None and isinstance(changes.value, dict):
             # A stage without steps of its own has the default one.
@@ -123,7 +123,7 @@ def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
             known = [default_step] if path == STEPS else []
             if entries is not None and isinstance(entries.value, list):
                 known = entries.value
-            combined = _merge_named(path, known, changes.value, new_key)
+            combined = _merge_named(path, known, changes.value)
             merged = set_value(merged, path, ConfigNode(combined, changes.origin))
     return merged
 
@@ -142,28 +142,26 @@ def set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode:
     return ConfigNode(mapping, node.origin)
 
 
-def _merge_named(
-    path: KeyPath, entries: list[ConfigNode], changes: dict[str, ConfigNode], new_key: str
-) -> list[ConfigNode]:
+def _merge_named(path: KeyPath, entries: list[ConfigNode], changes: dict[str, ConfigNode]) -> list[ConfigNode]:
     """Return the entries with `changes` applied by name, or to all of a kind by `kind:KIND`; null removes an entry.
 
-    A new name with `new_key` or `copy_of` in its settings adds an entry before those that the next key names, or at the
-    end. With `copy_of` it starts as a copy of the first entry of that name.
+    A new name with the key of `NAMED_LISTS` or `copy_of` in its settings adds an entry before those that the next key
+    names, or at the end. With `copy_of` it starts as a copy of the first entry of that name.
     """
     merged = list(entries)
     new: list[ConfigNode] = []  # entries that wait for the next key of an old one
     for key, change in changes.items():
         settings = dict(change.value) if isinstance(change.value, dict) else {}
         is_known = key in [_child(entry, "name") for entry in merged]
-        if not is_known and settings.keys() & {new_key, "copy_of"}:
+        if not is_known and settings.keys() & {NAMED_LISTS[path], "copy_of"}:
             copied = settings.pop("copy_of", None)
             entry = ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin)
             if copied:
-                first = _find_entries(path, merged, str(copied.value), new_key, copied.origin)[0]
+                first = _find_entries(path, merged, str(copied.value), copied.origin)[0]
                 entry = merge_configs(merged[first], entry)
             new.append(entry)
             continue
-        chosen = _find_entries(path, merged, key, new_key, change.origin)
+        chosen = _find_entries(path, merged, key, change.origin)
         for index in chosen:
             old_kind, kind = _child(merged[index], "kind"), _child(change, "kind")
             if kind not in (None, old_kind):
@@ -176,12 +174,13 @@ def _merge_named(
     return merged + new
 
 
-def _find_entries(path: KeyPath, entries: Sequence[ConfigNode], key: str, new_key: str, origin: str) -> list[int]:
+def _find_entries(path: KeyPath, entries: Sequence[ConfigNode], key: str, origin: str) -> list[int]:
     """Return the indices of the entries that a key names, or of a kind by `kind:KIND`; UserError if there is none."""
     by, wanted = ("kind", key.removeprefix("kind:")) if key.startswith("kind:") else ("name", key)
     found = [index for index, entry in enumerate(entries) if _child(entry, by) == wanted]
     if not found:
-        there = ", ".join(f"{_child(entry, 'name') or 'unnamed'} ({_child(entry, new_key)})" for entry in entries)
+        about = NAMED_LISTS[path]
+        there = ", ".join(f"{_child(entry, 'name') or 'unnamed'} ({_child(entry, about)})" for entry in entries)
         raise UserError(f"{origin}: {format_path(path)}: there is no {key!r} to change; there are {there}")
     return found
 
