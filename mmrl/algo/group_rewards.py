@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from itertools import compress, groupby
 from math import cos, pi
 from operator import attrgetter
-from statistics import fmean
+from statistics import fmean, multimode
 from typing import Annotated
 
 from pydantic import Field
@@ -262,11 +261,9 @@ def majority_vote(group: Group, *, share: Fraction = 0.0) -> tuple[RewardValue, 
 def find_majority(rollouts: Sequence[Rollout], *, share: float = 0.0) -> Rollout | None:
     """Return a rollout with the most frequent answer; None on a tie, or if less than `share` of them give it."""
     votes = list(map(_normalized_answer, rollouts))
-    ranked = Counter(vote for vote in votes if vote is not None).most_common(2)
-    # Two answers with the same largest count: which of them `most_common` lists first depends on the order of rollouts.
-    is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
-    is_found = ranked and not is_tied and ranked[0][1] >= share * len(votes)
-    return rollouts[votes.index(ranked[0][0])] if is_found else None
+    winners = multimode(vote for vote in votes if vote is not None)
+    is_found = len(winners) == 1 and votes.count(winners[0]) >= share * len(votes)
+    return rollouts[votes.index(winners[0])] if is_found else None
 
 
 def correct_with_tool_media(group: Group, *, correct: TermNames, threshold: float = 1.0) -> tuple[RewardValue, ...]:
