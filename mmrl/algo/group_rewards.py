@@ -115,13 +115,10 @@ def dynamic_length(
     wanted = max(fmean(right), 1.0) if right else float(target)  # an empty response has a length of 0
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
-        cosine = (1.0 + cos(pi * length / wanted)) / 2.0
-        if right:
-            loss = cosine if length < 2.0 * wanted else 1.0
-        elif length < wanted:
-            loss = 0.5 * cosine
-        else:
-            loss = 0.5 if length >= limit else 0.0
+        angle = pi * length / wanted
+        loss = (1.0 + cos(min(angle, 2.0 * pi))) / 2.0
+        if not right:
+            loss = 0.5 if length >= max(limit, wanted) else (1.0 + cos(min(angle, pi))) / 4.0
         values.append(RewardValue(0.0 if ok else -loss, f"{length} tokens, an incorrect one needs {wanted:.0f}"))
     return tuple(values)
 
