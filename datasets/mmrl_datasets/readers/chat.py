@@ -62,8 +62,7 @@ class _Conversation(NamedTuple):
 
     system: object | None  # the system turn, if there is one
     question: object  # the first turn of the user
-    reply: object | None = None  # the first turn of the assistant; None if it is missing, or if tools are called
-    response: str | None = None  # all that the assistant says, if tools are called
+    reply: object | None = None  # the first turn of the assistant, or all it says if tools are called; None without one
     tool_replies: Sequence[object] = ()  # the turns that answer tool calls
 
 
@@ -136,7 +135,7 @@ def _read_fields(
     said = _turn_text(conversation.reply)
     if "answer" in roles:
         whole = said if isinstance(said, str) and said.strip() else None
-        reply = _Reply(roles["answer"].read(cells), response=conversation.response or whole)
+        reply = _Reply(roles["answer"].read(cells), response=whole)
     elif said is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
@@ -206,7 +205,7 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
     question = dialogue[0].content
     if exchange == "calls":
         tool_replies = [turn.content for turn in dialogue[2::2]]
-        return _Conversation(system, question, None, _join_assistant_turns(dialogue[1:]), tool_replies)
+        return _Conversation(system, question, _join_assistant_turns(dialogue[1:]), tool_replies)
     if len(dialogue) > 2 and exchange == "only":
         raise BadRowError(
             f"the conversation continues after the answer: {len(dialogue)} turns; `exchange: first` cuts it"
