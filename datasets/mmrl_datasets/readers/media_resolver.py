@@ -295,10 +295,8 @@ def parse_time_range(start: object, end: object) -> TimeRange:
 
 def parse_fps(value: object) -> float | None:
     """Return the frame rate of a cell, None for null; raises BadRowError if it is not a positive number."""
-    if value is None:
-        return None
     fps = _parse_seconds(value, "fps")
-    if not fps:
+    if fps == 0.0:
         raise BadRowError(f"fps must be more than 0, is {short_repr(value)}")
     return fps
 
