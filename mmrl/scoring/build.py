@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from mmrl.config import Config
-from mmrl.config.schema import RewardTermConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
 from mmrl.scoring.terms import check_terms
 from mmrl.types import MediaOpener, UserError
-from mmrl_rewards.contract import BoundReward
 
 
 def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
@@ -24,7 +21,7 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
     terms = []
     for index, options in enumerate(config.rewards.terms):
         # Worker processes load the reward again, because they have not imported a user's file.
-        load = partial(_load_reward, options, base)
+        load = partial(registry.load_bound_reward, options.fn, base, options.args, options.fallback_on)
         reward = load()
         try:
             term = BoundTerm(name=options.name or reward.reward.name, reward=reward, load_reward=load, options=options)
@@ -34,11 +31,6 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
         terms.append(term)
     check_terms(terms, config.rewards.combine)
     return tuple(terms)
-
-
-def _load_reward(options: RewardTermConfig, base: Path) -> BoundReward:
-    reward = registry.load_bound_reward(options.fn, base, options.args)
-    return replace(reward, fallback_on=options.fallback_on)
 
 
 def build_scorer(config: Config, base: Path, media_opener: MediaOpener | None = None) -> RewardFunctionScorer:

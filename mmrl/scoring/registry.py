@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from mmrl.utils.plugins import errors_about_call, load_function
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
-from mmrl_rewards.contract import BoundReward, Reward, bind, takes_group
+from mmrl_rewards.contract import BoundReward, FallbackOn, Reward, bind, takes_group
 
 AnyReward = Reward[...]
 _CASES_DIR = shipped_folder(Path(mmrl_rewards.__path__[0]).parent, "mmrl_cases", "cases")
@@ -78,10 +79,12 @@ def load_reward(name: str, base: Path) -> AnyReward:
     return found
 
 
-def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundReward:
+def load_bound_reward(
+    name: str, base: Path, args: Mapping[str, Any], fallback_on: FallbackOn = "abstention"
+) -> BoundReward:
     """Return a reward with its options bound. Raises as `load_reward`, or UserError if an option does not fit."""
     with errors_about_call(name, args):
-        return bind(load_reward(name, base), args)
+        return replace(bind(load_reward(name, base), args), fallback_on=fallback_on)
 
 
 def check_step_terms(steps: RolloutStepConfigs, terms: Sequence[str], *, key: str) -> None:

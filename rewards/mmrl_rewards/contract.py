@@ -38,6 +38,8 @@ RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
 Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 """Part of a response that a reward reads: `answer`, `thought`, `response` for its whole text, or a section's tag."""
+FallbackOn: TypeAlias = Literal["abstention", "bad_answer", "low"]
+"""What raises Unscorable, so that the term's fallback decides: besides an abstention a bad answer, or any low value."""
 
 
 class TurnRewards(RewardValue):
@@ -105,8 +107,7 @@ class BoundReward:
 
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
-    # What raises Unscorable, so that the term's fallback decides: besides an abstention a bad answer, or any low value.
-    fallback_on: Literal["abstention", "bad_answer", "low"] = "abstention"
+    fallback_on: FallbackOn = "abstention"
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options.
