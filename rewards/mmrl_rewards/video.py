@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from mmrl.answer import is_number
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import BadAnswer, Of, parse_part, parse_target, part_value, reward, target_value
@@ -144,10 +145,7 @@ def _parse_tube(value: object, step: float) -> BoxesByInstant:
     boxes: BoxesByInstant = {}
     for item in value:
         match item:
-            # bool is a subclass of int.
-            case {"time": int() | float() as time, "bbox_2d": box} if (
-                type(time) is not bool and 0 <= time <= _MAX_SECONDS
-            ):
+            case {"time": time, "bbox_2d": box} if is_number(time) and 0 <= time <= _MAX_SECONDS:
                 instant = floor(time / step + 0.5)  # round() would bring 0.5 and 1.5 to even instants
             case _:
                 raise ValueError(f'{item!r:.80} is not {{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}')
