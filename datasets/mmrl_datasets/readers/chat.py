@@ -294,12 +294,10 @@ def _drop_tool_images(
 def _count_image_placeholders(content: object) -> int:
     """Return the number of places in a tool's reply that take an image of the column."""
     match content:
-        case str():
-            return sum(map(_is_image_placeholder, split_at_placeholders(content)))
+        case str(text) | {"type": "text", "text": str(text)}:
+            return sum(map(_is_image_placeholder, split_at_placeholders(text)))
         case [*entries]:
             return sum(map(_count_image_placeholders, entries))
-        case {"type": "text", "text": str(text)}:
-            return _count_image_placeholders(text)
         case {"type": "image", **rest}:
             return int(rest.get("image") is None)
     return 0
