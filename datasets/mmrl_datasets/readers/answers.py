@@ -185,7 +185,6 @@ def parse_json(text: str) -> object:
 
 
 def _parse_enum(words: type[_EnumT], value: str, option: str) -> _EnumT:
-    for word in words:
-        if word == value:
-            return word
-    raise UserError(f"{option}={value!r} is unknown{did_you_mean(value, words)}; use {', '.join(words)}")
+    if value not in list(words):
+        raise UserError(f"{option}={value!r} is unknown{did_you_mean(value, words)}; use {', '.join(words)}")
+    return words(value)
