@@ -133,10 +133,9 @@ class LossCoefficientConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_decay_steps(self) -> Self:
-        if self.decay_steps is not None and self.schedule == "constant":
-            raise ValueError("decay_steps has no effect on a constant weight; set `schedule`, or take it out")
-        if self.final_frac and self.schedule == "constant":
-            raise ValueError("final_frac has no effect on a constant weight; set `schedule`, or take it out")
+        for name in ("decay_steps", "final_frac"):
+            if getattr(self, name) and self.schedule == "constant":
+                raise ValueError(f"{name} has no effect on a constant weight; set `schedule`, or take it out")
         return self
 
 
