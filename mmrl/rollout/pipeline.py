@@ -108,10 +108,9 @@ def _sets_targets(step: RolloutStep) -> bool:
 
 def _check_targets(steps: Sequence[RolloutStep]) -> None:
     """Raise a UserError if a step cannot be combined with `MajorityTargets`."""
-    judged = False  # by a target that a later step would replace
-    for step in steps:
-        judged |= isinstance(step, ForcedRethink)
+    for index, step in enumerate(steps):
         acts = any(isinstance(other, ToolStep | EnvironmentStep) for other in steps)
+        judged = any(isinstance(earlier, ForcedRethink) for earlier in steps[:index])  # by a target that it replaces
         if _sets_targets(step) and (acts or judged):
             raise UserError(
                 "rollout_steps: majority_targets answers reworded questions in one turn, and replaces the targets that "
