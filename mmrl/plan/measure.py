@@ -229,9 +229,9 @@ def _run(model: ModelShapes, options: ModelConfig, micro_batch: MicroBatchSizes)
                 meter.ignore(tensor.grad)
         _watch_parts(policy, meter)
         with meter:
-            scores = policy.compute_logprobs(batch)
+            computed = policy.compute_logprobs(batch)
             meter.part, meter.pass_name = "logits", "backward"
-            scores.logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
+            computed.logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
         return meter
 
 

@@ -136,7 +136,7 @@ def find_workload(
 
 
 def _longest_response(stage: SftStage | RlStage | SampleStage) -> int:
-    """Return the most tokens of a response that a stage generates, with what its rollout steps add; 0 for none."""
+    """Return the longest response of a stage with its rollout steps, without triggers or last results; 0 for none."""
     length = 0 if isinstance(stage, SftStage) else stage.sampling.max_new_tokens
     for step in stage.rollout_steps:
         match step:

@@ -234,8 +234,8 @@ def _check_tokens(segment: Segment, rollout: Rollout, placeholders: Placeholders
         raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
 
 
-class _ScoredToken(NamedTuple):
-    """A token to score, and the column of its row that predicts it."""
+class _LogprobToken(NamedTuple):
+    """A token whose log-probability is wanted, and the column of its row that predicts it."""
 
     id: int
     predictor_column: int
@@ -250,7 +250,7 @@ class _PackedRow:
     positions: list[torch.Tensor] = field(default_factory=list)  # position ids of each piece, int64 [3, S]
     packed_groups: list[PackedGroup] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
-    scored_tokens: list[_ScoredToken] = field(default_factory=list)
+    logprob_tokens: list[_LogprobToken] = field(default_factory=list)
     # Routes that the rollout engine recorded, with columns that count from the row's start.
     routes: list[RoutePiece] = field(default_factory=list)
 
@@ -297,7 +297,7 @@ def collate(
         ids.append(row.ids + [pad_id] * padding)
         positions.append(F.pad(torch.cat(row.positions, dim=1), (0, padding)))
         spans += row.spans
-        for token in row.scored_tokens:
+        for token in row.logprob_tokens:
             targets.append(token.id)
             predictor_index.append(row_index * length + token.predictor_column)
             temperatures.append(token.temperature)
@@ -444,7 +444,7 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         lengths = []
         for experience in group:
             response = TokenSpan.from_response(experience.rollout, processor)
-            row.scored_tokens.extend(_scored_tokens(experience.rollout, last_prompt_column, len(row.ids)))
+            row.logprob_tokens.extend(_logprob_tokens(experience.rollout, last_prompt_column, len(row.ids)))
             # The positions of every sibling continue from the prompt, as if there were no other sibling.
             row.append(response, next_position)
             # A response without tokens takes no columns, and the attention kernel refuses blocks of length 0.
@@ -454,9 +454,9 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
     return row
 
 
-def _scored_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_ScoredToken]:
+def _logprob_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_LogprobToken]:
     """Return the trained tokens of a response that begins at `first_column` of its row."""
-    tokens: list[_ScoredToken] = []
+    tokens: list[_LogprobToken] = []
     # The prompt's last token predicts the first of every response, also where siblings lie in between.
     predictor, column = last_prompt_column, first_column
     for segment in rollout.segments:
@@ -464,7 +464,7 @@ def _scored_tokens(rollout: Rollout, last_prompt_column: int, first_column: int)
         temperature = (segment.sampling_params or rollout.sampling_params).effective_temperature
         for token_id in segment.token_ids:
             if segment.author in TRAINED_AUTHORS:
-                tokens.append(_ScoredToken(token_id, predictor, temperature))
+                tokens.append(_LogprobToken(token_id, predictor, temperature))
             predictor = column
             column += 1
     return tokens

@@ -98,5 +98,5 @@ class LogprobCheck:
         # As in training, the learner uses the engine's routes if they are recorded: its routers may round differently.
         if batch.engine_routes_XTK is not None:
             check_routes(self.policy.routers, batch.engine_routes_XTK)
-        scores = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)
-        return (scores.logprobs_N.cpu() - recorded).abs()
+        computed = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)
+        return (computed.logprobs_N.cpu() - recorded).abs()

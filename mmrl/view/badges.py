@@ -50,22 +50,28 @@ def describe_outcome(row: Row, segments: Sequence[Row], *, in_training: bool) ->
     in_forward = row.get("in_forward", status == "replayed" or has_advantage) is True
     trained = is_learned and status in ("trained", "replayed") and in_forward
     failed = any(_is_tool_failure(row["response"], segment) for segment in segments)
-    badges = [
-        dropped and _DROPPED,
-        is_learned and status == "replayed" and _replayed(selection),
-        is_learned and status == "trained" and not trained and (_NOT_TRAINED if has_advantage else _NO_GRADIENT),
-        flip_badge,
-        row.get("finish") == "length" and _TRUNCATED,
-        failed and _TOOL_FAILED,
-        isinstance(age, int) and age > 0 and Badge(f"{_count(age, 'step')} off-policy", "warn", "Policy versions."),
-        *(Badge(f"{term}: {why}", "bad") for term, why in as_mapping(row.get("dropped")).items()),
-    ]
+    badges: list[Badge] = []
+    if dropped:
+        badges.append(_DROPPED)
+    if is_learned and status == "replayed":
+        badges.append(_replayed(selection))
+    if is_learned and status == "trained" and not trained:
+        badges.append(_NOT_TRAINED if has_advantage else _NO_GRADIENT)
+    if flip_badge:
+        badges.append(flip_badge)
+    if row.get("finish") == "length":
+        badges.append(_TRUNCATED)
+    if failed:
+        badges.append(_TOOL_FAILED)
+    if isinstance(age, int) and age > 0:
+        badges.append(Badge(f"{_count(age, 'step')} off-policy", "warn", "Policy versions."))
+    badges += [Badge(f"{term}: {why}", "bad") for term, why in as_mapping(row.get("dropped")).items()]
     return {
         "status": "dropped" if dropped else status,
         "flip": flip,
         "advantage_range": [min(advantages), max(advantages)],
         "trained": trained,
-        "badges": [badge for badge in badges if badge],
+        "badges": badges,
     }
 
 
