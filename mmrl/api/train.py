@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from mmrl.distributed.launch import is_launched
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir, run_dir_of
 from mmrl.types import Sample, UserError
+from mmrl_rewards.contract import takes_group
 
 if TYPE_CHECKING:
     from mmrl.training.callbacks import Callback
@@ -167,7 +167,7 @@ def _entry(given: object, *, copy_for_workers: bool = False) -> dict[str, Any]:
 
 def _is_group_reward(given: FunctionSource) -> bool:
     function = given.get("fn") if isinstance(given, Mapping) else given
-    return callable(function) and next(iter(inspect.signature(function).parameters), "") == "group"
+    return callable(function) and takes_group(function)
 
 
 def _data_sources(given: object, split: str) -> list[dict[str, Any]]:

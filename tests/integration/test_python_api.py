@@ -51,8 +51,8 @@ def make_reward(bonus: float) -> Any:
     return spread
 
 
-def rare(group: Group) -> tuple[RewardValue, ...]:
-    return tuple(RewardValue(0.5 if rollout.index else 0.0, "") for rollout in group.rollouts)
+def rare(siblings: Group) -> tuple[RewardValue, ...]:
+    return tuple(RewardValue(0.5 if rollout.index else 0.0, "") for rollout in siblings.rollouts)
 
 
 class Steps:

@@ -11,7 +11,7 @@ from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, Sampler
 from mmrl.rollout.tools.executor import ToolRunner
-from mmrl.types import RolloutBatch, Sample, SamplingParams
+from mmrl.types import Rollout, RolloutBatch, Sample, SamplingParams
 
 
 class RolloutStep(Protocol):
@@ -72,3 +72,11 @@ def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBa
     counts = Counter(batch.metrics)
     counts.update(metrics)
     return replace(batch, metrics=counts)
+
+
+def with_probe(batch: RolloutBatch, name: str, rollouts: Mapping[int, tuple[Rollout, ...]]) -> RolloutBatch:
+    """Return the batch with rollouts of the probe `name` added, by the index of their group."""
+    probes = list(batch.probes or ({},) * len(batch.groups))
+    for group_index, group in rollouts.items():
+        probes[group_index] = {**probes[group_index], name: group}
+    return replace(batch, probes=tuple(probes))

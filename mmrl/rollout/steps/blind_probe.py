@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE, step_name
-from mmrl.rollout.steps.base import RolloutContext, RolloutStep
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep, with_probe
 from mmrl.types import (
     Corruption,
     ImageRef,
@@ -66,13 +66,7 @@ class BlindProbe:
             probe_batch = rollout_step(probe_batch, step=step)
         # The metrics of `probe_batch` are dropped: the metrics of a batch count only rollouts that train.
         rollouts = dict(zip(corrupted, probe_batch.groups, strict=True))
-        name = step_name(self.options)
-        earlier_probes = batch.probes or ({},) * len(batch.groups)
-        probes = []
-        for group_index, earlier in enumerate(earlier_probes):
-            added = {name: rollouts[group_index]} if group_index in rollouts else {}
-            probes.append({**earlier, **added})
-        return replace(batch, probes=tuple(probes))
+        return with_probe(batch, step_name(self.options), rollouts)
 
     def _corrupt_prompt(self, prompt: Prompt, step: int) -> Prompt | None:
         """Return the prompt with its media hidden, or None if it has none that this corruption applies to.

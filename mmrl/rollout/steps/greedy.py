@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.config.schema.rollout_steps import GREEDY_PROBE
-from mmrl.rollout.steps.base import RolloutContext, RolloutStep
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep, with_probe
 from mmrl.rollout.steps.environment import EnvironmentStep
 from mmrl.rollout.steps.rethink import ForcedRethink
 from mmrl.rollout.steps.tools import ToolStep
@@ -34,10 +34,7 @@ class GreedyResponses:
         for rollout_step in self.steps:
             greedy_batch = _make_greedy(rollout_step, context)(greedy_batch, step=step)
         # The metrics of `greedy_batch` are dropped: the metrics of a batch count only rollouts that train.
-        probes = []
-        for earlier, rollouts in zip(batch.probes or ({},) * len(prompts), greedy_batch.groups, strict=True):
-            probes.append({**earlier, GREEDY_PROBE: rollouts})
-        return replace(batch, probes=tuple(probes))
+        return with_probe(batch, GREEDY_PROBE, dict(enumerate(greedy_batch.groups)))
 
 
 def _make_greedy(step: RolloutStep, context: RolloutContext) -> RolloutStep:
