@@ -51,9 +51,9 @@ class Metrics:
         self._add(name, "sum", value)
 
     def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add one micro-batch's share of a token mean, a scalar: its sum divided by the update's token count.
+        """Add a micro-batch's share of a mean, a scalar: the sum over its tokens, divided by those of the whole update.
 
-        `weight` is that count, or 1 for a value that weighs the same in every update.
+        `weight` is what it was divided by, or 1 for a value that weighs the same in every update.
         """
         self._add(name, "mean", share, weight)
 
@@ -125,14 +125,16 @@ class Metrics:
 
 
 def merge_updates(updates: Iterable[Metrics]) -> Metrics:
-    """Return the metrics of several updates: means by weight, all others as they merge within an update.
+    """Return the metrics of several updates, each of which is merged and read.
 
-    A mean over tokens weighs each update by its tokens, so it does not depend on the number of mini-batches.
+    A mean weighs each update by its tokens, so it does not depend on the number of mini-batches. All other kinds merge
+    as they do within an update.
     """
     merged = Metrics()
     for update in updates:
         for name, metric in update._metrics.items():
             if metric.kind == "mean":
+                # The mean has all its shares by now, so this is the sum over the update's tokens.
                 merged.ratio(name, metric.value * metric.weight, metric.weight)
             else:
                 merged._add(name, *metric)
@@ -148,10 +150,12 @@ def measure_tokens(
     ratio_N: Tensor,
     advantage_N: Tensor,
     correction_N: Tensor,
+    kl_N: Tensor | None,
 ) -> tuple[Metrics, LossColumns]:
     """Return means over the tokens in the forward pass, extremes of the ratio, and the values of single tokens.
 
-    Means are over tokens, whatever `loss.aggregation` is. All arguments [N] are without gradient.
+    Means are over tokens, whatever `loss.aggregation` is. All arguments [N] are without gradient. `kl_N` is the KL
+    divergence from the reference, None without a KL penalty.
 
     A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
     verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`). With a user's policy loss, it counts where
@@ -168,7 +172,8 @@ def measure_tokens(
     is_low_N = (ratio_N < 1.0 - options.clip_low) & low_matters_N
     is_high_N = (ratio_N > 1.0 + options.clip_high) & high_matters_N
     logprobs_N, entropies_N = sampled.current_logprobs_N.detach(), sampled.entropies_N.detach()
-    sums = {
+    sums = {} if kl_N is None else {"policy/reference_kl_nats": kl_N.sum()}
+    sums |= {
         "policy/entropy_nats": entropies_N.sum(),
         # From each token's own ratio: `importance_ratio_level` and `log_ratio_clip` do not apply here.
         "policy/approx_kl": estimate_kl(old_N, logprobs_N, "k3").sum(),

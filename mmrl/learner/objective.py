@@ -136,40 +136,29 @@ class Objective:
 
     def _rl_loss(self, sampled: TokenTable, denominators: LossDenominators, step: int) -> LossResult:
         """Return Σ weight x (correction x policy loss + penalties) over the policy's tokens, and its metrics."""
-        options, metrics = self._options, Metrics()
-        # Ratio of the policy now to the old one: PPO (arXiv:1707.06347, eq. 6); of sequences, GSPO (arXiv:2507.18071).
+        options = self._options
         old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
         old_N = old_N.detach()
-        log_ratio_N = sampled.current_logprobs_N - old_N
-        if options.log_ratio_clip is not None:
-            # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
-            log_ratio_N = log_ratio_N.clamp(-options.log_ratio_clip, options.log_ratio_clip)
-        ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
+        ratio_N = self._importance_ratios(sampled, old_N)
 
-        # Penalties. The KL is one of them, as in GRPO (arXiv:2402.03300 v3, eq. 3), or part of the reward, as in
-        # Ziegler et al. (arXiv:1909.08593, eq. 2).
-        advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
+        advantage_N, penalty_N, kl_N = sampled.advantages_N, torch.zeros_like(ratio_N), None
         if self.needs_reference:
-            assert sampled.reference_logprobs_N is not None
-            in_reward = options.kl.apply_to == "reward"
-            # In the reward, the KL is a constant, measured at the sampling policy, without a gradient.
-            policy_N = sampled.recomputed_logprobs_N.detach() if in_reward else sampled.current_logprobs_N
-            bound, count = options.kl.log_ratio_clip, denominators.policy_tokens_in_forward
-            kl_N = estimate_kl(policy_N, sampled.reference_logprobs_N, options.kl.estimator, log_ratio_clip=bound)
-            metrics.mean("policy/reference_kl_nats", kl_N.detach().sum().double() / count, count)
+            kl_N = self._reference_kl(sampled)
             kl_coefficient = self._coefficient(step, options=options.kl)
-            if in_reward:
-                # Reward to go: a token is charged for the KL at itself and at the later tokens that depend on it.
+            if options.kl.apply_to == "reward":
+                # Ziegler et al. (arXiv:1909.08593, eq. 2), as a reward to go: a token is charged for the KL at itself
+                # and at the later tokens that depend on it.
                 advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
             else:
+                # GRPO (arXiv:2402.03300 v3, eq. 3).
                 penalty_N = penalty_N + kl_coefficient * kl_N
         if self.has_entropy_bonus:
             # PPO (arXiv:1707.06347, eq. 9).
             penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
 
-        # The policy loss. Where the sampling policy is not the old one, a weight corrects for the difference: the
-        # decoupled objective of Hilton et al. (arXiv:2110.00641).
         policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
+        # Where the sampling policy is not the old one, a weight corrects for the difference: the decoupled objective of
+        # Hilton et al. (arXiv:2110.00641).
         log_weight_N = old_N - sampled.recorded_logprobs_N
         correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
 
@@ -182,7 +171,7 @@ class Objective:
             lengths_N=sampled.fixed_lengths_N,
         )
         loss = (weight_N * (correction_N * policy_loss_N + penalty_N)).sum()
-        token_metrics, columns = measure_tokens(
+        metrics, columns = measure_tokens(
             sampled,
             options,
             denominators,
@@ -190,9 +179,31 @@ class Objective:
             ratio_N=ratio_N.detach(),
             advantage_N=advantage_N.detach(),
             correction_N=correction_N,
+            kl_N=None if kl_N is None else kl_N.detach(),
         )
-        metrics.merge(token_metrics)
         return LossResult(loss, metrics, columns)
+
+    def _importance_ratios(self, sampled: TokenTable, old_N: Tensor) -> Tensor:
+        """Return the probability of each token, or of its sequence, under the policy now over that under the old one.
+
+        Source: PPO (arXiv:1707.06347, eq. 6); of sequences, GSPO (arXiv:2507.18071).
+        """
+        log_ratio_N, bound = sampled.current_logprobs_N - old_N, self._options.log_ratio_clip
+        if bound is not None:
+            # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
+            log_ratio_N = log_ratio_N.clamp(-bound, bound)
+        return importance_ratios(log_ratio_N, sampled.sequence_N, self._options.importance_ratio_level)
+
+    def _reference_kl(self, sampled: TokenTable) -> Tensor:
+        """Return the KL divergence from the reference at each token, [N]."""
+        options = self._options.kl
+        assert sampled.reference_logprobs_N is not None
+        policy_N = sampled.current_logprobs_N
+        if options.apply_to == "reward":
+            # In the reward, the KL is a constant, measured at the sampling policy, without a gradient.
+            policy_N = sampled.recomputed_logprobs_N.detach()
+        bound = options.log_ratio_clip
+        return estimate_kl(policy_N, sampled.reference_logprobs_N, options.estimator, log_ratio_clip=bound)
 
     def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
         """Return the policy loss of each token, [N]."""
