@@ -17,7 +17,7 @@ import torch
 
 from mmrl.algo.schedules import learning_rate
 from mmrl.algo.select_experiences import drop_masked
-from mmrl.config.schema import COMPONENTS, LossConfig, OptimizerConfig
+from mmrl.config.schema import COMPONENTS, Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaRanks, Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
@@ -190,9 +190,8 @@ class PolicyLearner:
                 # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(micro_batches, denominators))
-        # Only the first update compares sampler and learner, because then no weight has changed. So mini-batches with
-        # on-policy tokens come first, then mini-batches with tokens of the version before.
-        mini_batches.sort(key=lambda entry: [not count for count in entry.denominators.policy_tokens_in_forward_by_age])
+        # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
+        mini_batches.sort(key=_oldest_last)
         return mini_batches
 
     @torch.no_grad()
@@ -209,41 +208,44 @@ class PolicyLearner:
         Only the first update of a step reports how sampler and learner differ. Later ones would measure the updates.
         """
         micro_batches, denominators = mini_batch
-        rank_metrics = Metrics()
+        own_metrics = Metrics()
         routing_sums = []
         for micro_batch in micro_batches:
-            # One at a time: the patches of a whole mini-batch would fill the memory.
-            batch = self._build_batch(micro_batch)
             sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
+            # One at a time: the patches of a whole mini-batch would fill the memory.
+            batch = self._build_batch(micro_batch)
             loss, metrics, columns = self._compute_loss(micro_batch, batch, denominators, step=step, is_first=is_first)
-            if columns is not None:
-                self._loss_columns.append(columns)
             if self._policy.routers:
                 # Only tokens with a log-prob: the other tokens of a row depend on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is micro_batches[-1])
-            self._activity.advance("learn")
             metrics.mean("learner/loss", loss.detach())
-            rank_metrics.merge(metrics)
+            own_metrics.merge(metrics)
+            if columns is not None:
+                self._loss_columns.append(columns)
+            self._activity.advance("learn")
         norms = self._optimizer.update(lr)
-        rank_metrics.read()
-        all_metrics = Metrics()
-        for gathered in self._ranks.all_gather(rank_metrics):
-            all_metrics.merge(gathered)
+
+        own_metrics.read()
+        metrics = Metrics()
+        for rank_metrics in self._ranks.all_gather(own_metrics):
+            metrics.merge(rank_metrics)
         if routing_sums:
-            sums = torch.stack(routing_sums).sum(dim=0).cpu()
-            self._ranks.all_reduce([sums])
-            routing = summarize_routing(self._policy.routers, sums)
-            scored_tokens = denominators.policy_tokens_in_forward + denominators.demonstration_tokens
-            all_metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
-            all_metrics.mean("policy/router_margin", routing.margin, scored_tokens)
-        total_norm = math.hypot(*norms.values())
-        all_metrics.mean("learner/grad_norm", total_norm)
-        for component, norm in norms.items():
-            all_metrics.mean(f"learner/grad_norm/{component}", norm)
-        all_metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
-        return all_metrics
+            metrics.merge(self._measure_routing(torch.stack(routing_sums).sum(dim=0), denominators))
+        metrics.merge(_measure_gradient(norms))
+        return metrics
+
+    def _measure_routing(self, own_sums: torch.Tensor, denominators: LossDenominators) -> Metrics:
+        """Return how the routers spread the tokens of all ranks. Collective; `own_sums` are of `sum_routing`."""
+        sums = own_sums.cpu()
+        self._ranks.all_reduce([sums])
+        routing = summarize_routing(self._policy.routers, sums)
+        scored_tokens = denominators.policy_tokens_in_forward + denominators.demonstration_tokens
+        metrics = Metrics()
+        metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
+        metrics.mean("policy/router_margin", routing.margin, scored_tokens)
+        return metrics
 
     def _compute_loss(
         self, micro_batch: MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
@@ -321,3 +323,19 @@ class _MiniBatch(NamedTuple):
 
     micro_batches: Sequence[MicroBatch]  # of this rank
     denominators: LossDenominators  # counts over all ranks
+
+
+def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
+    """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
+    return [count == 0 for count in mini_batch.denominators.policy_tokens_in_forward_by_age]
+
+
+def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:
+    """Return metrics of an update's gradient, from the norm of each component."""
+    metrics = Metrics()
+    total_norm = math.hypot(*norms.values())
+    metrics.mean("learner/grad_norm", total_norm)
+    for component, norm in norms.items():
+        metrics.mean(f"learner/grad_norm/{component}", norm)
+    metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
+    return metrics

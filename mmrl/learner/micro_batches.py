@@ -30,7 +30,7 @@ class MicroBatch:
     any_rank_has_images: bool  # True if any rank's micro-batch at this place in the order has an image
     any_rank_has_videos: bool
     first_pass_logprobs_N: torch.Tensor | None = None
-    """Log-probs of the first pass, float32. If the loss needs old log-probs, it ran before the step's first update."""
+    """Log-probs of the step's first forward pass, float32: the old log-probs, if the loss needs recomputed ones."""
     reference_logprobs_N: torch.Tensor | None = None
     """Log-probs under the reference, float32; None without a KL penalty."""
     routes_XTK: torch.Tensor | None = None
