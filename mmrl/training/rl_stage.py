@@ -36,17 +36,17 @@ from mmrl.types import TrainingState
 
 
 def train_rl_stage(
-    stage: RlStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
+    stage: RlStage, services: StageServices, state: TrainingState, optimizer_state: OptimizerState
 ) -> None:
-    """Train an RL stage from `state.step` to its end. `resumed_optimizer` comes from its last checkpoint."""
+    """Train an RL stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
     run = services.run
     health = HealthMonitor(stage.health, run.console.warn, services.logger.log_event)
     health.restore(services.logger.step_metrics(stage.name))
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
-        reference = build_reference(stage, services, state, resumed_optimizer)
-        if resumed_optimizer:
-            optimizer.load_state(resumed_optimizer)
+        reference = build_reference(stage, services, state, optimizer_state)
+        if optimizer_state:
+            optimizer.load_state(optimizer_state)
         parts = build_parts(
             stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
         )
@@ -125,7 +125,7 @@ def build_parts(
 
 
 def build_reference(
-    stage: RlStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
+    stage: RlStage, services: StageServices, state: TrainingState, optimizer_state: OptimizerState
 ) -> ReferencePolicy | None:
     """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
 
@@ -144,8 +144,8 @@ def build_reference(
     reference = ReferencePolicy(run.policy, options, ranks=run.ranks)
     folder = run.run_dir.reference_weights / stage.name
     if not reference.is_frozen:
-        if resumed_optimizer:
-            reference.load_state(resumed_optimizer)
+        if optimizer_state:
+            reference.load_state(optimizer_state)
     elif state.step == 0:
         weights = checkpoints.checkpoint_weights(reference.policy)
         run.ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))

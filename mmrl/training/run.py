@@ -1,4 +1,4 @@
-"""A run from its config to its exported model: `train` reads from top to bottom."""
+"""A run from its config to its exported model: `train` claims its directory, `complete_run` does the rest in order."""
 
 from __future__ import annotations
 
@@ -106,49 +106,67 @@ def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[bool]:
 
 def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, has_begun: bool) -> None:
     """Build the run, run the stages that are left, and write its results."""
+    config, ranks = setup.config, setup.ranks
     for warning in warnings:
         setup.console.warn(warning)
-    with (
-        log_library_messages(setup.run_dir.log, rank=setup.ranks.rank),
-        open_run(setup, has_begun=has_begun) as (run, benchmarks, user_callbacks),
-        resume_run(run, benchmarks, user_callbacks, stop) as (services, resumed_state, resumed_optimizer),
-        nullcontext() if setup.ranks.rank else follow_run(setup.config, setup.base_dir, setup.run_dir, setup.console),
-    ):
-        checkpoints = services.checkpoints
-        state, optimizer = resumed_state, resumed_optimizer
+    with ExitStack() as stack:
+        stack.enter_context(log_library_messages(setup.run_dir.log, rank=ranks.rank))
+        run, benchmarks, user_callbacks = stack.enter_context(open_run(setup, has_begun=has_begun))
+        services, state, optimizer_state = stack.enter_context(restore_or_start(run, benchmarks, user_callbacks, stop))
+        if ranks.rank == 0:
+            stack.enter_context(follow_run(config, setup.base_dir, setup.run_dir, setup.console))
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
-            if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
-                # Without a checkpoint, a restarted run would remove its files, including the table of this stage.
-                checkpoints.save(state, {})
-                setup.console.wait_for("saving the checkpoint", checkpoints.manager.wait)
-            for stage in setup.config.stages[state.stage_index :]:
-                match stage:
-                    case SftStage():
-                        train_sft_stage(stage, services, state, optimizer)
-                    case RlStage():
-                        train_rl_stage(stage, services, state, optimizer)
-                    case SampleStage():
-                        run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
-                    case SelectStage():
-                        run_select_stage(stage, services.run, services.logger, state)
+            if state.stage_index == 0 and isinstance(config.stages[0], SampleStage):
+                # A restart empties a run directory without a checkpoint; this stage would lose the rows of its table.
+                save_between_stages(services, state)
+            for stage in config.stages[state.stage_index :]:
+                run_stage(stage, services, state, optimizer_state)
                 state = TrainingState(
                     stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards
                 )
-                optimizer = {}
-                checkpoints.save(state, {})
-                # A stage that is over must be on the disk before the next one begins.
-                setup.console.wait_for("saving the checkpoint", checkpoints.manager.wait)
+                optimizer_state = {}
+                save_between_stages(services, state)
                 if services.stop_requested():
                     raise RunInterrupted
-        if "after" not in state.eval_rewards:
-            services.held_out.measure_test_samples(state, "after")
-            checkpoints.save(state, {})
-        checkpoints.manager.wait()
-        if services.sharded_model is not None:
-            # Rank 0 then holds all of the model.
-            services.sharded_model.unwrap(services.run.policy)
-        setup.ranks.on_rank0(partial(write_results, services, state))
-        services.logger.close()
+        finish_run(services, state)
+
+
+def run_stage(
+    stage: SftStage | RlStage | SampleStage | SelectStage,
+    services: StageServices,
+    state: TrainingState,
+    optimizer_state: OptimizerState,
+) -> None:
+    """Run a stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
+    match stage:
+        case SftStage():
+            train_sft_stage(stage, services, state, optimizer_state)
+        case RlStage():
+            train_rl_stage(stage, services, state, optimizer_state)
+        case SampleStage():
+            run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
+        case SelectStage():
+            run_select_stage(stage, services.run, services.logger, state)
+
+
+def save_between_stages(services: StageServices, state: TrainingState) -> None:
+    """Save a checkpoint, and wait until it is on the disk: only then may the next stage begin."""
+    services.checkpoints.save(state, {})
+    services.run.console.wait_for("saving the checkpoint", services.checkpoints.manager.wait)
+
+
+def finish_run(services: StageServices, state: TrainingState) -> None:
+    """Measure the test samples after the last stage, unless the state has their rewards, and write the results."""
+    run, checkpoints = services.run, services.checkpoints
+    if "after" not in state.eval_rewards:
+        services.held_out.measure_test_samples(state, "after")
+        checkpoints.save(state, {})
+    checkpoints.manager.wait()
+    if services.sharded_model is not None:
+        # Rank 0 then holds all of the model.
+        services.sharded_model.unwrap(run.policy)
+    run.ranks.on_rank0(partial(write_results, services, state))
+    services.logger.close()
 
 
 @contextmanager
@@ -185,7 +203,7 @@ def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def resume_run(
+def restore_or_start(
     run: RunComponents, benchmarks: TrainingBenchmarks, user_callbacks: Sequence[Callback], stop: StopSignal
 ) -> Iterator[tuple[StageServices, TrainingState, OptimizerState]]:
     """Load the latest checkpoint, if there is one; yield the stages' services, and the state that they start from.
@@ -199,7 +217,7 @@ def resume_run(
         logger = RunLogger(run_dir, run.console, run.processor)
     held_out = HeldOutEvaluation(run, logger)
     checkpoints = RunCheckpoints(run, logger)
-    state, optimizer = checkpoints.load()
+    state, optimizer_state = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
     sharded_model = None
     if config.deepspeed is not None:
@@ -219,7 +237,7 @@ def resume_run(
         stop_requested=partial(stop.reached_any, ranks),
     )
     with logger.status.report(), checkpoints.manager:
-        yield services, state, optimizer
+        yield services, state, optimizer_state
 
 
 def write_results(services: StageServices, state: TrainingState) -> None:

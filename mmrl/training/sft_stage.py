@@ -15,15 +15,15 @@ from mmrl.utils.seeds import derive_seed
 
 
 def train_sft_stage(
-    stage: SftStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
+    stage: SftStage, services: StageServices, state: TrainingState, optimizer_state: OptimizerState
 ) -> None:
-    """Train a supervised stage from `state.step` to its end. `resumed_optimizer` comes from its last checkpoint."""
+    """Train a supervised stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
     run = services.run
     media_ranks = MediaRanks()
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
-        if resumed_optimizer:
-            optimizer.load_state(resumed_optimizer)
+        if optimizer_state:
+            optimizer.load_state(optimizer_state)
         learner = build_learner(stage, run, optimizer, None, media_ranks)
         parts = SftParts(
             source=source,
