@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from statistics import fmean, pstdev
 
 from mmrl.config.schema.rollout_steps import GREEDY_PROBE
-from mmrl.types import Experience, FinishReason, Group, RewardFailure, Rollout
+from mmrl.types import Experience, FinishReason, Group, RewardErrorKind, RewardFailure, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], rows: Sequence[Sequence[Experience]]) -> dict[str, float]:
@@ -78,6 +78,26 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["reward/mean"], metrics["reward/std"] = fmean(totals), pstdev(totals)
         metrics["reward/min"], metrics["reward/max"] = min(totals), max(totals)
     return metrics
+
+
+def count_missing_values(metrics: Mapping[str, float]) -> dict[str, int]:
+    """Return the number of rollouts for which neither a reward term nor its fallback gave a value, by the term's name.
+
+    The number of rollouts that a rollout step failed is under `step/` and its name. Terms without any are missing.
+    `metrics` are of `compute_reward_metrics`.
+    """
+    missing: Counter[str] = Counter()
+    for metric, count in metrics.items():
+        owner, _, kind = metric.rpartition("/")
+        name = owner.removeprefix("reward/")
+        # `reward/task/...` and `reward/term/...` are means of a task or term that may be named like a kind of failure.
+        if not owner.startswith("reward/") or name in ("task", "term"):
+            continue
+        if kind == "fallback":
+            missing[name] -= int(count)
+        elif kind in tuple(RewardErrorKind):
+            missing[name] += int(count)
+    return {name: count for name, count in missing.items() if count > 0}
 
 
 def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:

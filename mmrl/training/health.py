@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
 
+from mmrl.algo.group_metrics import count_missing_values
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.rollout.tools.executor import FAILURE_KINDS
 from mmrl.scoring.scorer import STEP_PREFIX
 from mmrl.training.callbacks import TrainStepResult
-from mmrl.types import Group, RewardErrorKind, RewardFailure, TrainingState, UserError, WorstToken
+from mmrl.types import Dropped, Group, RewardErrorKind, Score, TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
@@ -283,36 +284,24 @@ class HealthMonitor:
 
 
 def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
-    """Find failures of rollout steps, and reward terms without a value that no fallback gave, with the error."""
-    # Rollouts without a value of each term: `reward/<term>/<kind>` minus `reward/<term>/fallback`.
-    missing: Counter[str] = Counter()
-    for metric, count in metrics.items():
-        owner, _, kind = metric.rpartition("/")
-        name = owner.removeprefix("reward/")
-        # `reward/task/...` and `reward/term/...` are means of a task or term that may be named like a kind of failure.
-        if not owner.startswith("reward/") or name in ("task", "term"):
-            continue
-        if kind == "fallback":
-            missing[name] -= int(count)
-        elif kind in tuple(RewardErrorKind):
-            missing[name] += int(count)
-    failures: list[Mapping[str, RewardFailure]] = []  # of each rollout
+    """Find failed rollout steps, and reward terms without a value that no fallback gave, with the first error of each.
+
+    The numbers come from the metrics, which a resumed run still has of earlier steps; the errors come from the groups.
+    """
+    outcomes: list[Score | Dropped] = []  # of each rollout
     for group in groups:
-        failures += [dropped.failures for dropped in group.dropped]
-        failures += [score.failures for score in group.scores]
-    for name, count in missing.items():
-        if count <= 0:
-            continue
-        reason = next((by_term[name].reason for by_term in failures if name in by_term), "see rollouts/")
+        outcomes += (*group.dropped, *group.scores)
+    for name, count in count_missing_values(metrics).items():
         if name.startswith(STEP_PREFIX):
             step = name.removeprefix(STEP_PREFIX)
-            problem = f"{count} of {len(failures)} rollouts failed in step {step} and leave their groups"
+            problem = f"{count} of {len(outcomes)} rollouts failed in step {step} and leave their groups"
         else:
             problem = (
-                f"reward term {name} has no value for {count} of {len(failures)} rollouts, which `on_missing_score` or "
+                f"reward term {name} has no value for {count} of {len(outcomes)} rollouts, which `on_missing_score` or "
                 "`on_error` of `rewards` leaves out or counts as a fallback"
             )
-        yield f"without_value:{name}", f"{problem}: {reason[:200]}"
+        reasons = (outcome.failures[name].reason for outcome in outcomes if name in outcome.failures)
+        yield f"without_value:{name}", f"{problem}: {next(reasons, 'see rollouts/')[:200]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
