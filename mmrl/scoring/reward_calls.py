@@ -212,7 +212,9 @@ class RewardCaller:
             failure = pending.outcomes.get(term.name)
             if isinstance(failure, RewardFailure):
                 fallback = self.find_fallback(term, failure, *pending.pair, trial=trial)
-                if fallback is None and (trial or self.failure_action(failure) == "stop"):
+                if fallback is None and failure.is_low:
+                    pending.outcomes[term.name] = RewardValue(term.reward.reward.low, failure.reason)
+                elif fallback is None and (trial or self.failure_action(failure) == "stop"):
                     raise make_error(term.name, failure, *pending.pair)
                 if fallback is not None and fallback.name not in pending.outcomes:
                     fallbacks[fallback.name] = fallback

@@ -223,7 +223,7 @@ class RewardFunctionScorer:
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
             outcome = self.caller.call_terms([(term, (response, sample))])[0]
-            if not isinstance(outcome, RewardFailure):
+            if not isinstance(outcome, RewardFailure) or outcome.is_low:
                 continue
             if not is_remote and self.caller.find_fallback(term, outcome, response, sample):
                 continue

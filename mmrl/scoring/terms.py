@@ -30,7 +30,7 @@ from mmrl.types import (
 from mmrl.utils.messages import shorten
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
-from mmrl_rewards.contract import BoundReward, Of, TurnRewards, describe_error, value_and_reason
+from mmrl_rewards.contract import BoundReward, LeftToFallback, Of, TurnRewards, describe_error, value_and_reason
 
 FIRST_CALL_TIMEOUT_S: Final = 60.0
 """Least deadline, in seconds, of a reward's first call in a process: it may import libraries or load a model."""
@@ -53,17 +53,17 @@ class RewardProcessError(RewardError):
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     # A service may be sent pictures, as its options say.
-    may_look = reward.reward.looks or reward.reward.uses_service
+    may_look, is_low = reward.reward.looks or reward.reward.uses_service, False
     try:
         with nullcontext() if may_look else use_media_opener(None):
             result = reward(response, sample)
         return _check_result(reward, result, len(response.turns))
     except Unscorable as error:
-        kind, reason = RewardErrorKind.UNSCORABLE, str(error)
+        kind, reason, is_low = RewardErrorKind.UNSCORABLE, str(error), isinstance(error, LeftToFallback)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
         kind, reason = RewardErrorKind.ERROR, describe_error(reward.reward, error)
     # An error may quote a whole response, and reasons are kept with each rollout.
-    return RewardFailure(kind, shorten(reason, _MAX_REASON_CHARS))
+    return RewardFailure(kind, shorten(reason, _MAX_REASON_CHARS), is_low=is_low)
 
 
 def first_call_timeout_s(timeout_s: float | None) -> float:

@@ -238,6 +238,7 @@ class RewardFailure(NamedTuple):
     error_kind: RewardErrorKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
     step: str = ""  # name of the rollout step that failed; empty if a reward failed
+    is_low: bool = False  # the reward's low end counts if no fallback applies to the response
 
 
 class Contribution(NamedTuple):

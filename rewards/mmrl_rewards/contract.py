@@ -62,6 +62,10 @@ class BadAnswer(Exception):
     """The answer gets the low end of the reward's range, for the reason that the message states."""
 
 
+class LeftToFallback(Unscorable):
+    """The answer gets the low end of the reward's range unless the term's fallback applies to the response."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Generic[RewardOptions]):
     """Holds a reward function and its declaration. A call passes its arguments on to the function."""
@@ -113,18 +117,19 @@ class BoundReward:
         """Return the reward of one response under these options.
 
         Raises:
-            Unscorable: the sample is bad, no rule applies to the answer, or `fallback_on` says so.
+            LeftToFallback: the answer is bad, or earns the low end, and `fallback_on` leaves it to the fallback.
+            Unscorable: the sample is bad, or no rule applies to the answer.
         """
         try:
             result = self.reward.fn(response, sample, **self.args)
         except BadAnswer as error:
             if self.fallback_on != "abstention":
-                raise Unscorable(f"bad answer: {error}") from error
+                raise LeftToFallback(f"bad answer: {error}") from error
             return RewardValue(self.reward.low, str(error))
         if self.fallback_on == "low":
             value, reason = value_and_reason(result)
             if value == self.reward.low:
-                raise Unscorable(f"the low end: {reason}")
+                raise LeftToFallback(f"the low end: {reason}")
         return result
 
 

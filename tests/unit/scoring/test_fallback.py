@@ -182,6 +182,19 @@ def test_all_answers_that_earn_the_low_end_go_to_the_fallback_where_asked_for(fn
     assert [scored(scorer, rollout(text)).total for text in texts] == pytest.approx([1.0, nearly, 0.25, 0.25])
 
 
+@pytest.mark.parametrize("when", [{"rollout.finish_reason": [FinishReason.EOS]}, {"task": ["other"]}])
+def test_a_low_value_stands_where_the_condition_of_the_fallback_excludes_the_rollout_or_sample(when):
+    judge, calls = counted("judge", 1.0, when=when)
+    rule = replace(bind(number.exact, {}), fallback_on="low")
+    deferring = replace(term(number.exact, "rule", fallback="judge"), reward=rule)
+    scorer = make_scorer(deferring, judge, on_missing_score="skip")
+    cut = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "4", "few"))]
+    cut = [replace(each, finish_reason=FinishReason.LENGTH) for each in cut]
+    (group,) = scorer.score_groups([cut], step=0)
+    assert group.totals == (1.0, 0.0, 0.0) and not group.dropped and not calls
+    scorer.check_samples([ANY.prompt.sample], GRAMMAR)
+
+
 def as_read_whole(options):
     return as_read({key: value for key, value in options.items() if key != "fn"}).model_copy(
         update={"fn": options["fn"]}
