@@ -119,12 +119,24 @@ def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
         yield
     except UserError as error:
         key = error.key or _find_call(loaded.config, error.call)
-        # `origins` lists leaves only: for a mapping, the first leaf in it that somebody wrote counts.
-        origins = [origin for leaf, origin in loaded.origins.items() if f"{leaf}.".startswith(f"{key}.")]
-        origin = next((origin for origin in origins if origin != DEFAULT_ORIGIN), origins[0] if origins else None)
-        if not key or origin is None:
+        if not any(_is_within(leaf, key) for leaf in loaded.origins):
             raise
-        raise UserError(f"{origin}: {key}: {error}") from error
+        raise UserError(f"{_find_origin(loaded, key)}: {key}: {error}") from error
+
+
+def _find_origin(loaded: LoadedConfig, key: str) -> str:
+    """Return where somebody wrote a setting, or one beside it if it has its default; at last, the config's file."""
+    section = key
+    while section:
+        for leaf, origin in loaded.origins.items():
+            if origin != DEFAULT_ORIGIN and _is_within(leaf, section):
+                return origin
+        section = section.rpartition(".")[0]
+    return str(loaded.files[0])
+
+
+def _is_within(leaf: str, section: str) -> bool:
+    return bool(section) and f"{leaf}.".startswith(f"{section}.")
 
 
 def _find_call(config: Config, call: FunctionCall | None) -> str:

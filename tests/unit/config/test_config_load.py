@@ -7,7 +7,7 @@ import pytest
 from config_samples import FULL, SMALL, full_tree, put, refused, write
 from ruamel.yaml import YAML
 
-from mmrl.config import cap_steps, config_json_schema, dump_yaml, flatten_settings, load_config
+from mmrl.config import cap_steps, config_json_schema, dump_yaml, flatten_settings, load_config, locate_errors
 from mmrl.types import UserError
 
 
@@ -54,6 +54,23 @@ def test_each_setting_has_an_origin(tmp_path):
     assert loaded.origins["stages.1.steps"] == "command line"
     assert loaded.origins["run.seed"] == "default"
     assert set(loaded.origins) == set(flatten_settings(loaded.config.model_dump(mode="json")))
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("data.train.0.fn", "{path}:6: data.train.0.fn: "),
+        ("stages.1.loss.kl", "{path}:15: stages.1.loss.kl: "),  # nobody wrote it, so the stage is named
+        ("run.seed", "{path}:1: run.seed: "),
+        ("evaluation.temperature", "{path}: evaluation.temperature: "),
+        ("no.such.key", ""),
+    ],
+)
+def test_an_error_about_a_setting_names_the_nearest_line_that_somebody_wrote(tmp_path, key, place):
+    path = write(tmp_path, SMALL)
+    with pytest.raises(UserError) as caught, locate_errors(load_config(path)):
+        raise UserError("wrong", key=key)
+    assert str(caught.value) == f"{place.format(path=path)}wrong"
 
 
 def test_extends_merges_mappings_and_replaces_lists(tmp_path):
