@@ -285,7 +285,8 @@ class ResponseFormat:
             problems = self.parse_trial(text, target.answer_type).problems
         if problems:
             refusal = f"a {target.answer_type} target {target.value!r} cannot be written as an answer"
-            raise UserError(f"{refusal}: {problems[0]}")
+            hint = ", which `response_format` requires" if problems[0].startswith("no ") else ""
+            raise UserError(f"{refusal}: {problems[0]}{hint}")
         return text
 
     def _write(self, sections: Mapping[str, str], answer_type: AnswerType, content: str) -> str:
