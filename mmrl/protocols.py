@@ -82,12 +82,12 @@ class Sampler(Protocol):
         """
 
     def extend(
-        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, attempt: int = 0
+        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, repeat: int = 0
     ) -> Sequence[Rollout]:
         """Append one segment by POLICY to each rollout. The last token before it may be by any author.
 
         `sampling_params.max_new_tokens` bounds only the added tokens. Random choices also derive from the number of
-        segments, so a rollout that is continued twice draws new numbers, and from `attempt`, which must differ if an
+        segments, so a rollout that is continued twice draws new numbers, and from `repeat`, which must differ if an
         earlier continuation of the same segments was dropped.
         """
 

@@ -66,14 +66,14 @@ class EngineSampler:
         return self._continue(requests, sampling_params)
 
     def extend(
-        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, attempt: int = 0
+        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, repeat: int = 0
     ) -> list[Rollout]:
         """Continue each rollout after its last token, with one more segment by POLICY. Raises as `generate`."""
         requests = []
         for rollout in rollouts:
             seed_parts = (*self.seed_parts, step, rollout.prompt.sample.id, rollout.index)
             # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
-            seed = derive_seed(*seed_parts, len(rollout.segments), *([attempt] if attempt else []))
+            seed = derive_seed(*seed_parts, len(rollout.segments), *([repeat] if repeat else []))
             sample_seed = seed if rollout.segments else derive_seed(*seed_parts)
             requests.append(GenerationRequest(rollout=rollout, seed=seed, sample_seeds=(sample_seed,)))
         return [rollout for (rollout,) in self._continue(requests, sampling_params)]

@@ -83,7 +83,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
             case _:
                 step = _make_step(config, context)
                 if isinstance(step, ForcedRethink):
-                    step = replace(step, attempt=sum(isinstance(earlier, ForcedRethink) for earlier in steps))
+                    step = replace(step, repeat=sum(isinstance(earlier, ForcedRethink) for earlier in steps))
                 steps.append(step)
     _check_targets(steps)
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink

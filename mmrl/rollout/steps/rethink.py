@@ -46,7 +46,7 @@ class ForcedRethink:
     options: RethinkConfig
     context: RolloutContext
     trigger_ids: tuple[tuple[int, ...], ...]  # token ids of each of `options.triggers`, in order
-    attempt: int = 0  # rethink steps before this one; a response whose continuation they dropped gets another one here
+    repeat: int = 0  # rethink steps before this one; a response whose continuation they dropped gets another one here
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with the continuations that are kept in place of their first responses.
@@ -65,7 +65,7 @@ class ForcedRethink:
         if self.options.temperature is not None:
             sampling_params = replace(sampling_params, temperature=self.options.temperature)
         extended = self.context.sampler.extend(
-            [attempt.rollout for attempt in attempts], sampling_params, step=step, attempt=self.attempt
+            [attempt.rollout for attempt in attempts], sampling_params, step=step, repeat=self.repeat
         )
         continued = []
         for attempt, rollout, is_correct in zip(attempts, extended, self._are_correct(extended), strict=True):
