@@ -7,6 +7,7 @@ cell under a \multirow is part of it; under a rowspan, HTML does not write such 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Final, NamedTuple
 
 from mmrl_rewards import strings
@@ -23,15 +24,17 @@ class TableCell(NamedTuple):
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)%.*\n?[ \t]*")
 _BEGIN = re.compile(r"\\begin\s*\{(tabular[*xy]?|array|longtable)\}")
 _SPEC_ARGUMENTS: Final = {"tabular*": 2, "tabularx": 2, "tabulary": 2}  # others have one
-# One step of reading: a command, an escaped character, or a single character.
-_TOKEN = re.compile(r"\\[A-Za-z@]+\*?|\\.|[^\\]", re.DOTALL)
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
+# One step of reading: an end of an environment, a command, an escaped character, or a single character.
+_TOKEN = re.compile(r"\\(?P<end>begin|end)\s*\{[A-Za-z*]+\}|\\[A-Za-z@]+\*?|\\.|.", re.DOTALL)
 _INNER_ENVIRONMENT = re.compile(
     r"\\begin\s*\{(?:tabular|array)\}(?:\[\w\])?\{[^{}]*\}|\\(?:begin|end)\s*\{[A-Za-z*]+\}"
 )
 _ROW_SPACE = re.compile(r"\*?(?:[ \t]*\[[^\[\]]*\])?")
 _BRACKET = re.compile(r"\s*\[[^\[\]]*\]")
-_GROUP_START = re.compile(r"\s*([\[{])")
+_GROUP_START = re.compile(r"\s*[\[{]")
+_ARGUMENT_START = re.compile(r"\s*\S")
+_CLOSING: Final = {"{": "}", "[": "]"}
+_SPAN = re.compile(r"\s*\\multi(column|row(?!cell))")
 _RULE = re.compile(
     r"\s*\\(?:(?:hline|hdashline|thickhline|endhead|endfirsthead|endfoot|endlastfoot|morecmidrules)(?![A-Za-z])"
     r"|(?:toprule|midrule|bottomrule|addlinespace)(?![A-Za-z])(?:\s*\[[^\]]*\])?"
@@ -70,18 +73,18 @@ def parse_latex_table(source: str) -> list[tuple[TableCell, ...]]:
     rows, end = _split_rows(source, start, begin[1])
     _check_surroundings(source[: begin.start()] + source[end:])
     table: list[tuple[TableCell, ...]] = []
-    rows_below: dict[int, int] = {}  # by column, the rows that a cell above still covers
+    rows_below: Counter[int] = Counter()  # by column, the rows that a cell above still covers
     for row in rows:
         cells: list[TableCell] = []
         columns = range(0)
         for content in row:
             cell = _parse_cell(content)
             columns = range(columns.stop, columns.stop + cell.colspan)
-            is_covered = not cell.text and all(rows_below.get(index, 0) > 0 for index in columns)
+            is_covered = not cell.text and all(rows_below[index] > 0 for index in columns)
             if not is_covered:
                 cells.append(cell)
             for index in columns:
-                rows_below[index] = rows_below.get(index, 0) - 1 if is_covered else cell.rowspan - 1
+                rows_below[index] = rows_below[index] - 1 if is_covered else cell.rowspan - 1
         table.append(tuple(cells))
     return table
 
@@ -94,32 +97,24 @@ def _split_rows(source: str, start: int, environment: str) -> tuple[list[list[st
     rows: list[list[str]] = [[""]]
     braces = environments = 0
     place = start
-    while place < len(source):
-        token = _TOKEN.match(source, place)
-        text = token[0] if token else source[place]
-        named = _ENVIRONMENT.match(source, place)
-        if named and named[0].startswith("\\begin"):
-            environments += 1
-        elif named:
-            environments -= 1
-            if environments < 0:
-                if braces or not named[0].endswith(f"{{{environment}}}"):
-                    break
-                kept = [[_RULE.sub("", cell) for cell in row] for row in rows]
-                return [row for row in kept if len(row) > 1 or row[0].strip()], named.end()
+    while token := _TOKEN.match(source, place):
+        text, place = token[0], token.end()
         braces += (text == "{") - (text == "}")
-        if braces < 0:
+        environments += (token["end"] == "begin") - (token["end"] == "end")
+        if environments < 0 and braces == 0 and text.endswith(f"{{{environment}}}"):
+            kept = [[_RULE.sub("", cell).strip() for cell in row] for row in rows]
+            return [row for row in kept if row != [""]], place
+        if environments < 0 or braces < 0:
             break
-        place += len(named[0] if named else text)
         if braces or environments:
-            rows[-1][-1] += named[0] if named else text
+            rows[-1][-1] += text
         elif text == "&":
             rows[-1].append("")
         elif text in ("\\\\", "\\tabularnewline", "\\cr"):
             space = _ROW_SPACE.match(source, place)
             place = space.end() if space else place
             rows.append([""])
-        elif not named:
+        elif not token["end"]:
             rows[-1][-1] += text
     raise ValueError("a table that does not end, or braces that do not match")
 
@@ -134,24 +129,21 @@ def _check_surroundings(source: str) -> None:
         if token[0].isalnum():
             raise ValueError("text beside the table")
         while token[0][0] == "\\" and (group := _GROUP_START.match(source, place)):
-            place = _find_closing(source, group.end() - 1, {"{": "}", "[": "]"}[group[1]]) + 1
+            place = _find_closing(source, group.end() - 1) + 1
 
 
 def _parse_cell(content: str) -> TableCell:
     r"""Return a cell, whose \multicolumn and \multirow may be in either order."""
-    colspan = rowspan = 1
+    spans = {"column": 1, "row": 1}
     for _ in range(2):
-        content = content.strip()
-        if content.startswith("\\multicolumn"):
-            arguments, _ = _read_arguments(content, len("\\multicolumn"), 3)
-            colspan = parse_span("".join(arguments[:1]).strip())
-        elif content.startswith("\\multirow") and not content.startswith("\\multirowcell"):
-            arguments, _ = _read_arguments(content, len("\\multirow"), 3)
-            rowspan = parse_span("".join(arguments[:1]).strip())
-        else:
+        span = _SPAN.match(content)
+        if span is None:
             break
+        arguments, _ = _read_arguments(content, span.end(), 3)
+        spans[span[1]] = parse_span("".join(arguments[:1]).strip())
         content = arguments[2] if len(arguments) == 3 else ""
-    return TableCell(strings.normalize(_plain_text(_INNER_ENVIRONMENT.sub(" ", content))), colspan, rowspan)
+    text = strings.normalize(_plain_text(_INNER_ENVIRONMENT.sub(" ", content)))
+    return TableCell(text, spans["column"], spans["row"])
 
 
 def parse_span(text: str, max_digits: int = 2) -> int:
@@ -162,22 +154,18 @@ def parse_span(text: str, max_digits: int = 2) -> int:
 def _read_arguments(source: str, place: int, count: int) -> tuple[list[str], int]:
     """Return up to `count` arguments of a command and the place after them. Those in brackets are left out."""
     found: list[str] = []
-    while len(found) < count:
-        while place < len(source) and source[place].isspace():
-            place += 1
-        if place == len(source):
-            break
-        closing = {"{": "}", "[": "]"}.get(source[place])
-        end = _find_closing(source, place, closing) if closing else place
-        if source[place] != "[":
-            found.append(source[place + 1 : end] if closing else source[place])
-        place = end + 1
+    while len(found) < count and (start := _ARGUMENT_START.match(source, place)):
+        first = start.end() - 1
+        last = _find_closing(source, first) if source[first] in _CLOSING else first
+        if source[first] != "[":
+            found.append(source[first + 1 : last] if last > first else source[first])
+        place = last + 1
     return found, place
 
 
-def _find_closing(source: str, place: int, closing: str) -> int:
+def _find_closing(source: str, place: int) -> int:
     """Return the place of the bracket that closes the one at `place`."""
-    depth = 0
+    depth, closing = 0, _CLOSING[source[place]]
     for token in _TOKEN.finditer(source, place):
         if depth <= 1 and token[0] == closing:
             return token.start()
@@ -190,10 +178,8 @@ def _plain_text(source: str) -> str:
     parts: list[str] = []
     in_maths = False
     place = 0
-    while place < len(source):
-        token = _TOKEN.match(source, place)
-        text = token[0] if token else source[place]
-        place += len(text)
+    while token := _TOKEN.match(source, place):
+        text, place = token[0], token.end()
         name = text[1:].rstrip("*")
         if text in ("$", "\\(", "\\)"):
             in_maths = not in_maths
