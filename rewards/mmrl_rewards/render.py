@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from math import ceil, comb, pi
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import BadAnswer, answer_value, rescale_above, reward, target_value
-from mmrl_rewards.pixels import keep_last
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image, embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 from mmrl_rewards.table import parse_table
@@ -176,29 +175,22 @@ def ssim(image: ImageArray, target: ImageArray) -> float:
     """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
     if (image[0] == image[0, 0]).all() and (image == image[0, 0]).all():
         return _plain_ssim(image[0, :1], target)
-    y, target_mean, target_variance, target_square = _target_moments(target)
-    x = image @ _LUMA
-    mean, square, product = _window_means(np.array([x, x * x, x * y]))
-    mean_product = mean * target_mean
-    variance, covariance = square - mean * mean, product - mean_product
-    numerator = (2.0 * covariance + _SSIM_C2) * (2.0 * mean_product + _SSIM_C1)
-    return float((numerator / ((variance + target_variance) * (mean * mean + target_square))).mean())
+    x, y = image @ _LUMA, target @ _LUMA
+    mean, target_mean, square, target_square, product = _window_means(np.array([x, y, x * x, y * y, x * y]))
+    mean_product, mean_squares = mean * target_mean, mean * mean + target_mean * target_mean
+    numerator = (2.0 * mean_product + _SSIM_C1) * (2.0 * (product - mean_product) + _SSIM_C2)
+    variances = square + target_square - mean_squares
+    return float((numerator / ((mean_squares + _SSIM_C1) * (variances + _SSIM_C2))).mean())
 
 
 def _plain_ssim(colours: ImageArray, target: ImageArray) -> float:
     """Return the highest SSIM to a target that one of several pages of one colour each has, colours [pages, 3]."""
-    _, target_mean, target_variance, target_square = _target_moments(target)
-    mean = (colours @ _LUMA)[:, None, None]
-    similarity = (2.0 * mean * target_mean + _SSIM_C1) / (mean * mean + target_square) * (_SSIM_C2 / target_variance)
+    y, mean = target @ _LUMA, (colours @ _LUMA)[:, None, None]
+    target_mean, target_square = _window_means(np.array([y, y * y]))
+    squared_mean = target_mean * target_mean
+    similarity = (2.0 * mean * target_mean + _SSIM_C1) / (mean * mean + squared_mean + _SSIM_C1)
+    similarity *= _SSIM_C2 / (target_square - squared_mean + _SSIM_C2)
     return float(similarity.mean(axis=(1, 2)).max())
-
-
-@keep_last
-def _target_moments(target: ImageArray) -> tuple[Any, Any, Any, Any]:
-    """Return the lightness of an image, its mean and variance + C2 in each window, and the mean squared + C1."""
-    y = target @ _LUMA
-    mean, square = _window_means(np.array([y, y * y]))
-    return y, mean, square - mean * mean + _SSIM_C2, mean * mean + _SSIM_C1
 
 
 def _window_means(maps: ImageArray) -> ImageArray:
