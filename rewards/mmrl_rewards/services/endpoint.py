@@ -145,14 +145,10 @@ def _close_after(seconds: float, connection: socket.socket) -> Iterator[None]:
 
     timer = Timer(seconds, shut_down)
     timer.start()
-    timeout_error = TimeoutError(f"no whole reply within {seconds:g} s")
     try:
         yield
-    except (OSError, HTTPException) as error:
-        if timed_out.is_set():
-            raise timeout_error from error
-        raise
     finally:
         timer.cancel()
-    if timed_out.is_set():
-        raise timeout_error
+        # In place of the error of a connection that was shut down, or of a reply that seems complete without its end.
+        if timed_out.is_set():
+            raise TimeoutError(f"no whole reply within {seconds:g} s")
