@@ -16,9 +16,9 @@ from mmrl_rewards.services.judge import RewardModelService, sigmoid
 
 # A full stop ends a sentence only before white space, so that 3.5 is one number.
 _SENTENCE_END = r"[.!?]+[\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]+|\n+"
-_ENDS = {
-    "sentence": re.compile(_SENTENCE_END),
-    "clause": re.compile(rf"{_SENTENCE_END}|[,;:](?=\s|$)|[\uff0c\uff1b\uff1a]"),
+_SEGMENTS = {
+    "sentence": re.compile(rf"(?s:.*?)(?:{_SENTENCE_END}|\Z)"),
+    "clause": re.compile(rf"(?s:.*?)(?:{_SENTENCE_END}|[,;:](?=\s|$)|[\uff0c\uff1b\uff1a]|\Z)"),
 }
 
 
@@ -61,10 +61,8 @@ def split_segments(text: str, split: Literal["sentence", "clause"]) -> list[str]
     Segments without a letter or digit are left out.
     """
     found: dict[str, str] = {}
-    start = 0
-    for end in [*(match.end() for match in _ENDS[split].finditer(text)), len(text)]:
-        segment, start = text[start:end].strip(), end
+    for segment in _SEGMENTS[split].findall(text):
         words = " ".join(strings.words(segment))
         if words:
-            found.setdefault(words, segment)
+            found.setdefault(words, segment.strip())
     return list(found.values())
