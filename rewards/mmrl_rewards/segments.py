@@ -14,8 +14,8 @@ from mmrl_rewards.contract import BadAnswer, Of, part_text, reward
 from mmrl_rewards.services.images import Images, show_question
 from mmrl_rewards.services.judge import RewardModelService, sigmoid
 
-# A full stop ends a sentence only before white space, so that 3.5 is one number.
-_SENTENCE_END = r"[.!?]+[\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]+|\n+"
+# A full stop ends a sentence only before white space, so that 3.5 is one number. A run of them is tried once.
+_SENTENCE_END = r"(?<![.!?])[.!?]++[\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]+|\n+"
 _SEGMENTS = {
     "sentence": re.compile(rf"(?s:.*?)(?:{_SENTENCE_END}|\Z)"),
     "clause": re.compile(rf"(?s:.*?)(?:{_SENTENCE_END}|[,;:](?=\s|$)|[\uff0c\uff1b\uff1a]|\Z)"),

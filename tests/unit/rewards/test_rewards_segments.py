@@ -4,6 +4,7 @@ import math
 
 import pytest
 from serving import reply, served
+from waiting import bounded
 
 from mmrl.types import Unscorable
 from mmrl_rewards import segments
@@ -35,6 +36,11 @@ def scored(url, answer, **options):
 )
 def test_a_text_is_split_at_the_ends_of_sentences_or_clauses(text, split, expected):
     assert segments.split_segments(text, split) == expected
+
+
+def test_a_long_run_of_full_stops_within_a_word_is_read_in_linear_time():
+    with bounded():
+        assert len(segments.split_segments("." * 500_000 + "a", "sentence")) == 1
 
 
 def test_the_value_is_the_mean_of_the_sigmoids_and_each_is_listed():
