@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from string import ascii_letters
 from types import MappingProxyType
@@ -75,10 +75,9 @@ def convert_coordinates(
         case AnswerType.BOXES | AnswerType.POINTS:
             return tuple(region._replace(coordinates=convert(region.coordinates)) for region in value)
         case AnswerType.ACTION:
-            arguments = dict(value.arguments)
+            arguments = {}
             for key, argument in value.arguments.items():
-                if key in COORDINATE_KEYS:
-                    arguments[key] = convert(argument)
+                arguments[key] = convert(argument) if key in COORDINATE_KEYS else argument
             return Action(value.name, arguments)
         case AnswerType.JSON:
             return _convert_json_coordinates(value, convert)
@@ -261,21 +260,12 @@ def _validate_json(value: object) -> AnswerValue:
 
 
 def is_nested_deeper(value: object, levels: int) -> bool:
-    """Return True if lists and mappings in a value are nested more than `levels` deep. It does not recurse."""
-    pending: list[tuple[object, int]] = [(value, 1)]
-    while pending:
-        outer, level = pending.pop()
-        inner: Iterable[object] = ()
-        if isinstance(outer, Mapping):
-            inner = outer.values()
-        elif isinstance(outer, list | tuple):
-            inner = outer
-        else:
-            continue
-        if level > levels:
-            return True
-        pending += [(item, level + 1) for item in inner]
-    return False
+    """Return True if lists and mappings in a value are nested more than `levels` deep; it recurses no deeper."""
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(is_nested_deeper(item, levels - 1) for item in value)
 
 
 def _validate_latex(value: object) -> str:
