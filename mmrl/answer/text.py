@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from mmrl.answer.values import COORDINATE_KEYS, AnswerValue, convert_coordinates, validate_region, validate_value
+from mmrl.answer.values import AnswerValue, convert_coordinates, validate_region, validate_value
 from mmrl.types import AnswerType, CoordinateSystem, Target
 
 ANSWER_PLACEHOLDERS: Mapping[AnswerType, str] = MappingProxyType(
@@ -98,30 +98,31 @@ def format_target(target: Target) -> str:
     if target.answer_type in NON_JSON_TYPES:
         return str(value)
     digits = 3 if target.coordinate_system is CoordinateSystem.NORM_1 else None
-    if target.answer_type is AnswerType.JSON and target.coordinate_system is not None:
-        value = convert_coordinates(AnswerType.JSON, value, partial(_round_values, digits=digits))
+    round_coordinates = partial(_round_values, digits=digits)
     plain: object = value
     match target.answer_type:
         case AnswerType.NUMBER:
             plain = _to_int_if_whole(value)
         case AnswerType.BOX | AnswerType.POINT:
-            plain = _round_values(value, digits)
+            plain = round_coordinates(value)
         case AnswerType.BOXES | AnswerType.POINTS:
             key = "bbox_2d" if target.answer_type is AnswerType.BOXES else "point_2d"
             regions = []
             for region in value:
                 label = {"label": region.label} if region.label else {}
                 confidence = {} if region.confidence is None else {"confidence": region.confidence}
-                regions.append({key: _round_values(region.coordinates, digits), **label, **confidence})
+                regions.append({key: round_coordinates(region.coordinates), **label, **confidence})
             plain = regions
         case AnswerType.SPAN:
             plain = _round_values(value, 2)
         case AnswerType.SPANS:
             plain = [_round_values(span, 2) for span in value]
-        case AnswerType.ACTION:
-            plain = {"action": value.name, **_arguments_to_json(value.arguments, digits)}
-        case AnswerType.TOOL_CALL:
-            plain = {"name": value.name, "arguments": _arguments_to_json(value.arguments, digits)}
+        case AnswerType.ACTION | AnswerType.TOOL_CALL:
+            name, arguments = convert_coordinates(AnswerType.ACTION, value, round_coordinates)
+            is_action = target.answer_type is AnswerType.ACTION
+            plain = {"action": name, **arguments} if is_action else {"name": name, "arguments": arguments}
+        case AnswerType.JSON if target.coordinate_system is not None:
+            plain = convert_coordinates(AnswerType.JSON, value, round_coordinates)
     return json.dumps(plain, ensure_ascii=False)
 
 
@@ -210,10 +211,6 @@ def _reject_constant(word: str) -> NoReturn:
 
 def _round_values(values: Sequence[float], digits: int | None) -> tuple[int | float, ...]:
     return tuple(_to_int_if_whole(round(value, digits)) for value in values)
-
-
-def _arguments_to_json(arguments: Mapping[str, Any], digits: int | None) -> dict[str, Any]:
-    return {key: _round_values(value, digits) if key in COORDINATE_KEYS else value for key, value in arguments.items()}
 
 
 def _to_int_if_whole(value: float) -> int | float:
