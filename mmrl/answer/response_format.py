@@ -193,8 +193,8 @@ class ResponseFormat:
         contents = {}
         for section in reversed((*parts.sections, *earlier_sections)):
             contents[section.name] = section.content
-        counts = Counter("thought" if section.name == self.think_tag else section.name for section in parts.sections)
-        section_problems = self._find_section_problems(parts.sections, earlier_sections)
+        counts = Counter(section.name for section in parts.sections)
+        section_problems = self._find_section_problems(contents, counts)
         problems = [problem, *parts.problems, *section_problems, parts.outside_text_problem]
         return Answer(
             text=parts.content,
@@ -202,7 +202,7 @@ class ResponseFormat:
             value=value,
             problems=tuple(dict.fromkeys(filter(None, problems))),
             sections=contents,
-            repeated=tuple(name for name, count in counts.items() if count > 1),
+            repeated=tuple("thought" if tag == self.think_tag else tag for tag, count in counts.items() if count > 1),
         )
 
     def parse_trial(self, text: str, answer_type: AnswerType) -> Answer:
@@ -249,29 +249,20 @@ class ResponseFormat:
         thinking = {} if self.thinking == "none" else {self.think_tag: self.thinking == "required"}
         return {**before, **thinking, **after}
 
-    def _find_section_problems(
-        self, sections: Sequence[TaggedSection], earlier_sections: Sequence[TaggedSection]
-    ) -> list[str]:
-        """Return what is wrong with the parts before the answer; a part of the first response need not come again."""
-        contents: dict[str, list[str]] = {}
-        for section in sections:
-            contents.setdefault(section.name, []).append(section.content)
+    def _find_section_problems(self, contents: Mapping[str, str], counts: Mapping[str, int]) -> list[str]:
+        """Return what is wrong with the parts before the answer; those of a first response are not in `counts`."""
         expected = self._expected_sections()
-        present = {*contents, *(section.name for section in earlier_sections)}
-        names = {tag: "thinking" if tag == self.think_tag else f"<{tag}>" for tag in (*expected, *contents)}
-        problems = []
-        for tag, is_required in expected.items():
-            if is_required and tag not in present:
-                problems.append(f"no {names[tag]}")
-        for tag, texts in contents.items():
+        names = {tag: "thinking" if tag == self.think_tag else f"<{tag}>" for tag in (*expected, *counts)}
+        problems = [f"no {names[tag]}" for tag in expected if expected[tag] and tag not in contents]
+        for tag, count in counts.items():
             if tag not in expected:
                 problems.append(f"{names[tag]} not asked for")
-            elif len(texts) > 1:
-                problems.append(f"{len(texts)} {'thoughts' if tag == self.think_tag else f'<{tag}>'}")
-            elif not texts[0].strip():
+            elif count > 1:
+                problems.append(f"{count} {'thoughts' if tag == self.think_tag else f'<{tag}>'}")
+            elif not contents[tag].strip():
                 problems.append(f"empty {names[tag]}")
-        found_order = [tag for tag in contents if tag in expected]
-        if found_order != [tag for tag in expected if tag in contents]:
+        found_order = [tag for tag in counts if tag in expected]
+        if found_order != [tag for tag in expected if tag in counts]:
             problems.append("parts out of order")
         return problems
 
