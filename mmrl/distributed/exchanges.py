@@ -19,7 +19,7 @@ ItemT = TypeVar("ItemT")
 
 
 def raise_on_all_ranks(work: Callable[[], object], ranks: Ranks) -> None:
-    """Run `work` on every rank. A UserError of one rank is raised on all, so that none waits for a rank that failed."""
+    """Run `work` on every rank. A UserError of one rank is raised on all, so that none reports a lost rank instead."""
     failure: UserError | None = None
     try:
         work()

@@ -2,9 +2,10 @@
 
 Runs in every process of a run, which a launcher has started (`mmrl.distributed.launch`, torchrun, deepspeed).
 
-    what hangs                deadline                     what happens
+    what hangs, or is gone    deadline                     what happens
     a rank that never joins   `distributed.timeout_s`      the others end with a UserError
     a rank in a collective    `distributed.timeout_s`      the others end with `RankLostError`, which says who was lost
+    a rank has ended          none, its connection closes  the same, in the collective that the others wait in
     a rank in anything else   a sixth of `timeout_s`       it warns, once, with the stacks of its threads, and continues
     the launcher is gone      a second                     the rank sends itself SIGTERM: it saves and ends
 """

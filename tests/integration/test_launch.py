@@ -1,6 +1,7 @@
 """A run of several processes: it ends together, however it ends, and continues with any number of them."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -132,3 +133,25 @@ def test_user_error_is_reported_and_ends_all_ranks(tmp_path):
     assert "mmrl: error: " in done.errors
     assert "Traceback" not in done.errors
     assert not (tmp_path / "run").exists()
+
+
+def test_error_of_one_rank_in_a_step_ends_the_other_without_waiting_for_its_deadline(tmp_path):
+    """The connection that closes with the first process fails the exchange in which the second one waits."""
+    lines = [
+        "import os",
+        "from mmrl import RewardValue, reward",
+        "@reward(name='fails')",
+        "def fails(response, sample):",
+        "    if os.environ['RANK'] == '1' and response.text:",
+        "        raise KeyError('only here')",
+        "    return RewardValue(1.0, 'fine')",
+    ]
+    (tmp_path / "rewards.py").write_text("\n".join(lines))
+    config = experiment(tmp_path / "run", stages=[rl_stage(steps=2)])
+    config["rewards"] |= {"terms": [{"fn": "./rewards.py:fails"}], "on_error": "stop"}
+    done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2)
+    assert done.code == 2
+    assert "KeyError: 'only here'" in done.errors
+    # The launcher would kill it after some seconds, before it could say this.
+    assert re.search(r"mmrl: error: rank 0, waiting in all_gather after: .*, lost another", done.errors)
+    assert "Traceback" not in done.errors
