@@ -78,8 +78,8 @@ def _align_with_mean_curve(curves: Mapping[str, Sequence[float]]) -> dict[str, f
     return values
 
 
-def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:
-    """Add a step's rewards to the current phase, end it on a plateau, and return the phase of the next step.
+def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> None:
+    """Add a step's rewards to the current phase, and set `state.phase` to the phase of the next step.
 
     `sample_means` has the mean reward of each sample that the step drew and scored; `phases` has at least one.
     """
@@ -87,7 +87,7 @@ def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: S
     if index != state.phase:
         # The phase ended by its number of samples; this step's rewards still belong to the phase before.
         state.phase, state.phase_rewards = index, []
-        return index
+        return
     if sample_means:
         state.phase_rewards += [fmean(sample_means)]
     plateau = phases[index].plateau
@@ -95,7 +95,6 @@ def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: S
         # The position is kept, so that a resumed run draws the same samples from here on.
         state.phase_ends[index] = state.data_position
         state.phase, state.phase_rewards = index + 1, []
-    return state.phase
 
 
 def has_plateaued(rewards: Sequence[float], window: int, min_rise: float) -> bool:

@@ -110,9 +110,10 @@ class ExperienceSelector:
         if self.replay is not None:
             replay = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
         metrics |= {**self._measure_staleness(experiences), **replay.metrics}
-        # Last, because until here the current phase is the one that this step's samples came from.
         if self.curriculum_phases:
-            metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
+            # Until here the current phase is the one that this step began in.
+            metrics["data/curriculum_phase"] = float(state.phase)
+            advance_phase(state, sample_means, self.curriculum_phases)
         return SelectedExperiences(
             groups=tuple(group for group, _ in decisions),
             experiences_by_group=tuple(rows),

@@ -62,7 +62,7 @@ METRICS: Final = (
         "replay/dropped_changed_media", "Rollouts dropped from the replay buffer because their media changed on disk."
     ),
     Metric("data/dropped", "Samples left out of the step because they are unreadable or too long."),
-    Metric("data/curriculum_phase", "Phase of the curriculum, from 0."),
+    Metric("data/curriculum_phase", "Phase of the curriculum, from 0, that the step's first samples come from."),
     Metric("dynamic_sampling/passed_frac", "Share of the step's groups that passed dynamic sampling."),
     Metric("dynamic_sampling/rejected/<reason>", "Groups that dynamic sampling rejected, by reason."),
     # Rollouts

@@ -71,7 +71,7 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path, here):
     succeed(here("train", write(config, tmp_path / "phases.yaml")))
     assert [
         record["data/curriculum_phase"] for record in metrics(tmp_path / "run") if "data/curriculum_phase" in record
-    ] == [0, 1, 1, 2, 2]
+    ] == [0, 0, 1, 1, 2]
     # No `select` stage reads the rewards, so no table is written, which could not hold every kind of medium.
     assert not (tmp_path / "run/outputs/rl.jsonl").exists()
 
