@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from mmrl.api.functions import name_function
-from mmrl.api.train import check_overrides
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction, parse_prediction
 from mmrl.benchmarks.verdict import Verdict, read_rows, read_verdicts
+from mmrl.config import check_overrides
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
 from mmrl.log.console import Console

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mmrl.api.train import check_overrides
+from mmrl.config import check_overrides
 from mmrl.types import AnswerType, CoordinateSystem, MediaRef, Region, Response, Sample, Target, UserError
 from mmrl.utils.messages import did_you_mean
 from mmrl_datasets import image_ref, save_png, video_ref

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from mmrl.api.functions import name_function, name_rows, replace_functions
-from mmrl.config import Config, LoadedConfig, check_data_files, load_config, locate_errors
+from mmrl.config import (
+    ConfigSource,
+    LoadedConfig,
+    check_data_files,
+    check_is_list,
+    check_overrides,
+    find_config,
+    load_config,
+    locate_errors,
+    to_json,
+)
 from mmrl.distributed.launch import is_launched
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir, run_dir_of
+from mmrl.scoring.registry import qualified_name
 from mmrl.types import Sample, UserError
+from mmrl.utils.plugins import load_function
 from mmrl_rewards.contract import takes_group
 
 if TYPE_CHECKING:
     from mmrl.training.callbacks import Callback
 
-ConfigSource: TypeAlias = str | Path | Mapping[str, Any] | LoadedConfig | Config
-"""A YAML file, its settings as a mapping, or a config that is loaded already."""
 FunctionSource: TypeAlias = str | Callable[..., object] | Mapping[str, object]
 """A function, its name, or an entry of a config: a mapping with `fn`, which may be either."""
 DataSource: TypeAlias = FunctionSource | Sequence[Sample] | Sequence[FunctionSource]
@@ -62,7 +72,7 @@ def train(
         config: A YAML file, a mapping or a loaded config. A mapping may hold functions wherever YAML names one.
         overrides: Settings as `dotted.path=value`, as on the command line.
         rewards: Replaces the rewards of the config: functions, names such as "number:exact", or mappings with `fn`.
-            A function whose first parameter is `group` becomes a group reward.
+            A function whose first parameter is `group`, or its name, becomes a group reward.
         dataset: Replaces `data.train`: samples, or a function that yields them. A mapping replaces several splits:
             {"train": samples, "test": more_samples}.
         callbacks: Replaces the callbacks of the config: objects with `on_step_end`, or functions that make one.
@@ -76,7 +86,11 @@ def train(
     for name, given in (("rewards", rewards), ("callbacks", callbacks)):
         if given is not None:
             check_is_list(name, given)
-    loaded = load(config, [*overrides, *_replaced_sections(rewards, dataset, callbacks)])
+    if not isinstance(resume, bool):
+        raise UserError(f"resume must be True or False, got {resume!r:.80}")
+    source = replace_functions(config) if isinstance(config, Mapping) else config
+    sections = _replaced_sections(rewards, dataset, callbacks, _base_dir(config))
+    loaded = load_config(source, overrides, sections=sections)
     check_data_files(loaded)
     run_dir = run_dir_of(loaded.config)
     if not resume and run_dir.config.exists():
@@ -84,36 +98,6 @@ def train(
     with locate_errors(loaded):
         _run(loaded, run_dir)
     return TrainResult(run_dir.path, run_dir.model)
-
-
-def load(config: ConfigSource, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Return the validated config of any source. Raises as `load_config`."""
-    match config:
-        case LoadedConfig():
-            settings = config.config.model_dump(mode="json")
-            return replace(load_config(settings, overrides), files=config.files) if overrides else config
-        case Config():
-            return load_config(config.model_dump(mode="json"), overrides)
-        case Mapping():
-            return load_config(replace_functions(config), overrides)
-        case str() | Path():
-            return load_config(config, overrides)
-        case _:
-            raise UserError(f"a config is a file, a mapping or what load_config returned, not {type(config).__name__}")
-
-
-def check_is_list(name: str, given: object) -> None:
-    """Raise a UserError for one function or text in place of a list: a text would be read letter by letter."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"{name} must be a list, got {given!r:.80}; put it in brackets")
-
-
-def check_overrides(overrides: object) -> None:
-    """Raise a UserError for anything but a list of texts."""
-    check_is_list("overrides", overrides)
-    for text in cast(Sequence[object], overrides):
-        if not isinstance(text, str):
-            raise UserError(f'overrides: {text!r:.80} is not text; write it as "run.seed=1"')
 
 
 def _run(loaded: LoadedConfig, run_dir: RunDir) -> None:
@@ -131,43 +115,62 @@ def _run(loaded: LoadedConfig, run_dir: RunDir) -> None:
         raise KeyboardInterrupt(f"training was interrupted; the same call continues the run in {run_dir.path}")
 
 
+def _base_dir(config: ConfigSource) -> Path:
+    """Return the folder from which a config's `./file.py:function` starts."""
+    if isinstance(config, LoadedConfig):
+        return config.files[0].parent
+    return find_config(config).parent if isinstance(config, str | Path) else Path()
+
+
 def _replaced_sections(
     rewards: Sequence[FunctionSource] | None,
     dataset: DataSource | Mapping[str, DataSource] | None,
     callbacks: Sequence[FunctionSource | Callback] | None,
-) -> list[str]:
-    """Return overrides that put functions and samples from memory into a config."""
-    sections: dict[str, list[dict[str, Any]]] = {}
+    base_dir: Path,
+) -> list[tuple[str, str]]:
+    """Return overrides that put functions and samples from memory into a config, each with its argument for messages.
+
+    Files in `rewards` start from `base_dir`.
+    """
+    sections: list[tuple[str, str, list[dict[str, Any]]]] = []
     if rewards is not None:
-        # Rewards of users run in worker processes, where one that hangs or crashes ends nothing else.
-        entries = [_entry(reward, copy_for_workers=True) for reward in rewards]
-        is_group = [_is_group_reward(reward) for reward in rewards]
-        sections["rewards.terms"] = [entry for entry, group in zip(entries, is_group, strict=True) if not group]
-        sections["rewards.group_rewards"] = [entry for entry, group in zip(entries, is_group, strict=True) if group]
+        terms: list[dict[str, Any]] = []
+        group_rewards: list[dict[str, Any]] = []
+        for reward in rewards:
+            # Rewards of users run in worker processes, where one that hangs or crashes ends nothing else.
+            entry = _entry("rewards", reward, copy_for_workers=True)
+            (group_rewards if _is_group_reward(entry, base_dir) else terms).append(entry)
+        sections += [("rewards", "rewards.terms", terms), ("rewards", "rewards.group_rewards", group_rewards)]
     if dataset is not None:
         has_splits = isinstance(dataset, Mapping) and "fn" not in dataset
         splits: Mapping[str, object] = cast(Mapping[str, object], dataset) if has_splits else {"train": dataset}
         for split, source in splits.items():
-            sections[f"data.{split}"] = _data_sources(source, split)
+            sections.append(("dataset", f"data.{split}", _data_sources(source, split)))
     if callbacks is not None:
-        sections["callbacks"] = [_callback_entry(callback) for callback in callbacks]
-    return [f"{key}={json.dumps(entries)}" for key, entries in sections.items()]
+        sections.append(("callbacks", "callbacks", [_callback_entry(callback) for callback in callbacks]))
+    overrides = []
+    for argument, key, entries in sections:
+        origin = f"argument `{argument}`"
+        overrides.append((origin, f"{key}={to_json(entries, origin)}"))
+    return overrides
 
 
-def _entry(given: object, *, copy_for_workers: bool = False) -> dict[str, Any]:
+def _entry(argument: str, given: object, *, copy_for_workers: bool = False) -> dict[str, Any]:
     """Return the config entry for a function: a mapping with its name, or `given` if that is a mapping already."""
     if isinstance(given, Mapping):
         return dict(replace_functions(given, copy_for_workers=copy_for_workers))
     if isinstance(given, str):
         return {"fn": given}
     if not callable(given):
-        raise UserError(f"{given!r:.80} is neither a function nor the name of one")
+        raise UserError(f"{argument}: {given!r:.80} is neither a function nor the name of one")
     return {"fn": name_function(given, copy_for_workers=copy_for_workers)}
 
 
-def _is_group_reward(given: FunctionSource) -> bool:
-    function = given.get("fn") if isinstance(given, Mapping) else given
-    return callable(function) and takes_group(function)
+def _is_group_reward(entry: Mapping[str, Any], base_dir: Path) -> bool:
+    try:
+        return takes_group(load_function(qualified_name(str(entry.get("fn"))), base_dir, role="reward"))
+    except UserError:
+        return False  # refused with its place in the config, as every function that cannot be loaded
 
 
 def _data_sources(given: object, split: str) -> list[dict[str, Any]]:
@@ -180,12 +183,12 @@ def _data_sources(given: object, split: str) -> list[dict[str, Any]]:
                 f"dataset, split {split!r}: {source!r:.60} is neither a function nor its name; "
                 "give a list that holds only mmrl.Sample, or functions that yield them"
             )
-    return [_entry(source) for source in sources]
+    return [_entry("dataset", source) for source in sources]
 
 
 def _callback_entry(given: FunctionSource | Callback) -> dict[str, Any]:
     """Return the entry of a callback, which may be an object: the config names a function that returns it."""
     is_object = not isinstance(given, type) and callable(getattr(given, "on_step_end", None))
     if isinstance(given, Mapping | str) or not is_object:
-        return _entry(given)
+        return _entry("callbacks", given)
     return {"fn": name_function(lambda context: given, stands_for=type(given))}

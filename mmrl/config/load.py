@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -48,24 +48,46 @@ class LoadedConfig:
     """A config, with the origins of its settings."""
 
     config: Config  # the validated config
+    tree: ConfigNode = field(repr=False)  # settings as files have them, before overlays, overrides and presets
+    tree_files: tuple[Path, ...]  # files of `tree`, the named one first, then those that it extends
+    overrides: tuple[str, ...]
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
-    files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
+    files: tuple[Path, ...]  # `tree_files`, then the overlays
     data_files: tuple[str, ...] = ()  # PATH of each text `${data}/PATH` in the settings
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
-def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
+ConfigSource: TypeAlias = str | Path | Mapping[str, Any] | LoadedConfig
+"""A YAML file, its settings as a mapping, or a config that is loaded already."""
+
+
+def load_config(
+    source: ConfigSource, overrides: Sequence[str] = (), *, sections: Sequence[tuple[str, str]] = ()
+) -> LoadedConfig:
     """Read a config file or its settings, the files it extends, its overlays, and `key=value` overrides.
 
-    A file may be given by the name of a recipe. Relative paths in settings start from the working directory.
+    A file may be given by the name of a recipe. Relative paths in settings start from the working directory. A config
+    that is loaded already gets the overrides after its own, as if all had been given at once. `sections` are pairs of
+    an origin, for messages, and an override that comes last.
 
     Raises:
         UserError: the config is invalid. Problems of keys and values come all at once, a line each:
             `file:line: dotted.path: problem`.
     """
+    check_overrides(overrides)
     files = _ConfigFiles()
-    root = files.read_settings(source) if isinstance(source, Mapping) else files.read(find_config(source))
+    match source:
+        case LoadedConfig():
+            tree, overrides = source.tree, (*source.overrides, *overrides)
+            files.files = list(source.tree_files)
+        case Mapping():
+            tree = files.read_settings(source)
+        case str() | Path():
+            tree = files.read(find_config(source))
+        case _:
+            raise UserError(f"a config is a file, a mapping or what load_config returned, not {type(source).__name__}")
+    root, tree_files = tree, tuple(files.files)
     of_overlays = [text for text in overrides if text.partition("=")[0].strip() in ("overlays", "overlays+")]
     for override in of_overlays:
         root = files.apply_override(root, override)
@@ -73,6 +95,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     for override in overrides:
         if override not in of_overlays:
             root = files.apply_override(root, override)
+    for origin, section in sections:
+        root = files.apply_override(root, section, origin)
     root, data_files = _resolve_data_folder(root, files.files[0].parent)
     # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
@@ -87,11 +111,40 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
     return LoadedConfig(
         config=config,
+        tree=tree,
+        tree_files=tree_files,
+        overrides=tuple(overrides),
         origins=MappingProxyType(origins),
         files=tuple(files.files),
         data_files=data_files,
         warnings=tuple(warnings),
     )
+
+
+def to_json(settings: object, origin: str) -> str:
+    """Return settings that come from Python as JSON, with paths as texts.
+
+    Raises:
+        UserError: they hold something else.
+    """
+    try:
+        return json.dumps(settings, default=os.fspath)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{origin}: settings are text, numbers, lists and mappings: {error}") from error
+
+
+def check_is_list(name: str, given: object) -> None:
+    """Raise a UserError for one function or text in place of a list: a text would be read letter by letter."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UserError(f"{name} must be a list, got {given!r:.80}; put it in brackets")
+
+
+def check_overrides(overrides: object) -> None:
+    """Raise a UserError for anything but a list of texts."""
+    check_is_list("overrides", overrides)
+    for text in cast(Sequence[object], overrides):
+        if not isinstance(text, str):
+            raise UserError(f'overrides: {text!r:.80} is not text; write it as "run.seed=1"')
 
 
 def _resolve_data_folder(root: ConfigNode, base_dir: Path) -> tuple[ConfigNode, tuple[str, ...]]:
@@ -222,10 +275,7 @@ class _ConfigFiles:
 
     def read_settings(self, settings: Mapping[str, Any]) -> ConfigNode:
         """Return the tree of settings that come from Python, merged over the files that they extend."""
-        try:
-            text = json.dumps(settings, default=os.fspath)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{SETTINGS_ORIGIN}: settings are text, numbers, lists and mappings: {error}") from error
+        text = to_json(settings, SETTINGS_ORIGIN)
         # A placeholder, never read: relative paths start from its folder, the working directory.
         path = Path(SETTINGS_ORIGIN)
         self.files.append(path)
@@ -288,7 +338,7 @@ class _ConfigFiles:
             merged = set_value(merged, ("run", "name"), ConfigNode(text, [*laid.values()][-1]))
         return merged
 
-    def apply_override(self, root: ConfigNode, text: str) -> ConfigNode:
+    def apply_override(self, root: ConfigNode, text: str, origin: str = COMMAND_LINE_ORIGIN) -> ConfigNode:
         """Return the tree with one `dotted.path=value` applied."""
         address, equals, value = text.partition("=")
         keys = address.strip().split(".")
@@ -299,9 +349,9 @@ class _ConfigFiles:
         if len(keys) > MAX_DEPTH:
             raise UserError(f"{COMMAND_LINE_ORIGIN}: {address[:40]}... is more than {MAX_DEPTH} levels deep")
         path = _resolve_path(root, keys)
-        node, problems = parse_yaml(value, lambda line: COMMAND_LINE_ORIGIN, path)
+        node, problems = parse_yaml(value, lambda line: origin, path)
         self.problems += problems
-        return set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
+        return set_value(root, path, node or ConfigNode(None, origin))
 
 
 def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:

@@ -199,7 +199,10 @@ def reward(
 
 def takes_group(fn: Callable[..., Any]) -> bool:
     """Return True for a function whose first parameter is a `Group`, as in a group reward."""
-    first = next(iter(inspect.signature(fn).parameters.values()), None)
+    try:
+        first = next(iter(inspect.signature(fn).parameters.values()), None)
+    except ValueError:
+        return False  # built into Python, such as `int`
     # An annotation is text where the file postpones them.
     return first is not None and (first.name == "group" or "Group" in str(first.annotation))
 

@@ -1,6 +1,7 @@
 """Presets of algorithms, replay and rethinking: settings that a name stands for, which a config may override."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -216,3 +217,24 @@ def test_validation_samples_that_no_stage_uses_are_warned_of(tmp_path):
     assert sources.startswith("command line: data.validation: no stage has `validation`")
     assert share.startswith("command line: data.train.0.validation_share: no stage has `validation`")
     assert load_config(path, [*overrides, "stages.rl.validation={}"]).warnings == ()
+
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+LATER = [f"stages.rl.algorithm={name}" for name in ALGORITHM_PRESETS]
+LATER += ["overlays=dapo", "overlays=[april, dapo]", "overlays+=dapo", "stages.rl.replay={preset: paper}"]
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_an_override_of_a_loaded_config_does_what_it_does_to_the_file(later):
+    first = ["run.seed=3", "overlays=april"]
+    expected = load_config(QUICKSTART, [*first, later])
+    assert load_config(load_config(QUICKSTART, first), [later]) == expected
+    assert load_config(load_config(load_config(QUICKSTART), first), [later]) == expected
+
+
+def test_a_loaded_config_does_not_change_with_its_file(tmp_path):
+    path = write(tmp_path, SMALL)
+    before = load_config(path)
+    path.write_text("run: {}")
+    assert load_config(before, ["stages.rl.algorithm=gspo"]).config.stages[1].loss.clip_high == 4e-4
+    assert load_config(before) == before
