@@ -127,6 +127,7 @@ def format_target(target: Target) -> str:
 
 
 def _parse_number(text: str) -> int | float:
+    text = text.replace("\u2212", "-")  # the minus sign of typesetters
     if len(text) > _MAX_NUMBER_CHARS or not _NUMBER.fullmatch(text):
         raise ValueError("not a number")
     digits = text.replace(",", "")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal
@@ -17,7 +18,7 @@ from mmrl_rewards.geometry import Threshold
 from mmrl_rewards.strings import excerpt, normalize
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
-_SEPARATORS_TO_SPACES: Final = str.maketrans("_-", "  ")
+_SEPARATOR: Final = re.compile(r"_|(?<=\w)-(?=\w)")  # no sign, as in "A-" and "-1"
 
 
 @reward(name="label", answer_types=(AnswerType.TEXT,))
@@ -31,9 +32,9 @@ def label(
 ) -> RewardValue:
     """Return 1 if the answer is the target's class, else 0.
 
-    Names are compared after NFKC, case folding, collapsing white space and replacing _ and - by spaces. With
-    `verbatim`, they must be equal character by character, as in No-Thinking-RL. `aliases` maps other names to the class
-    they mean.
+    Names are compared after NFKC, case folding, collapsing white space and replacing _ and, within a name, - by spaces.
+    With `verbatim`, they must be equal character by character, as in No-Thinking-RL. `aliases` maps other names to the
+    class they mean.
 
     Source: CLS-RL (arXiv:2503.16188).
     Departures: names must be equal. Containment would accept an empty answer and a list of all classes.
@@ -61,7 +62,7 @@ def fuzzy(
 
     The similarity 2 * common / (len(answer) + len(target)) must reach `threshold`, in (0, 1]. `common` is the length of
     the longest common subsequence of the names, normalised as in `label`. If `column` is given, the list of all classes
-    is in `sample.meta[column]`, and the target must also be the most similar class.
+    is in `sample.meta[column]`, and the target must also be the most similar class. Without it, one digit may differ.
 
     Source: rapidfuzz's `ratio`, the default reward of VLM-R1 (arXiv:2504.07615).
     Departures: there is a threshold, because the plain ratio rewards letters that agree by chance.
@@ -117,5 +118,5 @@ def _split_names(value: str | Sequence[str]) -> set[str]:
 
 
 def _normalize(name: str) -> str:
-    """Return the name after NFKC, case folding, replacing _ and - by spaces, and collapsing white space."""
-    return " ".join(normalize(name).casefold().translate(_SEPARATORS_TO_SPACES).split())
+    """Return the name after NFKC, case folding, replacing _ and inner - by spaces, and collapsing white space."""
+    return " ".join(_SEPARATOR.sub(" ", normalize(name).casefold()).split())

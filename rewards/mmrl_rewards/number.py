@@ -32,6 +32,8 @@ _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
 _FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
 _INCH: Final = re.compile(r"(?<=[0-9])[\"\u201d\u2033]$")
+_EXTENT: Final = re.compile(r"(?<=[a-z]) (?:long|wide|tall|high|deep|thick|in (?:length|width|height|depth|diameter))$")
+_TWICE: Final = re.compile(r"(.+?) ?(?:= ?|\((?=[0-9]))(.+?)\)?")  # 3 cm (30 mm) and 3 cm = 30 mm
 _SIZES: Final = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
 _SIZE: Final = re.compile(rf"k|[mbt]n?|{'|'.join(_SIZES.values())}", re.IGNORECASE)  # of an amount of money
 _CURRENCIES: Final = frozenset({"dollars", "euros", "yen", "USD", "EUR", "GBP"})
@@ -42,10 +44,10 @@ _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
 
 @reward(name="number", answer_types=(AnswerType.NUMBER,))
 def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0, of: Of = "answer") -> RewardValue:
-    """Return 1 if |answer - target| <= tolerance, else 0. 3 and 3.0 are equal.
+    """Return 1 if |answer - target| <= tolerance, else 0. It reads a bare number only: 3, 3.0 (equal), -1,500.5 or 1e3.
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
-    Departures: there is an absolute tolerance, in the unit of the target.
+    Departures: there is an absolute tolerance, in the unit of the target. For units and words see `quantity`.
     Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
@@ -163,6 +165,14 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
         text = _INCH.sub(" in", _FOOT.sub(" ft ", text))
     plain = GROUPED_DIGITS.sub(join_digits, _LEAD.sub("", to_english(strip_markup(write_exponents(text))), count=1))
     plain = _write_number(_POWER_OF_TEN.sub(r"e\1", plain))
+    plain = _EXTENT.sub("", plain.rstrip("."))
+    twice = _TWICE.fullmatch(plain)
+    if twice:
+        (first, unit), (_, other) = quantities = [_parse_quantity(part) for part in twice.groups()]
+        base = [number * size.factor + size.offset for number, size in quantities if size]
+        # 5 kg (11 lb) is one quantity, though rounded.
+        if unit and other and unit.dimension == other.dimension and isclose(*base, rel_tol=0.01):
+            return first, unit
     total = _add_up(plain)
     if total is not None:
         return total

@@ -9,3 +9,4 @@ import pint
 
 REGISTRY: Final[Any] = pint.UnitRegistry(on_redefinition="ignore")
 REGISTRY.load_definitions(Path(__file__).with_name("units.txt"))
+REGISTRY._build_cache()  # else pint remembers a sievert as J/kg
