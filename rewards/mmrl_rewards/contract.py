@@ -268,6 +268,11 @@ def part_text(response: Response, of: Of = "answer") -> str:
     return text
 
 
+def question_text(sample: Sample) -> str:
+    """Return the text parts of a sample's prompt, each from a line of its own."""
+    return "\n".join([part for part in sample.parts if isinstance(part, str)])
+
+
 def part_value(response: Response, answer_type: AnswerType, of: Of = "answer") -> AnswerValue:
     """Return the parsed value of the part that `of` names, in the form that `AnswerType` states for `answer_type`.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.choice_grammar import strip_markup
-from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, reward, target_value
-from mmrl_rewards.number_words import ONES, TENS, split_number
+from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, question_text, reward, target_value
+from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
 
 # The grammar of a count in words, in any case and after markup is removed:
 #
@@ -20,42 +19,51 @@ from mmrl_rewards.number_words import ONES, TENS, split_number
 #   lead   = "there are" | "I see" | ["the"] ("answer" | "number of" words | ..) ("is" | ":") | "exactly" | ..
 #   number = digits | number words, such as "one hundred and five" | ("a" | "half a" | number) ("dozen" | ..)
 #          | "a pair" | "a couple" | "a single" | number "(" the same number ")"
-#   things = up to eight words without a further number or a word of doubt; they begin with no unit of measure
+#   things = up to eight words, none a number or of doubt: [words thing] ["are"] ["visible" | ..] [("in" | ..) words]
+#   thing  = a word in the plural or of the question, and after "one" any word; a unit must be of the question
 #   none   = "none" | "none of them" | "nobody" | "not a single one" | "no" things | "there are not any" things
 #
 # So these are not counts: "3 or 4", "3-4", "about 5", "at least 5", "not 5", "5%", "3 cm", "3.5", "three and a half",
-# "several", "dozens", "3 cats and a dog", "2 pairs of shoes", "3rd".
+# "several", "dozens", "3 cats and a dog", "2 pairs of shoes", "3rd", "3 is wrong", "3 max", "no shortage of cars".
 # In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
-_THING: Final = re.compile(
-    r"[a-z][a-z'-]*|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*", re.ASCII
-)
 _LEAD: Final = re.compile(
     r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|all"
-    r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?"
-    r"(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?(?:is|are|=)"
-    r"|(?:answer|count|total|number):) ?)*",
+    r"|(?:in )?(?:the|this) (?:image|picture|photo|scene),?(?: (?:shows|contains|depicts|has))?"
+    r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?"
+    r"(?:is|are|=)|(?:answer|count|total|number):) ?)*",
     re.ASCII,
 )
 _REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
 _NOT_ANY: Final = re.compile(r"^(?:there (?:are|is)(?:n't| not)|(?:i|we) (?:don't|do not) see) any\b")
 _NONE_OF: Final = re.compile(
-    r"none(?: at all| of (?:them|these|those|the [a-z]+))?|nobody|nothing|no one"
-    r"|not (?:even )?(?:a single|one)(?: [a-z]+)?"
+    r"none(?: at all| of th(?:em|ese|ose|e [a-z]+))?|nobody|nothing|no one|not (?:even )?(?:a single|one)( [a-z]+)?"
 )
-_NOT_COUNTED: Final = frozenset({"idea", "clue", "answer", "way", "doubt", "wonder", "comment", "problem"})
-_DOUBT_WORDS: Final = frozenset(
-    {
-        *ONES,
-        *TENS,
-        *("dozen", "dozens", "pair", "couple", "single", "hundred", "thousand", "million"),
-        *("score", "hundreds", "thousands"),
-        *("or", "to", "than", "percent", "half", "maybe", "perhaps", "probably", "about", "around", "approximately"),
-        *("roughly", "least", "most", "more", "less", "fewer", "not", "point", "minus", "out", "per", "possibly", "if"),
-    }
+# Words that are never of things, and "3 cats and a dog", which are 4.
+_NO_THINGS: Final = re.compile(
+    rf" (?:{'|'.join((*ONES, *TENS))}|(?:{'|'.join(SCALES)}|lakh|crore|third|quarter|time)s?|score|half|halves"
+    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|or|to|than|percent|maybe|perhaps|about|least|most"
+    r"|more|less|fewer|plus|out|per|if|odd|something|some|many|several|others?|another|too|tops|counting|upwards|pair"
+    r"|attached|provided|available|not|[a-z]*n't|can|cannot|could|would|should|may|might|must|never|nope|seems|missing"
+    r"|exclud[a-z]+|couple|single|number|count|(?:idea|clue|answer|way|doubt|wonder|comment|problem|result|limit|thank"
+    r"|moment|guess|thought)(?:s|es)?|(?:pairs|couples|sets|groups|trios) of|and(?= $)|and (?:an?|no|then))(?= )"
 )
-_COLLECTIVES: Final = frozenset({"pairs", "couples", "sets", "groups", "trios"})
-_MEASURES: Final = frozenset(
-    {*("mm", "cm", "m", "km", "inch", "inches", "feet", "foot", "g", "kg", "lb", "lbs"), *("ml", "l", "degrees")}
+_MEASURE: Final = re.compile(
+    r"[mck]?m|[mc]?l|k?g|(?:inche|yard|mile|pound|ounce|degree|minute|hour|day|week|month|year|decade|dollar|euro|cent"
+    r"|volt|watt|amp|byte|kg|km|cm|lb|(?:kilo|milli|centi|micro|nano)?(?:met(?:er|re)|lit(?:er|re)|gram|second))s?"
+    r"|inch|feet|foot"
+)
+_STATE: Final = "visible|present|shown|seen|there|here|total|altogether"
+_BE: Final = " (?:is|are|was|were)"
+_IN: Final = " (?:of|in|on|at|with|by|from|near|under|behind|beside|between|inside|that|which|who)"
+_WORD: Final = rf"(?!(?:{_BE}|{_IN}) ) [a-z'-]+"
+_PLURAL: Final = (
+    " (?:(?!(?:was|has|this|its|always) )[a-z-]{2,}(?<![su])s"
+    "|[a-z-]*(?:people|men|children|fish|sheep|deer|mice|geese|teeth|dice)"
+    "|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*)"
+)
+_THINGS: Final = re.compile(
+    rf"(?:(?:{_WORD})*{_PLURAL}(?:{_BE})?(?: [a-z]+(?:ed|ing))*|(?:{_WORD})*(?! (?:{_STATE}) )(?P<single>{_WORD}))?"
+    rf"(?:{_BE})?(?: (?:{_STATE}))*(?:{_IN}(?: [a-z'-]+)+)? "
 )
 _MAX_CHARS, _MAX_THINGS = 120, 8  # characters of a phrase; words after its number
 
@@ -73,7 +81,7 @@ def exact(response: Response, sample: Sample, *, words: bool = False, of: Of = "
     Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
-    value = _read_count(response, words=words, of=of)
+    value = _read_count(response, sample, words=words, of=of)
     return RewardValue(float(value == target), f"{value}, expected {target}")
 
 
@@ -88,7 +96,7 @@ def graded(response: Response, sample: Sample, *, words: bool = False, of: Of = 
     Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
-    value = _read_count(response, words=words, of=of)
+    value = _read_count(response, sample, words=words, of=of)
     return RewardValue(max(0.0, 1.0 - abs(value - target) / max(1, target)), f"{value}, expected {target}")
 
 
@@ -100,7 +108,7 @@ def _target_count(sample: Sample) -> int:
     return int(target)
 
 
-def _read_count(response: Response, *, words: bool, of: Of) -> float:
+def _read_count(response: Response, sample: Sample, *, words: bool, of: Of) -> float:
     """Return the number of a part of the response, with `words` one that is written as a phrase, too.
 
     Raises:
@@ -110,7 +118,7 @@ def _read_count(response: Response, *, words: bool, of: Of) -> float:
         number: float = part_value(response, AnswerType.NUMBER, of)
     except BadAnswer:
         phrase = part_text(response, of) if words else ""
-        count = _parse_count_phrase(phrase) if len(phrase) <= _MAX_CHARS else None
+        count = _parse_count_phrase(phrase, question_text(sample)) if len(phrase) <= _MAX_CHARS else None
         if count is None:
             raise
         return count
@@ -118,34 +126,38 @@ def _read_count(response: Response, *, words: bool, of: Of) -> float:
 
 
 @lru_cache(maxsize=4096)  # siblings often give the same answer
-def _parse_count_phrase(text: str) -> int | None:
+def _parse_count_phrase(text: str, question: str) -> int | None:
     """Return the count in "three" or "3 apples", or None if the text is not in the grammar above."""
     phrase = to_english(strip_markup(text)).lower().strip("\"' ").rstrip(".!")
     phrase = _NOT_ANY.sub("no", phrase, count=1)
     lead = _LEAD.match(phrase)
     phrase = phrase[lead.end() :].strip() if lead else phrase
     repeated = _REPEATED.fullmatch(phrase)
-    if repeated and _parse_count_phrase(repeated[1]) == _parse_count_phrase(repeated[2]):
+    if repeated and _parse_count_phrase(repeated[1], "") == _parse_count_phrase(repeated[2], ""):
         phrase = repeated[1] + repeated[3]
     if _NONE_OF.fullmatch(phrase):
         return 0
     words = phrase.split()
-    if words[:1] == ["no"]:
-        return 0 if len(words) > 1 and words[1] not in _NOT_COUNTED and _are_things(words[1:]) else None
-    found = split_number(phrase)
-    return found[0] if found and isinstance(found[0], int) and _are_things(found[1]) else None
+    found = (0, words[1:]) if words[:1] == ["no"] and len(words) > 1 else split_number(phrase)
+    if not found or not isinstance(found[0], int) or not _are_things(found[1], found[0], question):
+        return None
+    return found[0]
 
 
-def _are_things(words: Sequence[str]) -> bool:
+def _are_things(words: Sequence[str], count: int, question: str) -> bool:
     """Return True if words may follow a count: they name things, and neither another number nor a doubt."""
-    if len(words) > _MAX_THINGS or not all(map(_THING.fullmatch, words)) or _DOUBT_WORDS & set(words):
+    text = " ".join(["", *words, ""])
+    things = None if len(words) > _MAX_THINGS or _NO_THINGS.search(text) else _THINGS.fullmatch(text)
+    if not things:
         return False
-    if words and (words[0] in _MEASURES or words[-1] == "and"):
-        return False
-    # "Three cats and a dog" are four.
-    for first, second in pairwise(words):
-        if first in _COLLECTIVES and second == "of":
-            return False
-        if first == "and" and second in ("a", "an", "another", "some", "no"):
-            return False
-    return True
+    unit = words[0] if words and _MEASURE.fullmatch(words[0]) else ""
+    thing = unit or (things["single"] if count != 1 else "")
+    return not thing or is_named(thing.strip(), question)
+
+
+def is_named(thing: str, question: str) -> bool:
+    """Return True if a question has this word, in the singular or plural, and it does not mean its image."""
+    stem = thing.removesuffix("s")
+    return stem not in {"image", "picture", "photo", "question"} and bool(
+        re.search(rf"\b{re.escape(stem)}", question, re.IGNORECASE)
+    )
