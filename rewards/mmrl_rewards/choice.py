@@ -9,7 +9,8 @@ from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import parse_options, read_choice, strip_markup
-from mmrl_rewards.contract import Of, part_text, part_value, reward, target_value
+from mmrl_rewards.contract import Of, part_text, part_value, question_text, reward, target_value
+from mmrl_rewards.count import is_named
 
 _MAX_CHARS: Final = 1000  # a longer answer names no option, and says neither yes nor no
 _WORDS: Final = MappingProxyType(
@@ -19,25 +20,27 @@ _WORDS: Final = MappingProxyType(
     }
 )
 _NEITHER: Final = "neither yes nor no: {!r}"
-# The grammar of `yes_no`, without markup and quotes: a word of `_WORDS`, alone or before any text that has no word of
-# the other side or of doubt, does not make a short answer of the other side ("Yes, it isn't") or an idiom ("no doubt").
+# The grammar of `yes_no`, without markup and quotes: a word of `_WORDS`, alone or before any text that is not against
+# it, in doubt or about the word ("Yes is wrong"). A word right after "no" is the question's: "No dogs", not "No doubt".
 _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
-_IDIOM: Final = re.compile(r"no (?:doubt|wonder|idea|clue|one|comment|problem|longer|matter)\b")
+_NO_THING: Final = re.compile(r"no (?!(?:it|there|he|she|they|that|this|the|i|we) )([a-z]+)")
 _DOUBT: Final = re.compile(
     r"\?|可能|也许|或|不确定|不知道"
     r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
-    r"|can't tell)\b"
+    r"|can't tell|guess)\b|^\w+\W+(?:is|was|isn't|if|unless|only if|false|wrong|incorrect|just kidding)\b"
 )
-# "Yes, it isn't safe" may be right, but "Yes, there isn't any" contradicts itself.
-_DENIED_YES: Final = re.compile(
-    "[不没否](?!错)"
-    r"|^\w+[,.;:]? (?:(?:there (?:is|are|was|were)|(?:i|we) (?:do|can|ca|could|did))(?: ?not|n't| none| nothing)"
-    r"|not(?! only)|none|nothing|never)\b"
+# "Yes, it isn't safe" may be right, but "Yes, there isn't any", "Yes, it isn't" and "No, it is" contradict themselves.
+_SHORT_ANSWER: Final = (
+    r"^\w+\W+(?:it|there|s?he|they|that|this|i|we)(?: (?:is|are|was|were|does|do|did|has|have|can|ca|will|wo)|'s|'re)"
 )
-_SHORT_ANSWER: Final = re.compile(
-    r"\w+[,.;:]? (?:it|there|he|she|they|that|this|i|we)"
-    r"(?: (?:is|are|was|were|does|do|did|has|have|can|ca|will|wo)|'s|'re)(?P<negated> not|n't|not)?"
-)
+_AGAINST: Final = {
+    "no": re.compile(rf"{_SHORT_ANSWER}$"),
+    "yes": re.compile(
+        rf"[不没否](?!错)|{_SHORT_ANSWER}(?: ?not|n't)$"
+        r"|^\w+\W+(?:(?:there (?:is|are|was|were)|(?:i|we) (?:do|can|ca|could|did))(?: ?not|n't| none| nothing)"
+        r"|not(?! only)|none|nothing|never)\b"
+    ),
+}
 
 
 @reward(name="choice", answer_types=(AnswerType.CHOICE,))
@@ -68,7 +71,7 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     Unscorable: the target is not one letter from A to Z, or the question lists options without it.
     """
     target = target_value(sample, AnswerType.CHOICE)
-    question = "\n".join([part for part in sample.parts if isinstance(part, str)])
+    question = question_text(sample)
     options = parse_options(question)
     if options and target not in options:
         raise Unscorable(f"the target {target} is none of the options {', '.join(options)}")
@@ -102,22 +105,19 @@ def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     if target not in ("yes", "no"):
         raise Unscorable(f"the target {sample.target.value!r:.80} is neither yes nor no")
     text = part_text(response, of)
-    said = _read_yes_or_no(text) if len(text) <= _MAX_CHARS else _NEITHER.format(text[:40])
+    said = _read_yes_or_no(text, question_text(sample)) if len(text) <= _MAX_CHARS else _NEITHER.format(text[:40])
     return RewardValue(float(said == target), f"{said}, expected {target}")
 
 
 @lru_cache(maxsize=4096)  # siblings often give the same answer
-def _read_yes_or_no(text: str) -> str:
+def _read_yes_or_no(text: str, question: str) -> str:
     """Return "yes", "no", or that a text says neither, with its start."""
     neither = _NEITHER.format(text[:40])
     answer = strip_markup(text).casefold().strip(" \"'([.!)]")
     words = {_WORDS[word] for word in _SAID.findall(answer)}
-    if len(words) != 1 or not _SAID.match(answer) or _IDIOM.match(answer) or _DOUBT.search(answer):
+    thing = _NO_THING.match(answer)
+    is_idiom = thing and not is_named(thing[1], question)
+    if len(words) != 1 or not _SAID.match(answer) or _DOUBT.search(answer) or is_idiom:
         return neither
     said = words.pop()
-    if said == "yes" and _DENIED_YES.search(answer):
-        return neither
-    short_answer = _SHORT_ANSWER.fullmatch(answer)
-    if short_answer and bool(short_answer["negated"]) != (said == "no"):
-        return neither
-    return said
+    return neither if _AGAINST[said].search(answer) else said

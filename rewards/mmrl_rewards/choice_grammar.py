@@ -4,11 +4,11 @@ Names are marked first: (B) stands for the letter B, however it is written, and 
 grammar of the marked answer, ignoring case, is:
 
     answer    = clause {("." | ";" | "!" | "," | "but" | "so" | "because" | "rather than" | ..) clause}
-    name      = ["option"] (B) | [article] {B} | ["option"] (B) {B} | {B} (B)
+    name      = ["option"] (B) | [article] {B} | ["option"] (B) {B} | {B} "(" ["option"] B ")"
     subject   = ["the" | "my" | ..] {"correct" | "final" | ..} ("answer" | "option" | "choice" | ..)
     statement = name
               | subject ["is" | ":" | ..] name
-              | name ("is" | "must be" | "seems" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
+              | name ("is" | "it is" | "seems" | "fits" | ..) ["the"] {"correct" | ..} ["answer" | "option" | ..]
               | ("I" | "we" | "let's") ("choose" | "pick" | ..) name
               | ["it" | "that" | "this"] ("is" | "must be" | .. | "leaves") name
     denial    = ["it" | subject] ("is not" | "cannot be" | "neither" | "rather than" | ..) name {("or" | "nor") name}
@@ -17,9 +17,10 @@ grammar of the marked answer, ignoring case, is:
 The answer names an option if its statements name this one only, and no denial does. Other clauses may name others only
 after "because" and the like or, without a word of doubt, beside a statement of the second, third or fourth form.
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
-"no" or "actually" at the start of a clause, only what follows counts. An option's text beside words of the question,
-as in "The animal is a dog" and "3 cars", is a name. Spaces do not count in a text, and a number in words is its digits.
-A few words after a letter that are not of its option's text contradict it, as in "The answer is B. purple dog".
+"no" or "actually" at the start of a clause, only what follows counts, as after a list of options. An option's text
+beside words of the question, as in "The animal is a dog" and "3 cars", is a name if nothing is stated. Case, final
+stops, markup and spaces do not count unless they tell two texts apart; a number in words is its digits. A few words
+after a name that are neither a sentence nor of its option's text contradict it, as in "The answer is B. purple dog".
 `chinese.py` puts an answer in Chinese into the words of this grammar first.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
@@ -35,13 +36,19 @@ from string import ascii_uppercase
 from typing import Final
 
 from mmrl_rewards.chinese import to_english
-from mmrl_rewards.number_words import split_number
+from mmrl_rewards.number_words import BELOW_100, split_number
 
-# Anything else, after a letter, is taken for the text of an option.
+# Anything else, after a name, is taken for the text of an option.
 _SENTENCE: Final = re.compile(
-    r"(?:i|we|it|they|he|she|this|that|there)(?!\w)|(?:\S+ ){3}\S|(?:ok|done|thanks|thank you)$", re.IGNORECASE
+    r"(?:and )?(?:i|we|it|they|he|she|this|that|which|there|the (?:\S+ )+?(?:is|are|was|were|has|shows?))(?!\w)"
+    r"|(?!and |or )(?:\S+ ){3}\S|(?:ok|done|thanks|thank you|explanation|reason(?:ing)?|obviously|clearly|certainly)$",
+    re.IGNORECASE,
 )
-_LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
+_LISTED_OPTION: Final = re.compile(
+    r"^[ \t]*(?:[-*\u2022][ \t]+)?(?:option[ \t]+)?[(\[<]?([A-Z])(?:[.):\]>\u3001]|[ \t]+-(?=[ \t]))[ \t]*(\S.*)$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_NUMBER_WORDS: Final = {str(number): word for word, number in BELOW_100.items() if number > 1}  # "one" is a pronoun
 _MARKUP: Final = re.compile(
     r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
     r"|\*([^*]+)\*|`([^`]*)`|(?<!\\)\$([^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|^#+ (.*)"
@@ -56,7 +63,7 @@ _STRAIGHT: Final = str.maketrans(
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
 _UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
-_ARTICLE: Final = re.compile(r"^(?:an?|the) ")
+_ARTICLE: Final = re.compile(r"^(?:an?|the) ", re.IGNORECASE)
 
 _LETTER_IN_TEXT: Final = re.compile(
     r"[(\[]([A-Za-z])[)\]]|(?<![\w'{])([A-Za-z])\)|(?<![\w'{])([B-HJ-Z])(?![\w'])"
@@ -68,31 +75,28 @@ _LETTER_IN_TEXT: Final = re.compile(
     r"|(?<![\w'{])(A)(?![\w'])(?! (?!(?:is|was|are|and|or|nor|but|not|because|since|as|must|can|cannot|could|would"
     r"|should|may|might|does|has|rather|instead|so)\b)[a-z])"
 )
-# "(A) {A}" is one name, and "(A) {B}" a contradiction. "(A). {B} is wrong" is two clauses.
+# "(A) {A}" is one name, [A], and "(A) {B}" a contradiction. "(A). {B} is wrong" is two clauses.
 _BETWEEN: Final = "[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?"
 _SAME_NAME: Final = re.compile(
-    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \(\2\))"
+    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \((?:(?:option|choice|answer) \()?\2\))"
     r"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
     re.IGNORECASE,
 )
 _OTHER_NAME: Final = re.compile(
-    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)", re.IGNORECASE
+    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)|[0-9][,;] \{{[A-Z]\}}", re.IGNORECASE
 )
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
-_COLON: Final = re.compile(r"(?<=is|er|on|ce):(?= )", re.IGNORECASE)  # after "is", "answer", "option", "choice"
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
 _DESCRIPTION: Final = re.compile(
-    r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?(\{[A-Z]\})((?: [a-z'-]+)*)[.!]?", re.IGNORECASE
+    r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?[{\[]([A-Z])[}\]]((?: [a-z'-]+)*)", re.IGNORECASE
 )
 _COMMON_WORDS: Final = frozenset(
-    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "image", "picture"}
-    | {"i", "see", "shows", "depicts"}
+    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "on", "from", "image", "picture"}
+    | {"i", "it", "s", "see", "shows", "depicts"}
 )
-_MARKED: Final = re.compile(r"[({]([A-Z])[)}]")
+_MARKED: Final = re.compile(r"[({\[]([A-Z])[)}\]]")
 
-_LABEL: Final = r"\([A-Z]\)"
-_TEXT: Final = r"(?:(?:an?|the) )?\{[A-Z]\}"
-_NAME: Final = rf"(?:(?:the )?(?:option|choice|answer|letter)s? )?(?:{_LABEL}|{_TEXT})"
+_NAME: Final = r"(?:(?:the )?(?:option|choice|answer|letter)s? )?(?:[(\[][A-Z][)\]]|(?:(?:an?|the) )?\{[A-Z]\})"
 _NAMES: Final = rf"(?:both |either |all of )?{_NAME}(?:(?: ?[/&,] ?| and | or | nor |, (?:and|or|nor) ){_NAME})*"
 _ADJECTIVE: Final = (
     r"(?:only|single|final|correct|right|best|true|proper|valid|appropriate"
@@ -113,13 +117,12 @@ _LEAD: Final = (
 _STATEMENTS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?P<firm>{_SUBJECT})(?: ?(?:{_BE}|[:=]|-+>?))* ?{_ADVERB}*(?P<name>{_NAME})",
-        rf"(?P<name>{_NAME}) (?P<firm>{_BE}) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
+        rf"(?P<firm>{_SUBJECT})(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
+        rf"(?P<name>{_NAME}) (?P<firm>{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
         r"(?:answer|option|choice|one)?",
         rf"(?P<firm>(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE}) (?P<name>{_NAME})",
-        rf"(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*"
-        rf"(?P<name>{_NAME})",
-        rf"(?P<name>{_NAME})",
+        rf"(?:(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*)?"
+        rf"(?P<name>{_NAME})(?: one)?",
     )
 )
 _NOT: Final = r"(?:not|n't|never|cannot)"
@@ -132,17 +135,17 @@ _DENIALS: Final = tuple(
         r"|rather than|instead of|over)"
         rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
-        rf"(?:neither|no) (?P<names>{_NAMES})[^(){{}}]*",
-        rf"(?P<names>{_NAMES}) [^(){{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
-        r"|eliminated|excluded|rejected|ruled out))\b[^(){}]*",
+        rf"(?:neither|no) (?P<names>{_NAMES})[^()[\]{{}}]*",
+        rf"(?P<names>{_NAMES}) [^()[\]{{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
+        r"|eliminated|excluded|rejected|ruled out))\b[^()[\]{}]*",
     )
 )
-# "Neither A, B nor C" is one clause.
+# "Neither A, B nor C" is one clause. "- {B}" may be a negative number.
 _LISTED_NAMES: Final = re.compile(rf"{_NAME}(?:, {_NAME})+,? (?:and|or|nor) {_NAME}", re.IGNORECASE)
 _CLAUSE_END: Final = re.compile(
-    r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ |:(?= )"
-    r"|\b(?P<reason>because|since|as|given|due to|which|while|whereas)\b|\b(?:but|so|therefore|thus|hence)\b"
-    r"| and (?=not )| (?=(?:rather than|instead of|over|not) [({])",
+    r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ (?!\{)|(?<!is)(?<!er)(?<!on)(?<!ce):(?= )"
+    r"|\b(?P<reason>because|since|as|given|due to|while|whereas)\b|\b(?:but|so|therefore|thus|hence)\b"
+    r"| and (?=not )| (?=(?:rather than|instead of|over|not) [({\[])",
     re.IGNORECASE,
 )
 _DOUBT: Final = re.compile(
@@ -150,11 +153,12 @@ _DOUBT: Final = re.compile(
     r"|except|other than)\b",
     re.IGNORECASE,
 )
-_CONDITION: Final = re.compile(r"(?:if|unless)\b", re.IGNORECASE)
 _RETRACTION: Final = re.compile(
-    r"(?:or|maybe|perhaps|possibly|probably)$"
-    r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b"
-    r"|(?:it|this|that)(?:'s| is) (?:not (?:right|correct|true)|wrong|false|incorrect)\b",
+    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
+    r"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|wrong|false|incorrect)\b"
+    r"|(?:none of (?:these|them|the (?:above|options|choices|answers))|no (?:option|choice|answer))\b"
+    rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b"
+    r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b",
     re.IGNORECASE,
 )
 # After "wait" or "no", only what follows counts.
@@ -162,7 +166,7 @@ _CORRECTION: Final = re.compile(
     r"(?:^|[.,;!?\u2026\u2013\u2014-]+ ?)(?:no(?= wait|[,.;!\u2026-]|$)|(?:wait|actually|sorry|i mean|hmm+)\b)",
     re.IGNORECASE,
 )
-_ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({][A-Z][)}],", re.IGNORECASE)
+_ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({\[].[)}\]],", re.IGNORECASE)
 
 
 def read_choice(answer: str, question: str) -> Sequence[str]:
@@ -171,32 +175,29 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     More than one letter is returned only if their options have equal texts.
     """
     options = parse_options(question)
+    if len({letter for letter, _ in _LISTED_OPTION.findall(answer)}) > 1:
+        answer = _LISTED_OPTION.sub("", answer)  # options checked one by one; what counts comes after them
     plain = strip_markup(answer.replace("\n", " ; ")).strip("; ")
     if not options:
         plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
     letter = _LETTER.fullmatch(plain)
     if letter and letter[1].upper() in (options or ascii_uppercase):
         return (letter[1].upper(),)
-    same_text = _options_with_text(plain, options)
-    if same_text:
-        return same_text
-    marked = _mark_names(plain, options)
-    described = _DESCRIPTION.fullmatch(marked)
-    if described and _words(described[1] + described[3]) <= _words(question) | _COMMON_WORDS:
-        marked = described[2]
-    named = _stated_letter(marked, options)
+    same_text = _options_with_text(answer, options)
+    named = None if same_text else _stated_letter(_mark_names(plain, options), options, question)
     if named is None or named not in (options or ascii_uppercase):
-        return ()
+        return same_text
     return _options_with_text(options[named], options) if options else (named,)
 
 
 @lru_cache(maxsize=4096)
 def parse_options(question: str) -> Mapping[str, str]:
-    """Return the text of each option by its letter, from the last list of options in the question.
+    """Return the text of each option as written, by its letter, from the last list of options in the question.
 
     The list ends where the letters A, B, C, ... break off. The result is empty if it has fewer than two options.
     """
-    lines = _LISTED_OPTION.findall(question)
+    plain = question.replace("**", "").translate(_STRAIGHT)
+    lines = [(letter.upper(), text) for letter, text in _LISTED_OPTION.findall(plain)]
     # Examples of other questions may come first, so the last list is the question's own.
     starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
     last_list = lines[starts[-1] :] if starts else []
@@ -204,15 +205,16 @@ def parse_options(question: str) -> Mapping[str, str]:
     for (letter, text), expected_letter in zip(last_list, ascii_uppercase, strict=False):
         if letter != expected_letter:
             break
-        options[letter] = strip_markup(text)
+        options[letter] = text.strip()
     return options if len(options) > 1 else {}
 
 
 @lru_cache(maxsize=4096)
 def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall("[a-z'-]+", text.lower()))
+    return frozenset(re.findall("[a-z-]+", text.lower()))
 
 
+@lru_cache(maxsize=4096)  # siblings share their options, and often their answers
 def strip_markup(text: str) -> str:
     """Return a text without Markdown, LaTeX and quotes, with ASCII's punctuation and single spaces."""
     plain = _EXPONENT.sub(r"\1", _DEGREE.sub("°", text.translate(_STRAIGHT)))
@@ -223,48 +225,52 @@ def strip_markup(text: str) -> str:
 
 
 def _options_with_text(text: str, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the letters of the options that have this text, or the one that has it but for articles or spaces."""
-    for normalize in (_normalize, _drop_article, _squeeze):
-        letters = tuple(letter for letter, option in options.items() if normalize(option) == normalize(text))
+    """Return the letters of the options that have this text, as written or as little changed as tells them apart."""
+    for fold in (str.strip, strip_markup, _normalize, _drop_article, _squeeze):
+        folded = fold(text)
+        letters = tuple(letter for letter, option in options.items() if fold(option) == folded)
         if letters:
-            return letters if len(letters) == 1 or normalize is _normalize else ()
+            return letters if len({options[letter] for letter in letters}) == 1 else ()
     return ()
 
 
 def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     """Return the answer with every letter as (B) and every text of an option as {B}."""
     answer = answer.replace("{", " ").replace("}", " ")
-    letters: dict[str, str] = {}
-    for letter, option in options.items():
+    spellings: set[str] = set()
+    for option in options.values():
         text = _drop_article(option)
-        # A single letter is always read as a letter.
-        if text and not (len(text) == 1 and text.isalpha()):
-            letters.setdefault(text, letter)
-    if letters:
-        # The longest text first, since it may contain another.
-        alternatives = "|".join(re.escape(text) for text in sorted(letters, key=len, reverse=True))
+        number, _, things = text.partition(" ")
+        spellings |= {
+            text,
+            _ARTICLE.sub("", strip_markup(option)),
+            f"{_NUMBER_WORDS.get(number, number)} {things}".strip(),
+        }
+    # The longest text first, since it may contain another. A single letter is always read as a letter.
+    texts = [
+        text for text in sorted(spellings, key=len, reverse=True) if len(text) > 1 or (text and not text.isalpha())
+    ]
+    if texts:
         # Chinese has no spaces between words.
+        alternatives = "|".join(map(re.escape, texts))
         pattern = re.compile(rf"(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE)
-        answer = pattern.sub(lambda match: f"{{{letters.get(match[0].casefold(), '?')}}}", answer)
+        answer = pattern.sub(lambda match: f"{{{(_options_with_text(match[0], options) or '?')[0]}}}", answer)
         answer = _ARTICLE_AT_START.sub("", answer)
-    answer = _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
-    return _COLON.sub("", answer)
+    return _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
 
 
-def _stated_letter(marked: str, options: Mapping[str, str]) -> str | None:
+def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> str | None:
     """Return the letter of the only option that a marked answer names; None if it names none, or several."""
-    marked = _SAME_NAME.sub(lambda match: f"({match[1] or match[2]})", marked)
-    marked = _CORRECTION.split(marked)[-1]
+    marked = _CORRECTION.split(_SAME_NAME.sub(lambda match: f"[{match[1] or match[2]}]", marked))[-1]
     marked = _LISTED_NAMES.sub(lambda match: re.sub(r",(?! (?:and|or|nor)) ", "/", match[0]).replace(",", ""), marked)
     if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked):
         return None
-    stated: set[str] = set()
-    denied: set[str] = set()
+    stated, described, denied = set[str](), set[str](), set[str]()
     others: list[str] = []  # clauses that name options and are neither statement nor denial
     is_firm = False
-    before = ""  # the clause before, if it is a statement
+    last = ""  # the letter of the statement before
+    describing = (_words(question) | _COMMON_WORDS) - {"not", "no", "never", "except", "without"}
     for clause, is_reason in _split_clauses(marked):
-        label, before = before[-2:-1] if before.endswith(")") else "", ""
         denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
@@ -272,17 +278,26 @@ def _stated_letter(marked: str, options: Mapping[str, str]) -> str | None:
         statement = next(filter(None, (pattern.fullmatch(clause) for pattern in _STATEMENTS)), None)
         # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
         if statement and not (statement["thinks"] and "{" in statement["name"]):
-            before = clause
-            stated.update(_MARKED.findall(statement["name"]))
+            last = _MARKED.findall(statement["name"])[0]
+            stated.add(last)
             is_firm = is_firm or bool(statement.groupdict().get("firm"))
         elif is_reason:
             continue
-        elif _MARKED.search(clause) and not _CONDITION.match(clause):
-            others.append(clause)
-        elif _CONDITION.match(clause) or _RETRACTION.match(clause):
+        elif _RETRACTION.match(clause):
             return None
-        elif label in options and not (_SENTENCE.match(clause) or _is_part(clause, options[label])):
-            return None  # "B. purple", where purple is not in the text of B
+        elif _MARKED.search(clause):
+            others.append(clause)
+            description = _DESCRIPTION.fullmatch(clause)
+            if description and _words(description[1] + description[3]) <= describing:
+                last = description[2]
+                described.add(last)
+        elif last in options:
+            if not _SENTENCE.match(clause) and not {*_drop_article(clause).split()} <= {
+                *_normalize(options[last]).split()
+            }:
+                return None  # "B. purple", where purple is not in the text of B
+            last = ""
+    stated = stated or described
     rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
         return None
@@ -301,14 +316,9 @@ def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
             is_reason = bool(end["reason"]) or (is_reason and not end["sentence"])
 
 
-def _is_part(text: str, option: str) -> bool:
-    """Return True if all words of a text, article aside, are in the text of an option."""
-    return {*_drop_article(text).split()} <= {*_normalize(option).split()}
-
-
 def _normalize(text: str) -> str:
-    """Return the text with case folded, white space collapsed, and final full stops removed."""
-    return " ".join(text.casefold().split()).rstrip(".!")
+    """Return the text without markup, case and final full stops."""
+    return strip_markup(text).casefold().rstrip(".!")
 
 
 def _drop_article(text: str) -> str:
