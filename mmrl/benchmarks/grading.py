@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,14 @@ def grade_response(
     if extraction is None:
         extraction = extract_answer(item, response)
     strict = benchmark.is_correct(item, response, extraction)
-    score = benchmark.official_score(item, response, extraction) if benchmark.official_score else float(strict)
+    if strict not in (True, False):
+        raise _wrong_result(benchmark, item, "is_correct", strict, "True or False")
+    strict = bool(strict)  # also numpy's own type
+    score = benchmark.official_score(item, response, extraction) if benchmark.official_score else strict
+    # A mean of several scores may be off by rounding. NaN is in no range.
+    if not isinstance(score, Real) or not 0.0 <= round(float(score), 9) <= 1.0:
+        raise _wrong_result(benchmark, item, "official_score", score, "a number from 0 to 1")
+    score = float(score)
     if extraction.value is not None:
         outcome = ResponseOutcome.CORRECT if strict else ResponseOutcome.INCORRECT
     elif not response.finished:
@@ -64,6 +72,12 @@ def grade_response(
         official=score == 1.0,
         score=score,
         subsets=item.subsets,
+    )
+
+
+def _wrong_result(benchmark: Benchmark, item: Item, rule: str, value: object, expected: str) -> UserError:
+    return UserError(
+        f"benchmark {benchmark.name!r}, item {item.id!r}: {rule} returned {value!r:.80}; it must return {expected}"
     )
 
 

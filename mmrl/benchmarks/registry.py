@@ -100,6 +100,9 @@ def load_benchmark(fn: str, base_dir: Path | None = None, args: Mapping[str, Any
     benchmark = make_benchmark()
     if not isinstance(benchmark, Benchmark):
         raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.Benchmark")
+    name = benchmark.name
+    if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+        raise UserError(f"{fn!r} returned a benchmark named {name!r}; its name must be a valid file name")
     owner, metric = f"benchmark {fn!r} returned {benchmark.name!r}", benchmark.overall_metric
     for name, parameters in _PARAMETERS.items():
         function = getattr(benchmark, name)

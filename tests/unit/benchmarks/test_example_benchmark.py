@@ -9,6 +9,9 @@ from config_samples import SMALL, refused, write
 from factories import png_bytes
 from json_lines import read_json_lines
 
+from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.grading import grade_response
+from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.cli import main
 from mmrl.config import load_config
@@ -104,3 +107,19 @@ def make(): return Benchmark(name="mine", {field})
     with pytest.raises(UserError, match=message) as refusal:
         load_benchmark("./mine.py:make", tmp_path)
     assert f"{tmp_path}/mine.py:" in str(refusal.value) or "parse_item=3" in field
+
+
+@pytest.mark.parametrize("value", [2.0, -0.1, float("nan"), None, "no"])
+def test_a_score_out_of_range_names_benchmark_item_and_value(value):
+    item, response = Item(id="q7", answer="3", answer_type="integer"), ItemResponse(id="q7", text="3")
+    benchmark = Benchmark(name="mine", official_score=lambda item, response, extraction: value)
+    with pytest.raises(UserError, match=f"'mine', item 'q7': official_score returned {value!r}; .* from 0 to 1"):
+        grade_response(benchmark, item, response)
+
+
+@pytest.mark.parametrize("value", ["no", None, 0.5, float("nan")])
+def test_a_strict_verdict_that_is_not_a_bool_is_refused(value):
+    item, response = Item(id="q7", answer="3", answer_type="integer"), ItemResponse(id="q7", text="3")
+    benchmark = Benchmark(name="mine", is_correct=lambda item, response, extraction: value)
+    with pytest.raises(UserError, match=f"'mine', item 'q7': is_correct returned {value!r}; .* True or False"):
+        grade_response(benchmark, item, response)
