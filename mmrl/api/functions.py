@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, get_type_hints
 
 import cloudpickle
 
-from mmrl.config import IN_MEMORY_PACKAGE
+from mmrl.utils.plugins import IN_MEMORY_PACKAGE
 from mmrl_rewards.contract import Reward, reward
 
 AnyFunction: TypeAlias = Callable[..., Any]

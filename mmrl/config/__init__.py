@@ -1,7 +1,6 @@
 """Config files: a strict schema, a loader that reports every problem with its line, and `explain`."""
 
 # `X as X` re-exports X, for the reader and for mypy (PEP 484).
-from mmrl.config.diff import IN_MEMORY_PACKAGE as IN_MEMORY_PACKAGE
 from mmrl.config.diff import SettingChange as SettingChange
 from mmrl.config.diff import diff_configs as diff_configs
 from mmrl.config.explain import explain as explain

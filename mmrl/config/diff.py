@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from mmrl.config.load import flatten_settings
 from mmrl.config.schema import Config
 from mmrl.config.yaml_tree import PlainValue
+from mmrl.utils.plugins import IN_MEMORY_PACKAGE
 
 _NO_EFFECT = "no result depends on it"
 _BAD_DATA_EFFECT = "results depend on it only where data cannot be used or were changed"
@@ -56,8 +57,6 @@ _DECAYS: Final = (
 )
 _IN_MEMORY_ROWS_EFFECT = "its rows are compared with those that the run began with"
 _MISSING: Final = object()
-IN_MEMORY_PACKAGE: Final = "mmrl_in_memory"
-"""Package of functions and samples passed to `mmrl.train` from memory; names in it end with a digest."""
 
 
 class SettingChange(NamedTuple):

@@ -27,6 +27,8 @@ from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_opti
 
 IMPORT_TIMEOUT_S: Final = 120.0
 """Longest import of a plug-in, in seconds. Importing torch and vLLM with cold caches takes less than half of it."""
+IN_MEMORY_PACKAGE: Final = "mmrl_in_memory"
+"""Package of functions and samples passed to `mmrl.train` from memory; names in it end with a digest."""
 
 _OWN_PACKAGES: Final = ("mmrl.", "mmrl_rewards.", "mmrl_datasets.")
 # Uses of each loaded function that is not ours, by its source file, such as "policy loss './mine.py:soft'".
@@ -153,6 +155,12 @@ def _import_errors_explained(name: str, imported: str) -> Iterator[None]:
         with _import_deadline(IMPORT_TIMEOUT_S):
             yield
     except ModuleNotFoundError as error:
+        if imported.startswith(f"{IN_MEMORY_PACKAGE}."):
+            raise UserError(
+                f"{name!r} was given to Python's `mmrl.train` from memory, and this process does not have it. Make the "
+                "same call here first, which returns a finished run at once; or write the function in a file, and name "
+                "that"
+            ) from error
         # `a.b:fn` with no package `a` is a wrong name; with `import c` inside `a.b`, it is an error of that file.
         if error.name is not None and f"{imported}.".startswith(f"{error.name}."):
             raise UserError(f"{name!r}: there is no module {error.name!r}") from error
