@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack, get_type_hints
 
 from mmrl.api.functions import name_function
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction, parse_prediction
 from mmrl.benchmarks.verdict import Verdict, read_rows, read_verdicts
-from mmrl.config import check_overrides
+from mmrl.config import check_is_list, check_overrides
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
 from mmrl.log.console import Console
 from mmrl.types import CoordinateSystem, UserError
+from mmrl.utils.messages import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,19 @@ class Evaluation:
     def predictions(self) -> list[Prediction]:
         """The responses of the model, in the order of the questions."""
         return [parse_prediction(row) for _, row in read_rows(EvalDir(self.out_dir).predictions_file)]
+
+
+_ARGUMENTS: Final = {
+    "--rescore": "rescore=True",
+    "--allow-missing": "allow_missing=True",
+    "--out": "out_dir",
+    "--media-root": "media_root",
+    "--data": "data",
+    "--benchmark": "benchmark",
+    "--checkpoint": "checkpoint",
+    "--split": "split",
+}
+"""Options of `mmrl eval` that messages name, and what they are called here."""
 
 
 class EvalOptions(TypedDict, total=False):
@@ -73,21 +87,48 @@ def evaluate(
         UserError: the model, files or settings cannot be used. Predictions so far are kept.
     """
     check_overrides(overrides)
-    benchmark_name = _name_benchmark(benchmark)
     files = [data] if isinstance(data, str | Path) else data
-    request = EvalRequest(
-        model=str(model),
-        benchmark=benchmark_name,
-        data_files=tuple(map(str, files)),
-        out_dir=Path(out_dir) if out_dir else default_out_dir(str(model), benchmark_name),
-        overrides=overrides,
-        **options,
-    )
-    # Before torch is imported, which takes seconds.
-    check_request(request)
-    from mmrl.evaluation.evaluate import evaluate as run_evaluation
+    check_is_list("data", files)
+    for name, path in (("model", model), ("out_dir", out_dir or ""), *(("data", file) for file in files)):
+        if not isinstance(path, str | Path):
+            raise UserError(f"{name}: {path!r:.80} is not a path")
+    if isinstance(options.get("media_root"), Path):
+        options["media_root"] = str(options["media_root"])
+    _check_options(options)
+    try:
+        benchmark_name = _name_benchmark(benchmark)
+        request = EvalRequest(
+            model=str(model),
+            benchmark=benchmark_name,
+            data_files=tuple(map(str, files)),
+            out_dir=Path(out_dir) if out_dir else default_out_dir(str(model), benchmark_name),
+            overrides=overrides,
+            **options,
+        )
+        # Before torch is imported, which takes seconds.
+        check_request(request)
+        from mmrl.evaluation.evaluate import evaluate as run_evaluation
 
-    return Evaluation(request.out_dir, run_evaluation(request, Console()).report)
+        return Evaluation(request.out_dir, run_evaluation(request, Console()).report)
+    except UserError as error:
+        text = str(error)
+        for option, argument in _ARGUMENTS.items():
+            text = text.replace(option, argument)
+        error.args = (text,)
+        raise
+
+
+def _check_options(options: Mapping[str, object]) -> None:
+    """Raise a UserError for an option that `EvalOptions` does not have, or a value of another type."""
+    types = get_type_hints(EvalOptions)
+    for name, value in options.items():
+        if name not in types:
+            known = [*types, "data", "out_dir", "overrides"]
+            hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
+            raise UserError(f"{name!r} is not an option; {hint}")
+        is_valid = value in list(CoordinateSystem) if name == "coordinate_system" else isinstance(value, types[name])
+        if value is not None and not is_valid:
+            raise UserError(f"{name}={value!r:.80}: must be {getattr(types[name], '__name__', types[name])}")
 
 
 def _name_benchmark(benchmark: str | Benchmark | Callable[[], Benchmark]) -> str:

@@ -86,11 +86,11 @@ def compare_subsets(
 
 
 def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[tuple[Verdict, Verdict]]:
-    """Return the old and new verdicts that differ, strictly or officially, in the order of the new ones."""
+    """Return the old and new verdicts that differ, in the strict verdict or the score, in the order of the new ones."""
     old_verdicts = {(verdict.id, verdict.response_index): verdict for verdict in before}
     changed = []
     for new in after:
         old = old_verdicts.get((new.id, new.response_index))
-        if old is not None and (old.strict, old.official) != (new.strict, new.official):
+        if old is not None and (old.strict, old.score) != (new.strict, new.score):
             changed.append((old, new))
     return changed

@@ -153,7 +153,7 @@ def _print_report(report: Mapping[str, Any], changed_verdicts: Sequence[tuple[Ve
 
     echo(report_markdown(report).partition("\n## ")[0].rstrip())
     for old, new in changed_verdicts:
-        echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+        echo(f"{new.id}: strict {old.strict} -> {new.strict}, score {old.score:g} -> {new.score:g} ({new.rule})")
 
 
 def _add_score_parser(group: Subparsers) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.config import EvalConfig, flatten_settings
 from mmrl.types import UserError
-from mmrl.utils.files import report_write_errors, write_atomically
+from mmrl.utils.files import report_write_errors, temporary_path, write_atomically
 
 if TYPE_CHECKING:
     from mmrl.benchmarks.readers.questions import BenchmarkQuestions
@@ -48,8 +48,11 @@ class EvalDir:
             UserError: as `claim`.
         """
         if not self.settings_file.exists():
-            if self.predictions_file.exists() or (self.path / "report.json").exists():
-                raise UserError(f"{self.path} holds results of another command; choose another --out")
+            # What a start that failed may have left behind.
+            ours = {"data", "log.txt", temporary_path(self.settings_file).name}
+            foreign = sorted({entry.name for entry in self.path.iterdir()} - ours) if self.path.is_dir() else []
+            if foreign:
+                raise UserError(f"{self.path} holds {foreign[0]!r} but is not an evaluation; choose another --out")
             return None
         try:
             before: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))

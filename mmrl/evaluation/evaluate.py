@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from mmrl.benchmarks.compare import changed_verdicts
 from mmrl.benchmarks.llm_judge import add_judge_verdicts
 from mmrl.benchmarks.predictions import Prediction, read_complete_predictions
 from mmrl.benchmarks.readers.questions import read_questions
-from mmrl.benchmarks.registry import get_benchmark
+from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.config import EvalConfig
@@ -68,8 +69,10 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         request, model_source.path, model_source.config, is_checkpoint=model_source.checkpoint_dir is not None
     )
     out_dir = RunDir(request.out_dir)
+    new_folders = [folder for folder in (out_dir.path, *out_dir.path.parents) if not folder.exists()]
     with (
         out_dir.lock(),
+        _remove_unless_answered(new_folders, EvalDir(out_dir.path).predictions_file),
         log_library_messages(out_dir.log),
         closing(_make_question_set(request, model_source, eval_config)) as question_set,
     ):
@@ -77,6 +80,20 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         check_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
         custom_steps, eval_dir = load_steps(steps, model_source.base_dir), EvalDir(request.out_dir)
         return _EvalCommand(request, model_source, eval_config, question_set, custom_steps, eval_dir, console).run()
+
+
+@contextmanager
+def _remove_unless_answered(new_folders: Sequence[Path], predictions_file: Path) -> Iterator[None]:
+    """Remove the folders that this evaluation made, the inner one first, if it fails before the first response."""
+    try:
+        yield
+    except BaseException:
+        if new_folders and not predictions_file.exists():
+            shutil.rmtree(new_folders[0], ignore_errors=True)
+            with suppress(OSError):  # another evaluation may be in a folder by now
+                for folder in new_folders[1:]:
+                    folder.rmdir()
+        raise
 
 
 @dataclass
@@ -114,14 +131,18 @@ class _EvalCommand:
         # The judge is not part of an evaluation's identity, so it may be added once all responses exist. report.md is
         # the last file that is written, so its presence shows that grading was finished.
         elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
-            self.console.info("This evaluation is finished. --rescore grades its responses again.")
-            return EvalResult(report=self.eval_dir.read_report())
+            report = self.eval_dir.read_report()
+            has_own_rules = request.benchmark not in BENCHMARKS and not request.benchmark.startswith(RUN_DATA_PREFIX)
+            # A user's rules may have changed since, so they grade again. The verdicts of a judge would be lost.
+            if not has_own_rules or "judge" in report:
+                self.console.info("This evaluation is finished. --rescore (Python: rescore=True) grades it again.")
+                return EvalResult(report=report)
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
         run = self._grade(identity, predictions)
         changed = changed_verdicts(old_verdicts, run.verdicts)
         if changed and not request.rescore:
             raise UserError(
-                f"{request.out_dir}: {len(changed)} verdicts of an earlier version differ, that of {changed[0][1].id} "
+                f"{request.out_dir}: {len(changed)} verdicts of earlier rules differ, that of {changed[0][1].id} "
                 "for one; --rescore replaces them"
             )
         # Verdicts that differ were refused above, so an old report may be replaced.

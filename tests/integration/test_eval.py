@@ -132,7 +132,7 @@ def test_other_settings_are_refused_and_rescoring_needs_no_model(whole, question
     assert "report.json: cannot be read (" in damaged.errors and "--rescore writes it again" in damaged.errors
     changed = here(*asked, "judge.url=http://127.0.0.1:9/v1", "judge.model=m")
     assert changed.code == 2
-    assert "1 verdicts of an earlier version differ, that of q0" in changed.errors
+    assert "1 verdicts of earlier rules differ, that of q0" in changed.errors
     again = here(*asked, "--rescore")
     assert again.code == 0
     assert "Loading" not in again.output

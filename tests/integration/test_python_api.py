@@ -209,6 +209,35 @@ def test_evaluation_of_a_run_on_its_own_data_and_on_a_benchmark(finished, folder
     assert [prediction.id for prediction in done.predictions] == [f"q{number}" for number in range(10)]
 
 
+def test_changed_rules_of_a_finished_evaluation_are_refused_until_rescored(finished, folder):
+    result, _ = finished
+
+    def evaluate(score: float, **options: Any) -> mmrl.Evaluation:
+        benchmark = mmrl.Benchmark(name="mine", official_score=lambda item, response, extraction: score)
+        return mmrl.evaluate(
+            result.model_dir, benchmark, questions(folder / "rules"), out_dir=folder / "out", **options
+        )
+
+    assert evaluate(0.25).report["score"] == 0.25
+    assert evaluate(0.25).report["score"] == 0.25
+    with pytest.raises(UserError, match="10 verdicts of earlier rules differ, .*; rescore=True replaces them"):
+        evaluate(0.5)
+    assert evaluate(0.5, rescore=True).report["score"] == 0.5
+
+
+def test_an_evaluation_that_fails_before_the_first_response_leaves_nothing(finished, folder):
+    result, _ = finished
+    benchmark = mmrl.Benchmark(name="mine", answer_types=("box",))
+    with pytest.raises(UserError, match="not scored by mine"):
+        mmrl.evaluate(result.model_dir, benchmark, questions(folder / "boxes"), out_dir=folder / "evals" / "mine")
+    assert not (folder / "evals").exists()
+    for place in (result.run_dir, result.model_dir):
+        before = sorted(place.iterdir())
+        with pytest.raises(UserError, match="but is not an evaluation; choose another out_dir"):
+            mmrl.evaluate(result.model_dir, "counting", questions(folder / "boxes"), out_dir=place)
+        assert sorted(place.iterdir()) == before
+
+
 def test_a_policy_answers_about_pictures_and_files(finished, folder):
     result, _ = finished
     picture = folder / "street.png"

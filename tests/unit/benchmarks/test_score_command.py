@@ -264,7 +264,7 @@ def test_verdicts_on_other_responses_are_replaced_only_on_request(score):
     assert refused.verdicts == before
     replaced = score(ITEMS, changed, "--rescore")
     assert replaced.code == 0
-    assert "1: strict True -> False, official True -> False (first_letter)" in replaced.output
+    assert "1: strict True -> False, score 1 -> 0 (first_letter)" in replaced.output
 
 
 def test_verdicts_read_back_equal(score):
