@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from traceback import walk_stack
 from types import BuiltinFunctionType, FrameType
 from typing import Any, NamedTuple
 
@@ -191,10 +192,12 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         UserError: a target cannot be written in the response format, or the reward tolerates an unknown attack.
     """
     looks = reward.reward.looks
-    correct_pairs = []
+    tries, correct_pairs = [], []
     for sample in samples:
         correct = _ATTACK_GRAMMAR.render(sample.target)
         correct_pairs.append((make_trial_response(sample, correct, looks=looks), sample))
+        attacks = build_attacks(sample, _ATTACK_GRAMMAR, correct, looks=looks)
+        tries += [(name, sample, text) for name, text in (attacks | {"right": correct}).items()]
     # A first call may import scipy or the like, which is slower than all other calls; each fork would import it again.
     first_call = partial(_list_new_modules, reward, correct_pairs)
     [modules] = run_in_forks([first_call], first_call_timeout_s(reward.reward.timeout_s))
@@ -206,11 +209,6 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         # Some libraries list modules that cannot be imported by their names.
         with suppress(Exception, SystemExit):
             importlib.import_module(name)
-    tries = []
-    for sample in samples:
-        attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target), looks=looks)
-        tries += [(name, sample, text) for name, text in attacks.items()]
-    tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
     calls = [partial(_score_text, reward, sample, text) for _, sample, text in tries]
     outcomes = run_in_forks(calls, _check_timeout_s(reward))
     attempts = [(name, sample, outcome) for (name, sample, _), outcome in zip(tries, outcomes, strict=True)]
@@ -406,13 +404,10 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
     return list(found)
 
 
-def _runs(frame: FrameType | None, files: Sequence[str]) -> bool:
+def _runs(frame: FrameType, files: Sequence[str]) -> bool:
     """Return True if a frame, or one that called it, is code of a file with one of these in its name."""
-    while frame is not None:
-        if any(file in frame.f_code.co_filename for file in files):
-            return True
-        frame = frame.f_back
-    return False
+    names = {caller.f_code.co_filename for caller, _ in walk_stack(frame)}
+    return any(file in name for name in names for file in files)
 
 
 def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
@@ -472,13 +467,11 @@ def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterato
             f"reward {reward.reward.name!r}: there is no attack {unknown[0]!r}; there are {', '.join(names)}"
         )
     for name in names:
-        best: tuple[AnswerType, RewardValue] | None = None
+        earned: list[tuple[RewardValue, Sample]] = []
         for attack, sample, outcome in attempts:
-            if attack != name or isinstance(outcome, RewardFailure):
-                continue
-            if best is None or outcome.value > best[1].value:
-                best = sample.target.answer_type, outcome
-        if best is not None:
-            answer_type, value = best
+            if attack == name and isinstance(outcome, RewardValue):
+                earned.append((outcome, sample))
+        if earned:
+            best, sample = max(earned, key=lambda pair: pair[0].value)
             max_allowed = low + (high - low) * shares.get(name, 0.0)
-            yield AttackResult(name, answer_type, value.value, max_allowed, value.reason)
+            yield AttackResult(name, sample.target.answer_type, best.value, max_allowed, best.reason)
