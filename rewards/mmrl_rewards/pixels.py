@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmrl.types import AnswerType, MediaRangeError, Response, Sample, Unscorable
 from mmrl_rewards.contract import BadAnswer, answer_value, target_value
-from mmrl_rewards.geometry import resize_map
+from mmrl_rewards.geometry import resize_map, target_to_pixels
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 ResultT = TypeVar("ResultT")
@@ -26,11 +26,9 @@ def target_crop(response: Response, sample: Sample) -> Pixels:
         Unscorable: the target is not a box with a coordinate system, its image cannot be opened, or the box is not
             within the image.
     """
-    box, system = target_value(sample, AnswerType.BOX), sample.target.coordinate_system
-    resized, index = resize_map(response, sample).resized, sample.target.media_index
+    box = target_to_pixels(response, sample, target_value(sample, AnswerType.BOX))
     try:
-        assert system is not None, "target_value checks it"
-        return sample.crop(box, system, index=index, resized=resized)
+        return sample.crop(box, index=sample.target.media_index)
     except MediaRangeError as error:
         raise Unscorable(f"the target: {error}") from error
 
