@@ -114,11 +114,8 @@ def _draw_within_limits(limits: ProcessLimits, request: DrawingRequest) -> bytes
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(_forbid_event)
-    match request.language:
-        case "svg":
-            return draw_svg(request.source, request.side)
-        case _:
-            return draw_latex(request.source, request.side)
+    draw = {"svg": draw_svg, "latex": draw_latex}[request.language]
+    return draw(request.source, request.side)
 
 
 def _forbid_event(event: str, details: tuple[object, ...]) -> None:
