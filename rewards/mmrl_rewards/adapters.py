@@ -311,9 +311,8 @@ class _PictureOpener:
         if not hasattr(picture, "convert"):
             raise MediaError(f"the trainer passed {picture!r:.80} for an image, not a PIL image")
         picture = picture.convert("RGB")
-        pixels = np.array(picture.resize(size, _BICUBIC) if size else picture)
-        pixels.flags.writeable = False
-        return pixels
+        # A view of the picture's bytes, which is read-only.
+        return np.asarray(picture.resize(size, _BICUBIC) if size else picture)
 
     def read_frames(self, ref: VideoRef, seconds: Sequence[float], size: Size | None) -> Pixels:
         raise MediaError("no trainer passes the frames of videos")
