@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -129,15 +130,12 @@ def _forest_distance(costs: CostMatrix, sizes_a: Sequence[int], sizes_b: Sequenc
 def _row_distances(a: ParsedTable, b: ParsedTable, cell_distances: CostMatrix) -> list[list[float]]:
     """Return the distance of every row of `a` from every row of `b`, given the distances of their cells."""
     found: list[list[float]] = []
-    start_a = 0
-    for row_a in a.rows:
-        rows, start_a = cell_distances[start_a : start_a + len(row_a)], start_a + len(row_a)
+    bounds_a, bounds_b = ([0, *accumulate(map(len, table.rows))] for table in (a, b))
+    for first, last in pairwise(bounds_a):
         found.append([])
-        start_b = 0
-        for row_b in b.rows:
-            part = [row[start_b : start_b + len(row_b)] for row in rows]
-            found[-1].append(_forest_distance(part, [0] * len(row_a), [0] * len(row_b)))
-            start_b += len(row_b)
+        for start, end in pairwise(bounds_b):
+            part = [row[start:end] for row in cell_distances[first:last]]
+            found[-1].append(_forest_distance(part, [0] * (last - first), [0] * (end - start)))
     return found
 
 
@@ -145,8 +143,7 @@ def _cells_per_node(table: ParsedTable) -> NDArray[np.intp]:
     """Return the number of cells of each node in postorder, [nodes]: 0 for a cell."""
     counts: list[int] = []
     for row in table.rows:
-        counts += [0] * len(row)
-        counts.append(len(row))
+        counts += [*[0] * len(row), len(row)]
     return np.array(counts, dtype=np.intp)
 
 
