@@ -337,9 +337,8 @@ class _SvgChecker:
             attribute = key.rpartition(":")[2].lower()
             if attribute.startswith("on"):
                 _reject_svg(f"the event handler {key!r}")
-            if attribute in ("href", "src") and not value.strip().startswith("#"):
-                _reject_svg("a reference that leads out of the drawing")
-            if _EXTERNAL_REFERENCE.search(value):
+            leads_out = attribute in ("href", "src") and not value.strip().startswith("#")
+            if leads_out or _EXTERNAL_REFERENCE.search(value):
                 _reject_svg("a reference that leads out of the drawing")
 
     def character_data(self, text: str) -> None:
