@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, isfinite
 from typing import Annotated, Any, TypeVar
 
@@ -57,9 +57,9 @@ class JudgeService(Endpoint):
         """
         task = f"Grade `response`, a reply to `question`. {rubric}"
         form = f'{{"id": "MARK", "score": a whole number from 0 (worst) to {scale} (best)}}'
+        grades = range(scale + 1)
         return [
-            self._request_verdict(material, task, form, vote, lambda said: _parse_score(said, scale), image_urls)
-            for vote in range(self.votes)
+            self._request_verdict(material, task, form, vote, "score", grades, image_urls) for vote in range(self.votes)
         ]
 
     def compare(
@@ -74,15 +74,15 @@ class JudgeService(Endpoint):
         """
         task = f"Say which of `first` and `second`, replies to `question`, is better. {rubric}"
         form = '{"id": "MARK", "better": "first", "second" or "neither"}'
+        verdicts = ("first", "second", "neither")
         # The same response wins in both orders, or the vote is a draw.
         values = {("first", "second"): 1.0, ("second", "first"): 0.0}
         results = []
         for vote in range(self.votes):
-            pairs = ({"first": ours, "second": theirs}, {"first": theirs, "second": ours})
-            said = [
-                self._request_verdict({"question": question, **pair}, task, form, vote, _parse_better, image_urls)
-                for pair in pairs
-            ]
+            said = []
+            for first, second in ((ours, theirs), (theirs, ours)):
+                material = {"question": question, "first": first, "second": second}
+                said.append(self._request_verdict(material, task, form, vote, "better", verdicts, image_urls))
             results.append(values.get((said[0], said[1]), 0.5))
         return results
 
@@ -92,9 +92,11 @@ class JudgeService(Endpoint):
         task: str,
         reply_form: str,
         vote: int,
-        parse_verdict: Callable[[Any], VerdictT],
+        key: str,
+        allowed: Sequence[VerdictT],
         image_urls: Sequence[str],
     ) -> VerdictT:
+        """Return the value of `key` in the judge's verdict, which is one of `allowed`."""
         shown = json.dumps(material)
         # The mark is a hash of text that contains the response, so no response can close the marks or forge a verdict.
         seen = "\n".join([task, shown, str(vote), *image_urls])
@@ -124,9 +126,11 @@ class JudgeService(Endpoint):
                     said = parse_answer_value(AnswerType.JSON, content)
                 case other:
                     raise ValueError(f"{other!r:.80} is not a chat completion")
-            if not isinstance(said, Mapping) or len(said) != 2 or said.get("id") != mark:
+            # The type too, since 1.0 and True are equal to 1.
+            value = said.get(key) if isinstance(said, Mapping) and len(said) == 2 and said.get("id") == mark else None
+            if value not in allowed or type(value) is not type(allowed[0]):
                 raise ValueError(f"the verdict {said!r:.80} is not {reply_form}")
-            return parse_verdict(said)
+            return allowed[allowed.index(value)]
 
         return self.post(request, verdict_of)
 
@@ -163,17 +167,3 @@ def _parse_model_score(reply: bytes) -> float:
             return float(score)
         case other:
             raise ValueError(f'{other!r:.80} is not {{"score": number}}')
-
-
-def _parse_score(reply: Mapping[str, Any], scale: int) -> int:
-    score = reply.get("score")
-    if type(score) is not int or not 0 <= score <= scale:
-        raise ValueError(f"the score {score!r:.40} is not a whole number from 0 to {scale}")
-    return score
-
-
-def _parse_better(reply: Mapping[str, Any]) -> str:
-    better = reply.get("better")
-    if better not in ("first", "second", "neither"):
-        raise ValueError(f"{better!r:.40} is not first, second or neither")
-    return str(better)
