@@ -41,15 +41,12 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration", of:
 
     Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377).
     Departures: no factor falls below 0. An answer far beyond the video would make two factors negative and their
-    product positive.
-    Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length that covers
-    it.
+    product positive. A target may end after the video, as some published ones do.
+    Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length.
     """
     target, seconds = target_value(sample, AnswerType.SPAN), sample.meta.get(column)
-    if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
-        raise Unscorable(
-            f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_format_span(target)} lies"
-        )
+    if not isinstance(seconds, int | float) or not 0 < seconds < inf:
+        raise Unscorable(f"column {column!r} holds {seconds!r:.40}, not the length of a video in seconds")
     answer = part_value(response, AnswerType.SPAN, of)
     start = max(0.0, 1.0 - abs(answer[0] - target[0]) / seconds)
     end = max(0.0, 1.0 - abs(answer[1] - target[1]) / seconds)
