@@ -222,14 +222,14 @@ def cw_ssim(image: ImageArray, target: ImageArray) -> float:
 
     Source: Sampat et al. 2009 (Complex Wavelet Structural Similarity), eq. 6, with K = 0.01. Departures: all scales
     that have a window, and all places, have equal weight; the authors' code takes the coarsest scale only. Images of
-    more than 512 pixels are halved until they are smaller.
+    more than 512 pixels are halved until they are smaller, or their short side would have no window.
     """
     from scipy.ndimage import uniform_filter
 
     spectra = []
     for drawing in (image, target):
         grey = drawing @ _LUMA
-        while max(grey.shape) > _CW_MAX_SIDE:
+        while max(grey.shape) > _CW_MAX_SIDE and min(grey.shape) >= 2 * _CW_WINDOW:
             grey = (grey[:-1:2, :-1:2] + grey[1::2, :-1:2] + grey[:-1:2, 1::2] + grey[1::2, 1::2]) / 4.0
         spectra.append(np.fft.fftshift(np.fft.fft2(grey)))
     margin = _CW_WINDOW // 2

@@ -267,6 +267,13 @@ def test_cw_ssim_equals_the_published_formula():
     assert render.cw_ssim(a, a) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 60), (150, 2), (200, 1)])
+def test_a_table_of_any_shape_looks_like_itself(rows, columns):
+    row = " & ".join(["x"] * columns) + r" \\ "
+    page = render._draw_table(rf"\begin{{tabular}}{{{'c' * columns}}} {row * rows} \end{{tabular}}")
+    assert render.similarity_beyond_blank(page, page, render.cw_ssim) == pytest.approx(1.0)
+
+
 def test_cw_ssim_tolerates_a_shift_that_ssim_does_not():
     formula = draw("latex", r"\frac{x+1}{2}", side=0, limits=DrawingLimits())
     target = np.pad(formula, ((10, 10), (20, 20), (0, 0)), constant_values=255)
