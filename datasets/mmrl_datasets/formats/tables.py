@@ -58,7 +58,7 @@ def open_rows(base: Path, path: str, split: str) -> Iterator[Row]:
     return read_file(file)
 
 
-def load_json(file: Path) -> object:
+def load_json(file: Path, encoding: str = "utf-8-sig") -> object:
     """Return the content of a JSON file; raises UserError if it is missing, too large or no JSON."""
     if not file.is_file():
         raise UserError(f"{file}: no such file; correct the path")
@@ -67,8 +67,8 @@ def load_json(file: Path) -> object:
             f"{file}: is larger than {MAX_JSON_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts"
         )
     try:
-        # The encoding of Windows editors, which put a byte order mark first, and of files without one.
-        content: object = json.loads(file.read_bytes().decode("utf-8-sig"))
+        # By default the encoding of Windows editors, which put a byte order mark first, and of files without one.
+        content: object = json.loads(file.read_bytes().decode(encoding))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is not JSON in UTF-8 ({error})") from error
     return content

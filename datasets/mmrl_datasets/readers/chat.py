@@ -117,7 +117,9 @@ def rows(
     read_fields = partial(
         _read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange, tags=reply_tags
     )
-    expected = collect_required_columns(roles.values()) | answer_spec.required_columns
+    # A table of text alone may lack the columns of media.
+    required = [column for role, column in roles.items() if role not in ("images", "videos")]
+    expected = collect_required_columns(required) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)
     return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 

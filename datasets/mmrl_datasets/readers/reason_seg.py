@@ -51,7 +51,10 @@ def _read_rows(folder: Path) -> Iterator[Row]:
         raise UserError(f"{folder}: no such folder; correct the path")
     for file in sorted(folder.glob("*.json")):
         try:
-            content: Any = load_json(file)
+            try:
+                content: Any = load_json(file)
+            except UserError:
+                content = load_json(file, "cp1252")  # as LISA's own reader
             texts = content["text"]
             if not isinstance(texts, list) or not isinstance(content["shapes"], list):
                 raise TypeError("text and shapes must be lists")

@@ -69,7 +69,7 @@ def convert_rows(
         UserError: the source breaks off or is empty, or no row has one of the expected columns.
     """
     task = task or path.rstrip("/").rpartition("/")[2].partition(".")[0]
-    missing_columns = _MissingColumnCheck(expected_columns, path, read_all=limit is None)
+    missing_columns = _MissingColumnCheck(expected_columns, path)
     row_of_id: dict[str, str] = {}
     row = None
     for row in islice(rows, limit):
@@ -168,12 +168,14 @@ def parse_literal(text: str, role: str) -> object:
 
 
 def split_at_placeholders(text: str) -> list[str | MediaPlaceholder]:
-    """Cut a text at `<image>`, `<video>` and `<image 2>`; empty pieces are left out."""
+    """Cut a text at `<image>` and `<video>`, and at `<image 2>` without `<image>`; empty pieces are left out."""
     pieces: list[str | MediaPlaceholder] = []
     end = 0
     for match in PLACEHOLDER.finditer(text):
-        pieces.append(text[end : match.start()])
         number = match["number"]
+        if number and "<image>" in text:
+            continue  # it refers to an image whose place is elsewhere
+        pieces.append(text[end : match.start()])
         if number:
             pieces.append(MediaPlaceholder("image", int(number)))
         else:
@@ -269,14 +271,14 @@ class _MissingColumnCheck:
 
     MAX_ROWS: Final = 1000  # enough to distinguish a wrong name from a gap in a good table
 
-    def __init__(self, columns: Collection[str], path: str, *, read_all: bool) -> None:
-        self._path, self._read_all = path, read_all
-        self._unseen_columns = set(columns)
-        self._first_problem = ""
+    def __init__(self, columns: Collection[str], path: str) -> None:
+        self._path, self._unseen_columns, self._first_problem = path, set(columns), ""
+        self._cells: Cells = {}  # of the last row
         self._num_incomplete = self._num_rows = 0
 
     def add_row(self, cells: Cells) -> None:
         self._num_rows += 1
+        self._cells = cells
         if self._unseen_columns:
             self._unseen_columns = {column for column in self._unseen_columns if not has_column(cells, column)}
 
@@ -291,10 +293,9 @@ class _MissingColumnCheck:
     def finish(self) -> None:
         if self._num_incomplete and self._num_incomplete == self._num_rows:
             raise UserError(self._first_problem)
-        # Optional columns may be missing in some rows. If all rows were read and none has one, its name is wrong.
-        if self._read_all and self._num_rows and self._unseen_columns:
-            columns = ", ".join(map(repr, sorted(self._unseen_columns)))
-            raise UserError(f"{self._path}: no row has the column {columns}; correct `columns`, or leave it out")
+        # Optional columns may be missing in some rows. If no row has one, its name is wrong.
+        if self._num_rows and self._unseen_columns:
+            raise UserError(f"{self._path}: in no row: {MissingColumnError(min(self._unseen_columns), self._cells)}")
 
 
 def _media_by_number(

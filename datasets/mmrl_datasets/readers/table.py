@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.choices import format_choices
-from mmrl_datasets.formats.row import Cells
+from mmrl_datasets.formats.row import Cells, has_column
 from mmrl_datasets.formats.tables import open_rows, unfold_rows
 from mmrl_datasets.readers.answers import BoxFormat, ChoiceAnswer, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
@@ -62,12 +62,13 @@ def rows(
             `datasets` saved, relative to the config; or `hf://owner/name[:config][@revision]`. JSON is a list of rows,
             or an object that has one list, or rows by their keys, which get a column `key`.
         columns: the column of each role. Required: question, answer. Optional: id, task, images and videos (a path, an
-            embedded file as Hugging Face writes it, or a list of these), start and end (of the video, in seconds),
-            choices (a list: A, B, ...), label, thinking, response (a whole response to imitate), media_index (the image
-            or video that coordinates lie in, from 0). `a.b` is the key `b` within column `a`. A list of columns holds
-            one entry each. An entry that contains `{{` is a Jinja template over the columns. Columns without a role
-            and the other keys of `a` go into `meta`. Where the question or a choice says `<image>` or `<video>`, the
-            next one is put; `<image 2>` is the second image. Without any, images and videos come first.
+            embedded file as Hugging Face writes it, or a list of these; a row may lack it), start and end (of the
+            video, in seconds), choices (a list: A, B, ...), label, thinking, response (a whole response to imitate),
+            media_index (the image or video that coordinates lie in, from 0). `a.b` is the key `b` within column `a`. A
+            list of columns holds one entry each. An entry that contains `{{` is a Jinja template over the columns.
+            Columns without a role and the other keys of `a` go into `meta`. Where the question or a choice says
+            `<image>` or `<video>`, the next one is put; `<image 2>` is the second image. Without any, images and videos
+            come first.
         answer_type: the type of the answer and the label (text, number, box, ...), or a template that gives it for each
             row. An answer may also quote one of the choices.
         coordinates: the coordinate system of answers that have coordinates, and only of them; a template if
@@ -105,7 +106,12 @@ def rows(
 def _read_fields(
     cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver, fps: float | None
 ) -> SampleFields:
-    values = {role: column.read(cells) for role, column in roles.items()}
+    values = {}
+    for role, column in roles.items():
+        media_columns = column.consumed_columns if role in ("images", "videos") else ()
+        # A row without a picture may lack its column.
+        if not media_columns or any(has_column(cells, name) for name in media_columns):
+            values[role] = column.read(cells)
     choices = parse_choices(values.get("choices"))
     question = check_text(values["question"], "question") + format_choices(choices)
     images = resolver.images(values.get("images"))

@@ -133,7 +133,8 @@ def read_outlines(context, content=b"", media_root=None, **changes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"content": b'{"text": ["a caf\xe9"]}'}, "is not JSON in UTF-8"),
+        ({"content": b'{"text": ["a caf\xe9"'}, "is not JSON in UTF-8"),
+        ({"content": b'{"text": ["a seat\x81"]}'}, "is not JSON in UTF-8"),
         ({"text": "a seat"}, "text and shapes must be lists"),
         ({"shapes": [{"label": "ignore", "points": [[1, 2], [3, 4]]}]}, "no shape is labelled target"),
         ({"shapes": [{"label": "target", "points": [[1]]}]}, "a corner must be [x, y], is [1]"),
@@ -144,6 +145,13 @@ def read_outlines(context, content=b"", media_root=None, **changes):
 )
 def test_bad_outlines_are_rejected(context, changes, reason):
     check_rejected(read_outlines(context, **changes), [reason])
+
+
+def test_outlines_in_the_encoding_of_windows_are_read(context):
+    """Some files of ReasonSeg are in cp1252, on which LISA's get_mask_from_json falls back."""
+    content = json.dumps(OUTLINES | {"text": ["the café’s seat"]}, ensure_ascii=False).encode("cp1252")
+    (sample,) = read_outlines(context, content)
+    assert sample.parts[-1] == "the café’s seat"
 
 
 def test_images_of_outlines_may_lie_in_a_folder_of_their_own(context):

@@ -180,7 +180,7 @@ def test_a_reply_without_the_expected_tags_is_rejected(read_chat, reply, options
         ({"reply_tags": ("answer",)}, "name the tags of the thinking"),
         ({"reply_tags": ("a(", "b")}, r"'a\('"),
         ({"columns": LLAVA | {"answer": "id"}, "reply_tags": COT_TAGS}, "would have no effect: the answer is in the"),
-        ({"columns": LLAVA | {"images": "pics"}}, "no row has the column 'pics'"),
+        ({"columns": LLAVA | {"label": "lable"}}, r"in no row: there is no column 'lable'"),
         ({"columns": {"turns": "conversations"}, "exchange": "calls"}, "answer"),
     ],
 )
@@ -188,6 +188,13 @@ def test_impossible_options_are_refused(read_chat, options, message):
     row = llava_row({"from": "human", "value": "What?"}, REPLY)
     with pytest.raises(UserError, match=message):
         read_chat(row, **{"columns": LLAVA} | options)
+
+
+def test_a_table_of_text_alone_may_lack_the_columns_of_media(read_chat):
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    columns = {"turns": "messages", "images": "images", "videos": "videos"}
+    (sample,) = read_chat({"messages": turns}, columns=columns)
+    assert (sample.parts, sample.target.value) == (("1+1?",), "2")
 
 
 def openai_turns(*content):

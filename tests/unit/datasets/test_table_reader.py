@@ -93,7 +93,7 @@ def test_blank_lines_are_skipped_and_the_limit_counts_rows(read):
         (b'{"key": "k1", ', "not a line of JSON"),
         (b"[" * 100_000, "not a line of JSON"),
         (b"[1, 2]", "must be an object"),
-        (b'{"key": "k1", "q": "How many?", "a": 3}', "there is no column 'pics'"),
+        (b'{"key": "k1", "pics": null, "a": 3}', "there is no column 'q'"),
         (b'{"key": "k1", "pics": null, "q": "\\ud800?", "a": 3}', "question holds half of a surrogate pair"),
         (b'{"m": ' + b"[" * 900 + b"]" * 900 + b', "key": 1, "pics": null, "q": "?", "a": 3}', "nested too deeply"),
         ({"a": "three"}, "answer must be a finite number, is 'three'"),
@@ -121,7 +121,7 @@ def test_blank_lines_are_skipped_and_the_limit_counts_rows(read):
         ({"pics": [3]}, "image must be text"),
         ({"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 images"),
         ({"q": "<image 2>?"}, "names the images [2], and there are 1"),
-        ({"q": "<image 1> or <image>?"}, "number all, or none"),
+        ({"q": "<image 1> or <image><image>?"}, "says <image> 2 times, and there are 1 images"),
     ],
 )
 def test_a_bad_row_is_rejected_with_its_line_and_reason(read, context, line, reason):
@@ -169,7 +169,7 @@ def test_boxes_of_a_corner_with_width_and_height_become_two_corners(read):
         ({"answer_type": "box", "coordinates": "norm"}, "coordinates='norm' is unknown"),
         ({"columns": {"question": "q"}}, "which column is the answer"),
         ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
-        ({"columns": COLUMNS | {"images": "pic"}}, r"rows\.jsonl:1: .* column 'pic' \(did you mean 'pics'\?\)"),
+        ({"columns": COLUMNS | {"images": "pic"}}, r"rows\.jsonl: .* column 'pic' \(did you mean 'pics'\?\)"),
         ({"columns": NO_QUESTION, "prompt": "{{ qq }}"}, r"no column 'qq' \(did you mean 'q'\?\); there are key, pics"),
     ],
 )
@@ -179,9 +179,25 @@ def test_impossible_settings_are_refused(read, options, message):
 
 
 def test_a_column_that_some_rows_lack_rejects_only_those(read):
-    bad, good = read({"key": 1, "q": "?", "a": 1}, ROW)
+    bad, good = read({"key": 1, "pics": None, "a": 1}, ROW)
     assert isinstance(good, Sample)
-    check_rejected([bad], ["there is no column 'pics'"])
+    check_rejected([bad], ["there is no column 'q'"])
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_row_without_the_column_of_images_is_text_unless_no_row_has_it(read, limit):
+    """As VLM-R1 reads its rows: src/open-r1-multimodal/src/open_r1/grpo_jsonl.py, `if 'image' in item`."""
+    text = {"key": 1, "q": "?", "a": 1}
+    bare, pictured = read(text, ROW, limit=limit)
+    assert not bare.images and pictured.images
+    with pytest.raises(UserError, match="in no row: there is no column 'pics'; there are key, q, a"):
+        read(text, text | {"key": 2}, limit=limit)
+
+
+def test_an_image_that_the_question_has_a_place_for_is_not_optional(read):
+    bad, good = read({"key": 1, "q": "<image>?", "a": 1}, ROW)
+    assert isinstance(good, Sample)
+    check_rejected([bad], ["the question says <image> 1 times, and there are 0 images"])
 
 
 def test_a_wrong_column_is_refused_long_before_a_large_file_ends(context, monkeypatch):
@@ -326,6 +342,12 @@ def test_numbered_placeholders_name_their_image(read, context):
     (sample,) = read(row | {"c": "['<image_1>', \"isn't <image2>\"]"}, columns=columns, answer_type="choice")
     a, b = image(context, "a"), image(context, "b")
     assert sample.parts == (b, " shows?\nA. ", a, "\nB. isn't ", b)
+
+
+def test_a_number_beside_a_place_without_one_is_text(read, context):
+    """As some rows of ViRL39K have it: `<image>` is the place, and the question refers to it as `<image 1>`."""
+    (sample,) = read(ROW | {"q": "<image>In <image 1>, how many?", "pics": "a.png"})
+    assert sample.parts == (image(context, "a"), "In <image 1>, how many?")
 
 
 def test_coordinates_lie_in_the_image_of_media_index(read):
