@@ -249,12 +249,17 @@ class DatasetLoader:
             measured = measure_prompts(tracked, measure_prompt, self._opened_videos)
             self._report_rejected(split, measured.kept, measured.bad, data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             self._report_rejected(split, measured.kept, measured.too_long, data.on_too_long, _TOO_LONG_REMEDY)
-            if given and not measured.kept:
-                raise UserError(f"data.{split}: there are no usable samples")
             splits[split] = tuple(measured.kept)
         # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"], samples.source_indices)
         return DataSplits(**splits, source_indices=samples.source_indices)
+
+    def leave_out(self, split: str, samples: Sequence[Sample], problems: Mapping[str, str]) -> tuple[Sample, ...]:
+        """Return the samples of a split without those that have a problem, by id; raises as `filter_by_prompt`."""
+        kept = tuple(sample for sample in samples if sample.id not in problems)
+        rejected = [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
+        self._report_rejected(split, kept, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
+        return kept
 
     def _open_images(self, samples: Sequence[Sample]) -> Generator[None, None, tuple[list[Sample], list[RejectedRow]]]:
         """Open the images of all samples, and yield every minute.
@@ -315,7 +320,7 @@ class DatasetLoader:
     def _report_rejected(
         self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], action: str, remedy: str
     ) -> None:
-        """Warn about rejected rows if `action` is `skip`, or raise a UserError that ends with the remedy."""
+        """Warn about rejected rows if `action` is `skip`, or raise a UserError; also if they were the only ones."""
         if not rejected:
             return
         listed = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in rejected]))
@@ -323,6 +328,8 @@ class DatasetLoader:
         if action != "skip":
             raise UserError(f"{count}:\n{listed}\n{remedy}")
         self._console.warn(f"{count} and are left out:\n{listed}")
+        if not kept:
+            raise UserError(f"data.{split}: there are no usable samples")
 
 
 def measure_prompts(

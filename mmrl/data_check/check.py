@@ -244,19 +244,21 @@ class DataCheck:
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score."""
         # A reward may hang on every sample until its deadline, so none is tried after the first lost worker.
-        worker_failed = False
+        worker_failed, try_rewards = False, self._scorer.check_in_batches
         for split, samples in self._samples.items():
+            failed: dict[str, str] = {}
             unscorable: dict[str, str] = {}
             for sample in self._console.track(f"trying rewards on {split}", samples, len(samples)):
                 try:
                     if not worker_failed:
-                        self._scorer.check_samples([sample], self._response_format, evaluation=split != "train")
+                        unscorable |= next(try_rewards([sample], self._response_format, evaluation=split != "train"))
                 except UserError as error:
-                    unscorable[sample.id] = str(error)
+                    failed[sample.id] = str(error)
                     worker_failed = isinstance(error, RewardProcessError)
                     if worker_failed:
-                        unscorable[sample.id] += ". Rewards were not tried on the samples after this one."
-            self._drop_samples(FindingCode.REWARD, split, unscorable)
+                        failed[sample.id] += ". Rewards were not tried on the samples after this one."
+            self._drop_samples(FindingCode.REWARD, split, failed)
+            self._drop_samples(FindingCode.UNSCORABLE, split, unscorable)
 
     def _check_demonstrations(self, response_opening: str) -> None:
         """Drop samples that a supervised stage cannot imitate."""

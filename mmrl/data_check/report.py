@@ -45,7 +45,8 @@ class FindingCode(StrEnum):
     ROW = "row", "rows that make no sample"
     ID = "id", "ids that are not unique"
     MEDIA = "media", "images and videos that cannot be used"
-    REWARD = "reward", "samples that the rewards or the response format cannot score"
+    REWARD = "reward", "samples on which a reward fails, or that the response format cannot write"
+    UNSCORABLE = "unscorable", "samples that a reward cannot score"
     CONDITION = "condition", "conditions that no sample meets, and answers that no reward judges"
     DEMONSTRATION = "demonstration", "samples that a stage cannot imitate"
     TEXT = "text", "text that the model would misread"
@@ -73,7 +74,7 @@ class DataFinding:
 def severity_of(code: FindingCode, data: DataConfig) -> Severity:
     """Return the severity of a kind of finding in a run with these settings."""
     match code:
-        case FindingCode.ROW | FindingCode.MEDIA | FindingCode.TEXT:
+        case FindingCode.ROW | FindingCode.MEDIA | FindingCode.UNSCORABLE | FindingCode.TEXT:
             return Severity.ERROR if data.on_bad_sample == "stop" else Severity.WARNING
         case FindingCode.TOO_LONG:
             return Severity.ERROR if data.on_too_long == "stop" else Severity.WARNING

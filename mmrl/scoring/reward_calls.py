@@ -19,6 +19,7 @@ from mmrl.scoring.terms import (
     call_reward,
     find_counted_terms,
     first_call_timeout_s,
+    is_unscorable,
     make_worker_limits,
     worker_failure,
 )
@@ -113,17 +114,17 @@ class RewardCaller:
         return pending
 
     def call(
-        self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
+        self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, abstained: dict[str, str] | None = None
     ) -> list[OutcomesByTerm]:
-        """Return the outcome of each term that applies to each response. A trial tolerates no failure.
+        """Return the outcome of each term that applies to each response. A trial fills `abstained`: id → reason.
 
         Raises:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        all_pending = [self._make_pending(pair, evaluation=evaluation, trial=trial) for pair in pairs]
+        all_pending = [self._make_pending(pair, evaluation=evaluation, trial=abstained is not None) for pair in pairs]
         while due := [pending for pending in all_pending if pending.terms]:
-            self._run_round(due, trial=trial)
+            self._run_round(due, abstained)
         return [pending.outcomes for pending in all_pending]
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool = False) -> list[RewardOutcome]:
@@ -189,8 +190,9 @@ class RewardCaller:
                 pending.terms.append(term)
         return pending
 
-    def _run_round(self, due: Sequence[_PendingResponse], *, trial: bool) -> None:
+    def _run_round(self, due: Sequence[_PendingResponse], abstained: dict[str, str] | None) -> None:
         """Call the terms of all responses, then replace them with the fallbacks of those that failed."""
+        trial = abstained is not None
         calls = [(pending, term) for pending in due for term in pending.terms]
         if trial:
             calls = [(pending, term) for pending, term in calls if not asks_remote_service(term)]
@@ -198,23 +200,25 @@ class RewardCaller:
         for (pending, term), outcome in zip(calls, outcomes, strict=True):
             pending.outcomes[term.name] = outcome
         for pending in due:
-            pending.terms = self._list_fallbacks(pending, trial=trial)
+            pending.terms = self._list_fallbacks(pending, abstained)
 
-    def _list_fallbacks(self, pending: _PendingResponse, *, trial: bool) -> list[BoundTerm]:
+    def _list_fallbacks(self, pending: _PendingResponse, abstained: dict[str, str] | None) -> list[BoundTerm]:
         """Return the terms to call in place of those that failed in this round, each once.
 
         Raises:
-            RewardError: no term replaces one that failed, and the config says to stop, or this is a trial.
+            RewardError: no term replaces one that failed, and the config says to stop, or a trial finds a bug.
         """
         fallbacks: dict[str, BoundTerm] = {}
         for term in pending.terms:
             # None for a service that a trial does not ask.
             failure = pending.outcomes.get(term.name)
             if isinstance(failure, RewardFailure):
-                fallback = self.find_fallback(term, failure, *pending.pair, trial=trial)
+                fallback = self.find_fallback(term, failure, *pending.pair, trial=abstained is not None)
                 if fallback is None and failure.is_low:
                     pending.outcomes[term.name] = RewardValue(term.reward.reward.low, failure.reason)
-                elif fallback is None and (trial or self.failure_action(failure) == "stop"):
+                elif fallback is None and abstained is not None and is_unscorable(failure):
+                    abstained.setdefault(pending.pair[1].id, str(make_error(term.name, failure, *pending.pair)))
+                elif fallback is None and (abstained is not None or self.failure_action(failure) == "stop"):
                     raise make_error(term.name, failure, *pending.pair)
                 if fallback is not None and fallback.name not in pending.outcomes:
                     fallbacks[fallback.name] = fallback

@@ -130,26 +130,21 @@ class RewardFunctionScorer:
             scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
         return tuple(scores)
 
-    def check_samples(
-        self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
-    ) -> None:
-        """Check all samples at once, as `check_in_batches`."""
-        for _ in self.check_in_batches(samples, response_format, evaluation=evaluation):
-            pass
-
     def check_in_batches(
         self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
-    ) -> Iterator[None]:
-        """Call every reward for every sample, with an empty response and with the correct one; yield after each batch.
+    ) -> Iterator[dict[str, str]]:
+        """Call every reward for every sample, with an empty response and with the correct one.
 
-        A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
+        Yields after each batch its samples that a reward cannot score, by id with the reason.
+
+        A run does this at its start, so that an unusable target or a broken reward is found before the first step. The
         correct response is written in `response_format`. In evaluation, `training_only` terms are left out. A reward
         that asks a service is called only once, with a wrong answer, because some skip the service for a correct one.
         Batches take about a second each, so that the progress shown by `samples` keeps moving.
 
         Raises:
             RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
-            RewardError: a reward failed, whatever `on_error` and `on_missing_score` say.
+            RewardError: a reward failed other than by `Unscorable`, whatever `on_error` says.
             UserError: no term applies to a sample, its target cannot be written in the response format, or a term reads
                 a part that this format does not have.
         """
@@ -167,7 +162,8 @@ class RewardFunctionScorer:
                         self._try_wrong_answers(term, sample, response_format)
                 for text in ("", _build_correct_text(sample, response_format)):
                     pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
-            all_outcomes = self.caller.call(pairs, evaluation=evaluation, trial=True)
+            abstained: dict[str, str] = {}
+            all_outcomes = self.caller.call(pairs, evaluation=evaluation, abstained=abstained)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, also of those whose service was asked only about another sample.
                 applicable = self.caller.applicable_terms(sample, evaluation=evaluation)
@@ -176,12 +172,12 @@ class RewardFunctionScorer:
                 self._combine_outcomes(sample, {**outcomes, **stand_ins})
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
-            yield
+            yield abstained
 
     def check_wrong_answers(self, samples: Iterable[Sample], response_format: ResponseFormat) -> list[str]:
         """Call the rewards with wrong answers, such as the attacks of `mmrl reward lint`, for a few samples a type.
 
-        Some rewards fail only on wrong answers, which `check_samples` does not try. Services are not asked.
+        Some rewards fail only on wrong answers, which `check_in_batches` does not try. Services are not asked.
 
         Returns:
             A warning for each reward that fails where the config says to leave such rollouts out.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -162,9 +162,10 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
     ranks.set_activity("trying rewards")
-    checking = check_rewards(config, scorer, group_rewards, data.samples, console)
-    while not ranks.on_rank0(partial(next, checking)):
-        pass
+    checking, scorable = check_rewards(config, scorer, group_rewards, data, console), None
+    while scorable is None:
+        scorable = ranks.on_rank0(partial(next, checking))
+    data = replace(data, samples=scorable)
     ranks.set_activity("starting")
     if processor_bundle is None:
         processor_bundle = build_scratch_processor(setup, data.samples.train)
@@ -290,24 +291,29 @@ def check_rewards(
     config: Config,
     scorer: RewardFunctionScorer,
     group_rewards: Sequence[BoundGroupReward],
-    samples: DataSplits,
+    data: LoadedData,
     console: Console,
-) -> Iterator[bool]:
+) -> Iterator[DataSplits | None]:
     """Call every reward on every sample it applies to, before training; warn of rewards that apply to none.
 
-    Yields False every minute, and True at the end.
+    Yields None every minute, and at the end the samples that the rewards can score.
 
     Raises:
-        UserError: a reward cannot score the right answer of a sample.
+        UserError: a reward fails, or cannot score the right answer of a sample and `data.on_bad_sample` is `stop`.
     """
+    kept: dict[str, tuple[Sample, ...]] = {}
     response_format = build_response_format(config)
     turn_start = monotonic()
-    for split, split_samples in samples.by_split().items():
+    for split, split_samples in data.samples.by_split().items():
         tracked = console.track(f"trying every reward on {split} samples", split_samples, len(split_samples))
-        for _ in scorer.check_in_batches(tracked, response_format, evaluation=split != "train"):
+        unscorable: dict[str, str] = {}
+        for abstained in scorer.check_in_batches(tracked, response_format, evaluation=split != "train"):
+            unscorable |= abstained
             if monotonic() - turn_start > TURN_S:
-                yield False
+                yield None
                 turn_start = monotonic()
+        kept[split] = data.loader.leave_out(split, split_samples, unscorable)
+    samples = DataSplits(**kept, source_indices=data.samples.source_indices)
     check_group_rewards(group_rewards, scorer, samples.train)
     train = console.track("trying rewards on wrong answers", samples.train, len(samples.train))
     for warning in scorer.check_wrong_answers(train, response_format):
@@ -315,7 +321,7 @@ def check_rewards(
     all_samples = list(chain.from_iterable(samples.by_split().values()))
     for warning in find_coverage_gaps(config, scorer, all_samples):
         console.warn(warning)
-    yield True
+    yield samples
 
 
 def build_trained_model(

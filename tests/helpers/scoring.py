@@ -13,7 +13,7 @@ from mmrl.config import load_config
 from mmrl.config.schema import RewardTermConfig as Options
 from mmrl.config.schema import ScoringConfig
 from mmrl.policy.build import build_response_format
-from mmrl.scoring import BoundTerm, RewardFunctionScorer
+from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Size
 from mmrl_rewards.contract import bind, reward
@@ -50,6 +50,13 @@ def as_read(options):
 
 def make_scorer(*terms, **options):
     return RewardFunctionScorer(terms, ScoringConfig(**{"custom_rewards": "main_process"} | options))
+
+
+def check_samples(scorer, samples, response_format, *, evaluation=False):
+    """Try the rewards on samples, as before a run; raise a RewardError for the first that cannot be scored."""
+    for abstained in scorer.check_in_batches(samples, response_format, evaluation=evaluation):
+        for reason in abstained.values():
+            raise RewardError(reason)
 
 
 def constant(result, name="odd", **declared):

@@ -8,7 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Done, contents, counting, experiment, jsonl, mmrl, rl_stage, rows, sft_stage, succeed, write
+from harness import (
+    Done,
+    alike,
+    contents,
+    counting,
+    experiment,
+    jsonl,
+    metrics,
+    mmrl,
+    rl_stage,
+    rows,
+    sft_stage,
+    stop_in_rl,
+    succeed,
+    write,
+)
+from PIL import Image
 
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 
@@ -179,6 +195,63 @@ def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path, here):
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
     done = succeed(here("train", write(config, tmp_path / "skip.yaml")))
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
+
+
+FEW = """
+from mmrl_rewards.contract import reward
+from mmrl.types import Unscorable
+
+@reward(name="few")
+def few(response, sample) -> float:
+    if sample.target.value > 2:
+        raise Unscorable("too many to count")
+    return float(response.answer.value == sample.target.value)
+"""
+
+
+def counting_few(folder: Path, name: str, *counts: int, **data: object) -> Path:
+    """Write a config whose reward cannot score more than two; held-out data have the same counts under other ids."""
+    (folder / "few.py").write_text(FEW)
+    sources = {}
+    for split in ("train", "validation", "test"):
+        listed = [
+            {"id": f"{split}{number}", "question": "How many?", "count": count} for number, count in enumerate(counts)
+        ]
+        for number, row in enumerate(listed):
+            row["picture"] = f"{row['id']}.png"
+            Image.new("RGB", (32, 32), (8 * number, 99, 99)).save(folder / row["picture"])
+        sources[split] = [jsonl(folder, [row for row in listed if row["count"] >= 0], f"{name}_{split}")]
+    rewards = {"terms": [{"fn": "./few.py:few", "name": "few"}, {"fn": "mmrl_rewards.format:tags", "name": "format"}]}
+    stages = [rl_stage(steps=3, prompts_per_step=2, validation={"every": 2})]
+    config = experiment(folder / name, data={**sources, **data}, rewards=rewards, stages=stages)
+    return write(config, folder / f"{name}.yaml")
+
+
+def test_targets_that_a_reward_cannot_score_are_skipped_and_listed_on_all_ranks_and_on_resume(tmp_path, here):
+    counts, usable = (0, 9, 1, 2, 7, 1), (0, -1, 1, 2, -1, 1)
+    once, twice, shared, clean = (
+        counting_few(tmp_path, name, *(usable if name == "clean" else counts), on_bad_sample="skip")
+        for name in ("once", "twice", "shared", "clean")
+    )
+    done = succeed(here("train", once))
+    for split in ("train", "validation", "test"):
+        told = (
+            f"warning: data.{split}: 2 of 6 samples cannot be used and are left out:\n  count/train/{split}1: reward "
+        )
+        assert told in done.output
+    assert "too many to count" in done.output
+    succeed(here("train", clean))
+    assert contents(tmp_path / "once") == contents(tmp_path / "clean")
+    stop_in_rl(twice, 2)
+    succeed(here("train", twice))
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    succeed(mmrl("train", shared, "--nproc", 2))
+    alike(metrics(tmp_path / "shared"), metrics(tmp_path / "once"))
+
+
+def test_a_target_that_a_reward_cannot_score_ends_the_run_without_skip(tmp_path, here):
+    done = here("train", counting_few(tmp_path, "strict", 0, 9, 1, 2))
+    assert_refused(done, "data.train: 1 of 4 samples", "count/train/train1", "too many to count", "on_bad_sample=skip")
 
 
 def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path, here):

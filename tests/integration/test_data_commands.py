@@ -289,7 +289,7 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path, here):
     assert [finding for finding in found(report) if finding[0] != "id"] == [
         ("source", "train", ""),
         ("source", "validation", ""),
-        ("reward", "train", "count/train/r3"),
+        ("unscorable", "train", "count/train/r3"),
         ("leak", "test", "held/test/r1"),
         ("empty", "validation", ""),
     ]

@@ -106,8 +106,8 @@ class DataConfig(StrictModel):
     test: tuple[DataSourceConfig, ...] = ()
     """Sources whose rewards are compared before and after the run; they have no other use."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
-    """For an unreadable medium or unusable row: `stop` ends the run, `skip` leaves the sample out, counted and
-    listed."""
+    """For an unreadable medium, an unusable row or a target that a reward cannot score: `stop` ends the run, `skip`
+    leaves the sample out, counted and listed."""
     on_too_long: Literal["stop", "skip"] = "stop"
     """For a prompt beyond `model.max_prompt_tokens`: `stop` ends the run before it begins; `skip` leaves the sample
     out, counted and listed. Prompts are never cut."""

@@ -2,7 +2,7 @@
 
 import pytest
 from factories import make_response, make_sample
-from scoring import make_scorer, term
+from scoring import check_samples, make_scorer, term
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.scoring.registry import builtin_rewards
@@ -117,7 +117,7 @@ def test_a_column_has_the_correct_texts_of_a_part_that_is_not_the_answer():
 def test_a_term_that_reads_a_part_which_no_response_has_stops_the_run():
     scorer = make_scorer(term(text.exact, "read", {"of": "obsreve"}))
     with pytest.raises(UserError, match="term 'read', option 'of': the response format has no 'obsreve'; its parts"):
-        scorer.check_samples([], FORMAT)
-    make_scorer(term(text.exact, "read", {"of": "observe"})).check_samples([], FORMAT)
+        check_samples(scorer, [], FORMAT)
+    check_samples(make_scorer(term(text.exact, "read", {"of": "observe"})), [], FORMAT)
     with pytest.raises(UserError, match="has no 'thought'; its parts are answer, response$"):
-        make_scorer(term(text.exact, "read", {"of": "thought"})).check_samples([], ResponseFormat())
+        check_samples(make_scorer(term(text.exact, "read", {"of": "thought"})), [], ResponseFormat())

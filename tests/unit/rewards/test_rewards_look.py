@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from factories import make_sample
 from PIL import Image
-from scoring import GRAMMAR, as_read, rollout
+from scoring import GRAMMAR, as_read, check_samples, rollout
 from videos import picture, write_video
 
 from mmrl.cli import main
@@ -147,7 +147,7 @@ def test_difference_against_a_search_through_all_pixels(seed, tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_group_is_scored_by_what_the_picture_shows(box_sample, make_scorer, workers):
     scorer = make_scorer("look:likeness", workers=workers)
-    scorer.check_samples([box_sample], GRAMMAR)
+    check_samples(scorer, [box_sample], GRAMMAR)
     assert scorer.check_wrong_answers([box_sample], GRAMMAR) == []
     # The model sees the picture at half its size. A blind probe hides it from the model, not from the reward.
     hidden = replace(box_sample, parts=(replace(box_sample.images[0], corruption=Corruption.GREY), "Where?"))
@@ -168,7 +168,7 @@ def test_a_picture_that_changed_since_is_a_counted_abstention(box_sample, make_s
     failure = group.dropped[0].failures["look:likeness"]
     assert failure.error_kind is RewardErrorKind.UNSCORABLE and "changed since it was referenced" in failure.reason
     with pytest.raises(RewardError, match="changed since it was referenced"):
-        scorer.check_samples([box_sample], GRAMMAR)
+        check_samples(scorer, [box_sample], GRAMMAR)
 
 
 def load_term(folder, name, **options):
@@ -188,7 +188,7 @@ def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
     norm = CoordinateSystem.NORM_1000
     sample = make_sample((250, 250, 750, 750), AnswerType.BOX, parts=parts, coordinate_system=norm)
     scorer = make_scorer("look:likeness")
-    scorer.check_samples([sample], GRAMMAR)
+    check_samples(scorer, [sample], GRAMMAR)
     (tmp_path / "size.py").write_text(
         "from mmrl import reward\n"
         "@reward(name='size', looks=True)\n"
@@ -204,7 +204,7 @@ def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
 def test_nothing_is_opened_where_no_reward_asks(box_sample, make_scorer):
     os.remove(box_sample.images[0].path)
     scorer = make_scorer("box:iou")
-    scorer.check_samples([box_sample], GRAMMAR)
+    check_samples(scorer, [box_sample], GRAMMAR)
     assert scorer.score_eval([rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)])[0].total == 1.0
 
 
@@ -268,7 +268,7 @@ def test_a_reward_that_looks_without_saying_so_is_refused_before_the_first_step(
         closing(open_scorer(tmp_path, term, workers=workers, custom_rewards=place)) as scorer,
         pytest.raises(RewardError, match=remedy),
     ):
-        scorer.check_samples([box_sample], GRAMMAR)
+        check_samples(scorer, [box_sample], GRAMMAR)
 
 
 def test_crops_blame_the_sample_or_the_answer(box_sample, tmp_path):

@@ -1,7 +1,7 @@
 """From values to totals: transforms, requirements, schedules and the three ways to combine, against slow oracles."""
 
 import pytest
-from scoring import COUNT, FIND, GRAMMAR, constant, make_scorer, rollout, scored, term
+from scoring import COUNT, FIND, GRAMMAR, check_samples, constant, make_scorer, rollout, scored, term
 
 from mmrl.config.schema import WeightScheduleConfig
 from mmrl.scoring.terms import check_terms
@@ -121,7 +121,7 @@ def test_a_required_term_applies_to_the_same_samples():
         term(number.exact, when={"task": ["count"]}), term(box.iou, requires="number", when={"task": ["find"]})
     )
     with pytest.raises(UserError, match=r"sample 'f1' .*it requires 'number', which does not apply to the same"):
-        scorer.check_samples([COUNT, FIND], GRAMMAR)
+        check_samples(scorer, [COUNT, FIND], GRAMMAR)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from factories import make_rollout
-from scoring import COUNT, FIND, GRAMMAR, as_read, constant, make_scorer, rollout, scored, term
+from scoring import COUNT, FIND, GRAMMAR, as_read, check_samples, constant, make_scorer, rollout, scored, term
 
 from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
 from mmrl.config.schema import GroupRewardConfig
@@ -192,7 +192,7 @@ def test_a_low_value_stands_where_the_condition_of_the_fallback_excludes_the_rol
     cut = [replace(each, finish_reason=FinishReason.LENGTH) for each in cut]
     (group,) = scorer.score_groups([cut], step=0)
     assert group.totals == (1.0, 0.0, 0.0) and not group.dropped and not calls
-    scorer.check_samples([ANY.prompt.sample], GRAMMAR)
+    check_samples(scorer, [ANY.prompt.sample], GRAMMAR)
 
 
 def as_read_whole(options):
@@ -237,18 +237,18 @@ def test_a_fallback_applies_where_its_when_says():
 
 def test_the_trial_accepts_a_sample_that_only_the_fallback_can_score():
     judge, calls = counted("judge")
-    make_scorer(term(constant(ABSTAINS), fallback="judge"), judge).check_samples([COUNT], GRAMMAR)
+    check_samples(make_scorer(term(constant(ABSTAINS), fallback="judge"), judge), [COUNT], GRAMMAR)
     assert len(calls) == 2
     with pytest.raises(RewardError, match="no rule for this"):
-        make_scorer(term(constant(ABSTAINS))).check_samples([COUNT], GRAMMAR)
+        check_samples(make_scorer(term(constant(ABSTAINS))), [COUNT], GRAMMAR)
 
 
 def test_the_trial_asks_a_service_that_is_a_fallback_once():
     service = constant(Unscorable("down"), name="judge", uses_service=True)
     with pytest.raises(RewardError, match="reward 'judge' .*down"):
-        make_scorer(term(rule, fallback="judge"), term(service)).check_samples([COUNT], GRAMMAR)
+        check_samples(make_scorer(term(rule, fallback="judge"), term(service)), [COUNT], GRAMMAR)
     service = constant(0.5, name="judge", uses_service=True)
-    make_scorer(term(constant(ABSTAINS), fallback="judge"), term(service)).check_samples([COUNT] * 3, GRAMMAR)
+    check_samples(make_scorer(term(constant(ABSTAINS), fallback="judge"), term(service)), [COUNT] * 3, GRAMMAR)
 
 
 def segments(*authors):
@@ -300,7 +300,7 @@ def test_a_term_for_other_rollouts_leaves_product_and_minimum_alone(combine, tot
 def test_the_trial_calls_terms_whatever_rollouts_they_are_for():
     bonus, calls = counted("bonus", Unscorable("bad column"), when={"rollout.rethought": True})
     with pytest.raises(RewardError, match="bad column"):
-        make_scorer(term(number.exact), bonus).check_samples([COUNT], GRAMMAR)
+        check_samples(make_scorer(term(number.exact), bonus), [COUNT], GRAMMAR)
     assert calls
 
 

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from factories import make_sample
-from scoring import GRAMMAR, as_read, rollout
+from scoring import GRAMMAR, as_read, check_samples, rollout
 from waiting import wait_for
 
 from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
@@ -193,7 +193,7 @@ def test_a_reward_that_eats_memory_at_its_first_call_is_named(make_scorer):
     scorer = make_scorer("moody", worker_limits=WorkerLimitsConfig(memory_mib=512))
     named = r"killed while calling reward 'moody' \(moody.py:\d+\) on sample 'h', .*: it held more than 512"
     with pytest.raises(RewardError, match=named):
-        scorer.check_samples([text_sample("eat")], GRAMMAR)
+        check_samples(scorer, [text_sample("eat")], GRAMMAR)
 
 
 def test_output_is_escaped_and_bounded(make_scorer, capfd, monkeypatch):
@@ -272,7 +272,7 @@ def test_an_answer_that_makes_a_verifier_hang_costs_its_deadline(fn, args, sampl
     load = partial(registry.load_bound_reward, fn, Path(), args)
     term = BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 2.0}))
     with closing(RewardFunctionScorer([term], ScoringConfig())) as scorer:
-        scorer.check_samples([sample], GRAMMAR)
+        check_samples(scorer, [sample], GRAMMAR)
         answers = (right, hanging, right)
         (group,) = scorer.score_groups([[rollout(f"<answer>{answer}</answer>", sample) for answer in answers]], step=0)
     assert group.totals == (1.0, 1.0)
@@ -291,7 +291,7 @@ def test_workers_are_other_processes_without_torch_and_with_one_thread_each(make
 
 def test_what_a_first_call_loads_does_not_count_against_its_deadline(make_scorer):
     scorer = make_scorer("slow_start")
-    scorer.check_samples([make_sample()], GRAMMAR)
+    check_samples(scorer, [make_sample()], GRAMMAR)
     assert scorer.score_groups(groups_of(["x", "y"]), step=0)[0].totals == (1.0, 1.0)
 
 
@@ -302,12 +302,12 @@ def test_what_a_first_call_loads_does_not_count_against_its_deadline(make_scorer
 def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tmp_path, target, fault):
     deadline_s = 2.0 if target == "hang" else 60.0
     scorer = make_scorer("moody", timeout_s=deadline_s, worker_limits=WorkerLimitsConfig(memory_mib=512))
-    scorer.check_samples([text_sample("fine")] * 2, GRAMMAR)
+    check_samples(scorer, [text_sample("fine")] * 2, GRAMMAR)
     tried = iter([text_sample(target, f"bad {number}") for number in range(50)])
     where = re.escape("reward 'moody' on sample 'bad 0' (task 't')")
     response, remedy = f"response: '<answer>{target}</answer>'", r"fix the reward \(moody.py:\d+\)"
     with pytest.raises(RewardProcessError, match=f"{where}: {fault}.*; {response}.*{remedy}"):
-        scorer.check_samples(tried, GRAMMAR)
+        check_samples(scorer, tried, GRAMMAR)
     assert len(list(tried)) >= 48
     if target == "hang":
         assert len((tmp_path / "moody.py.hung").read_text().split()) == 1
@@ -317,14 +317,14 @@ def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch
     monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 5.0)
     named = r"hung while calling reward 'wary' \(moody.py:\d+\) on sample 'h', response '<answer>hang</answer>'"
     with pytest.raises(RewardError, match=f"{named}: more than 5 s"):
-        make_scorer("wary").check_samples([text_sample("hang")], GRAMMAR)
+        check_samples(make_scorer("wary"), [text_sample("hang")], GRAMMAR)
 
 
 def test_a_first_call_may_take_as_long_as_its_term_says(make_scorer, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
-    make_scorer("moody", options={"timeout_s": 60.0}).check_samples([text_sample("think")], GRAMMAR)
+    check_samples(make_scorer("moody", options={"timeout_s": 60.0}), [text_sample("think")], GRAMMAR)
     with pytest.raises(RewardProcessError, match="more than 1 s"):
-        make_scorer("moody", options={"timeout_s": 1.0}).check_samples([text_sample("hang")], GRAMMAR)
+        check_samples(make_scorer("moody", options={"timeout_s": 1.0}), [text_sample("hang")], GRAMMAR)
 
 
 def test_a_row_of_a_case_table_that_hangs_is_named(make_scorer, tmp_path, monkeypatch):

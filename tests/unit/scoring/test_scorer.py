@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scoring import COUNT, FIND, GRAMMAR, constant, make_scorer, rollout, scored, term
+from scoring import COUNT, FIND, GRAMMAR, check_samples, constant, make_scorer, rollout, scored, term
 
 from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
@@ -196,7 +196,7 @@ def test_evaluation_scores_every_rollout(policy):
 
 def test_check_accepts_sound_samples():
     scorer = make_scorer(term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}))
-    scorer.check_samples([COUNT, FIND], ResponseFormat(thinking="required"))
+    check_samples(scorer, [COUNT, FIND], ResponseFormat(thinking="required"))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,15 @@ def test_check_names_a_sample_with_an_unusable_target_whatever_the_policy(fn, ta
     sample = replace(FIND, id="x", target=target)
     scorer = make_scorer(term(fn), on_missing_score="fallback")
     with closing(scorer), pytest.raises(UserError, match=f"sample 'x' .*{words}"):
-        scorer.check_samples([sample], GRAMMAR)
+        check_samples(scorer, [sample], GRAMMAR)
+
+
+def test_a_trial_lists_the_samples_that_a_reward_abstains_on_and_goes_on():
+    found = {}
+    for abstained in make_scorer(term(box.iou)).check_in_batches([FIND, COUNT, replace(FIND, id="f2")], GRAMMAR):
+        found |= abstained
+    assert list(found) == ["c1"]
+    assert "on sample 'c1' (task 'count'): the target is a number, this reward compares a box" in found["c1"]
 
 
 def test_check_reaches_what_only_a_right_answer_reaches():
@@ -229,7 +237,7 @@ def test_check_reaches_what_only_a_right_answer_reaches():
         return 0.0 if response.answer.value is None else 7.0
 
     with pytest.raises(RewardError, match=r"reward 'fragile' on sample 'c1' .*: returned 7\.0"):
-        make_scorer(term(fragile), on_error="fallback").check_samples([COUNT], GRAMMAR)
+        check_samples(make_scorer(term(fragile), on_error="fallback"), [COUNT], GRAMMAR)
 
 
 def test_check_reaches_what_only_a_wrong_answer_reaches():
@@ -254,11 +262,11 @@ def test_check_asks_a_service_once():
 
     scorer = make_scorer(term(remote), term(number.exact, requires="remote"))
     for samples, evaluation in (([COUNT] * 3, False), ([COUNT], True)):
-        scorer.check_samples(samples, GRAMMAR, evaluation=evaluation)
+        check_samples(scorer, samples, GRAMMAR, evaluation=evaluation)
     scorer.check_wrong_answers([COUNT], GRAMMAR)
     assert asked == ["<answer>How many?</answer>"]
     with pytest.raises(RewardError, match="no more money"):
-        make_scorer(term(remote)).check_samples([COUNT], GRAMMAR)
+        check_samples(make_scorer(term(remote)), [COUNT], GRAMMAR)
 
 
 def coverage_gaps(*terms, samples=(COUNT, FIND), overrides=()):
