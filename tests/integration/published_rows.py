@@ -3,7 +3,8 @@
 `tests/data/recipe_rows/NAME.yaml` has the rows of a recipe: `source` says where the layout was read; `files` holds, by
 path below the data folder, a list of rows or the content of one file; `media` names pictures and videos; `id` names a
 column that is numbered, since the rows of lists are repeated, unless `once` names the file; `same_as` names a recipe
-with the same data; `encoders` names folders that get a small CLIP.
+with the same data; `encoders` names folders that get a small CLIP; `left_out` has further rows of `files` that the
+recipe cannot use and leaves out.
 """
 
 import csv
@@ -49,9 +50,10 @@ def load_rows(name: str) -> dict[str, Any]:
     return load_rows(rows["same_as"]) if "same_as" in rows else rows
 
 
-def write_data(name: str, folder: Path) -> Path:
+def write_data(name: str, folder: Path, *, with_left_out: bool = False) -> Path:
     """Write the files of a recipe into a folder, with rows that are repeated, and return it."""
     rows = load_rows(name)
+    left_out = rows.get("left_out", {}) if with_left_out else {}
     for medium in rows["media"]:
         write_medium(folder / medium)
     for encoder in rows.get("encoders", ()):
@@ -59,7 +61,8 @@ def write_data(name: str, folder: Path) -> Path:
     for path, table in rows["files"].items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         repeated = isinstance(table, list) and path not in rows.get("once", ())
-        write_table(folder / path, list(repeat(table, rows.get("id"))) if repeated else table)
+        written = list(repeat(table, rows.get("id"))) if repeated else table
+        write_table(folder / path, [*written, *left_out[path]] if path in left_out else written)
     return folder
 
 

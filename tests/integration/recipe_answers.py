@@ -133,7 +133,7 @@ def make_wrong(target: Target) -> Target:
         case AnswerType.BOX:
             wrong = corner_of(value)
         case AnswerType.BOXES:
-            wrong = () if value else (Region((0.0, 0.0, 9.0, 9.0)),)
+            wrong = () if value else (Region((0.0, 0.0, 90.0, 90.0)),)
         case AnswerType.SPAN:
             wrong = (value[0], value[0] + (value[1] - value[0]) / 8)
         case AnswerType.ACTION:

@@ -138,6 +138,18 @@ def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_mod
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "left_out" in published_rows.load_rows(name)])
+def test_a_recipe_leaves_out_rows_that_cannot_be_scored(name, tmp_path, tiny_model, here):
+    config = load_config(name).config
+    data = published_rows.write_data(name, tmp_path / "data", with_left_out=True)
+    overrides = make_small(config)
+    overrides["rollout.engine"] = {"fn": f"{ANSWERS}:make_engine", "args": {"recipe": name, "data": str(data)}}
+    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
+    done = succeed(here("train", name, *folders, *words, "--steps", NUM_STEPS))
+    assert re.search(r"data\.train: 1 of \d+ samples cannot be used and are left out:", done.output)
+
+
 def services_here(config: Config, judge: str, scorer: str) -> dict[str, Any]:
     """Return overrides by which the terms of a recipe ask the services of this test."""
     overrides = {}
