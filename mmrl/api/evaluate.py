@@ -46,6 +46,7 @@ _ARGUMENTS: Final = {
     "--benchmark": "benchmark",
     "--checkpoint": "checkpoint",
     "--split": "split",
+    "--coordinates": "coordinate_system",
 }
 """Options of `mmrl eval` that messages name, and what they are called here."""
 

@@ -157,9 +157,9 @@ def _import_errors_explained(name: str, imported: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if imported.startswith(f"{IN_MEMORY_PACKAGE}."):
             raise UserError(
-                f"{name!r} was given to Python's `mmrl.train` from memory, and this process does not have it. Make the "
-                "same call here first, which returns a finished run at once; or write the function in a file, and name "
-                "that"
+                f"{name!r} was given to `mmrl.train` from the memory of a Python process, and this one does not have "
+                "it. Call `mmrl.train` in the same way first, which returns a finished run at once; or write the "
+                "function in a file, and name that"
             ) from error
         # `a.b:fn` with no package `a` is a wrong name; with `import c` inside `a.b`, it is an error of that file.
         if error.name is not None and f"{imported}.".startswith(f"{error.name}."):

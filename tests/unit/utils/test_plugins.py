@@ -54,7 +54,7 @@ def test_a_files_module_is_registered_so_that_pickle_finds_what_it_defines(tmp_p
         (":loads", "names no function"),
         ("./mine:fn", "names no function"),  # .py forgotten
         ("json:load_s", "json has no 'load_s'; did you mean 'loads'?"),
-        ("mmrl_in_memory.near_0a1b:near", "given to Python's `mmrl.train` from memory, and this process does not have"),
+        ("mmrl_in_memory.near_0a1b:near", "given to `mmrl.train` from the memory of a Python process, and this one"),
         ("json.no_such_module:fn", "there is no module 'json.no_such_module'"),
         ("absent.py:fn", "there is no file .*absent.py"),
     ],
