@@ -28,13 +28,12 @@ def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bo
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
     code, table = folder / f"{name}.py", folder / f"{name}.json"
-    if answer_type is AnswerType.NUMBER and not looks:
-        sources = _read_template("py"), _read_template("json")
-    elif answer_type is AnswerType.BOX and looks:
+    if answer_type is AnswerType.BOX and looks:
         sources = _read_template("look"), _write_rows(answer_type, looks=True)
     else:
-        doc, expression, standard, imports = json.loads(_read_template("formulas"))[answer_type]
+        doc, expression, standard, imports, *options = json.loads(_read_template("formulas"))[answer_type]
         source = _read_template("answer").replace("TYPE", answer_type.name).replace("DOC", doc)
+        source = source.replace("OPTIONS", "".join(options))
         source = source.replace("EXPRESSION", expression).replace("STANDARD", standard).replace("IMPORT\n", imports)
         source = source.replace("LOOKS", ", looks=True" if looks else "").replace("PIXELS\n", _PIXELS if looks else "")
         sources = source, _write_rows(answer_type, looks=looks)

@@ -116,7 +116,7 @@ def test_a_new_reward_passes_its_table_and_lint_from_any_folder(tmp_path, capsys
     folder = tmp_path / "elsewhere"
     assert main(["reward", "new", "close", "--out", str(folder)]) == 0
     assert main(["reward", "test", str(folder / "close.json")]) == 0
-    assert "close.json: 12 of 12 rows pass" in capsys.readouterr().out
+    assert "close.json: 15 of 15 rows pass" in capsys.readouterr().out
     assert main(["reward", "lint", f"{folder}/close.py:close"]) == 0
     monkeypatch.chdir(folder)
     assert main(["reward", "test", "./close.py:close"]) == 0
