@@ -330,16 +330,14 @@ def _load_reward(name: str) -> Reward[...]:
 
 def _choose_answer_type(reward: Reward[...], answer_type: str | None) -> AnswerType:
     known = reward.answer_types
-    if answer_type is not None:
-        chosen = _to_enum(AnswerType, answer_type)
-        if known and chosen not in known:
-            raise UserError(f"reward {reward.name!r} scores {', '.join(known)}, not {chosen}")
-        return chosen
-    if len(known) == 1:
+    if answer_type is None and len(known) == 1:
         return known[0]
-    if reward.judges_answer:
+    if answer_type is None and reward.judges_answer:
         raise UserError(f"reward {reward.name!r} needs `answer_type`, one of {', '.join(known or AnswerType)}")
-    return AnswerType.TEXT
+    chosen = _to_enum(AnswerType, answer_type or "text")
+    if known and chosen not in known:
+        raise UserError(f"reward {reward.name!r} scores {', '.join(known)}, not {chosen}")
+    return chosen
 
 
 def _to_enum(kind: type[_EnumT], value: str) -> _EnumT:
