@@ -185,8 +185,8 @@ class Learner(Protocol):
         Every rank passes the same experiences and trains on its own share of them.
         """
 
-    def runs_forward(self, experience: Experience) -> bool:
-        """Return True if a step runs a forward pass for the experience, because the loss may give it a gradient."""
+    def has_gradient(self, experience: Experience) -> bool:
+        """Return True if the loss may give the experience a gradient. A step runs no forward pass for any other."""
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
         """Return the last step's token values of the experiences `indices`, by index, if this rank trained on them."""

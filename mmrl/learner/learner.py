@@ -121,17 +121,17 @@ class PolicyLearner:
         self._loss_columns = []
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
-        active = list(filter(self.runs_forward, experiences))
-        no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
+        with_gradient = list(filter(self.has_gradient, experiences))
+        no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         for component in COMPONENTS:
             lr_scale = config.optimizer.component_lr(component) / config.optimizer.lr
             if lr_scale != 1.0:
                 metrics[f"learner/lr/{component}"] = lr * lr_scale
-        if not active:
+        if not with_gradient:
             return metrics
 
-        mini_batches = self._prepare_mini_batches(in_loss, active)
+        mini_batches = self._prepare_mini_batches(in_loss, with_gradient)
         nonfinite_updates = 0.0
         for epoch in range(config.epochs):
             self._loss_columns = []
@@ -142,15 +142,15 @@ class PolicyLearner:
             nonfinite_updates += metrics["learner/nonfinite_updates"]
         return metrics | {"learner/nonfinite_updates": nonfinite_updates}
 
-    def runs_forward(self, experience: Experience) -> bool:
-        """Return True if a step runs a forward pass for the experience, because the loss may give it a gradient."""
+    def has_gradient(self, experience: Experience) -> bool:
+        """Return True if the loss may give the experience a gradient. A step runs no forward pass for any other."""
         in_loss = drop_masked([experience], mask_truncated=self._config.loss.mask_truncated)
-        return bool(in_loss) and self._objective.needs_forward(experience)
+        return bool(in_loss) and self._objective.has_gradient(experience)
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
         """Return values that the last epoch of the last step computed for some of its experiences, by their index.
 
-        Experiences outside this rank's share, or outside the forward pass, are missing.
+        Experiences outside this rank's share, or without a gradient, are missing.
         """
         wanted = set(indices)
         values: dict[int, TokenValues] = {}
@@ -163,31 +163,33 @@ class PolicyLearner:
                     values[index] = TokenValues(*map(tuple, numbers.tolist()))
         return values
 
-    def _prepare_mini_batches(self, in_loss: Sequence[Experience], active: Sequence[Experience]) -> list[_MiniBatch]:
+    def _prepare_mini_batches(
+        self, in_loss: Sequence[Experience], with_gradient: Sequence[Experience]
+    ) -> list[_MiniBatch]:
         """Return this rank's mini-batches, ready for their first update. Raises as `step` says."""
         if self._replays_engine_routes:
-            check_routes_recorded(active)
+            check_routes_recorded(with_gradient)
         if not self._shared_prefix_checked:
             # Once, before the first update; on the experiences of all ranks, since ZeRO-3 needs all ranks in a forward.
             self._shared_prefix_checked = check_shared_prefix(
-                self._policy, active, self._processor, pad_id=self._config.pad_id, ranks=self._ranks
+                self._policy, with_gradient, self._processor, pad_id=self._config.pad_id, ranks=self._ranks
             )
         mini_batches = self._make_mini_batches(in_loss)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
-        if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
+        if self._replays_routes or self._objective.needs_recomputed_logprobs(with_gradient):
             # Old log-probs precede any update. The first mini-batch gets them from its first pass anyway.
             self._recompute_logprobs(mini_batches[1:])
         return mini_batches
 
     def _make_mini_batches(self, experiences: Sequence[Experience]) -> list[_MiniBatch]:
-        """Return this rank's share of each mini-batch that needs a forward pass, in the order of the updates."""
+        """Return this rank's share of each mini-batch with a gradient, in the order of the updates."""
         mini_batches = []
         for part in split_into_mini_batches(experiences, self._config.mini_batches):
-            active = list(filter(self._objective.needs_forward, part))
-            if active:
-                micro_batches = rank_micro_batches(active, self._media_ranks, self._ranks, self._pack)
-                # Of `part`, not `active`: experiences left out of the forward pass still count in the mean of the loss.
+            with_gradient = list(filter(self._objective.has_gradient, part))
+            if with_gradient:
+                micro_batches = rank_micro_batches(with_gradient, self._media_ranks, self._ranks, self._pack)
+                # Of the whole part: experiences without a gradient still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(micro_batches, denominators))
         # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
@@ -241,7 +243,7 @@ class PolicyLearner:
         sums = own_sums.cpu()
         self._ranks.all_reduce([sums])
         routing = summarize_routing(self._policy.routers, sums)
-        scored_tokens = denominators.policy_tokens_in_forward + denominators.demonstration_tokens
+        scored_tokens = denominators.policy_tokens_with_gradient + denominators.demonstration_tokens
         metrics = Metrics()
         metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
         metrics.mean("policy/router_margin", routing.margin, scored_tokens)
@@ -327,7 +329,7 @@ class _MiniBatch(NamedTuple):
 
 def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
     """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
-    return [count == 0 for count in mini_batch.denominators.policy_tokens_in_forward_by_age]
+    return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_age]
 
 
 def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:

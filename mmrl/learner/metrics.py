@@ -152,7 +152,7 @@ def measure_tokens(
     correction_N: Tensor,
     kl_N: Tensor | None,
 ) -> tuple[Metrics, LossColumns]:
-    """Return means over the tokens in the forward pass, extremes of the ratio, and the values of single tokens.
+    """Return means over the tokens with a gradient, extremes of the ratio, and the values of single tokens.
 
     Means are over tokens, whatever `loss.aggregation` is. All arguments [N] are without gradient. `kl_N` is the KL
     divergence from the reference, None without a KL penalty.
@@ -186,7 +186,7 @@ def measure_tokens(
     if options.rollout_correction.method != "none":
         sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
     metrics = Metrics()
-    count = denominators.policy_tokens_in_forward
+    count = denominators.policy_tokens_with_gradient
     for name, total in sums.items():
         metrics.mean(name, total.double() / count, count)
     metrics.min("policy/importance_ratio_min", ratio_N.min())
@@ -204,12 +204,12 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
     difference_N = (sampled.current_logprobs_N.detach() - sampled.recorded_logprobs_N).abs()
     metrics = Metrics()
     names = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
-    for age, count in enumerate(denominators.policy_tokens_in_forward_by_age):
+    for age, count in enumerate(denominators.policy_tokens_with_gradient_by_age):
         if count:
             share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
             metrics.sum(names[age], share)
-    if any(denominators.policy_tokens_in_forward_by_age):
+    if any(denominators.policy_tokens_with_gradient_by_age):
         recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
         metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics

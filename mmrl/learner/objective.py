@@ -60,10 +60,10 @@ class Objective:
         self.needs_reference = options.kl.coef > 0.0  # there is a KL penalty
         self.has_entropy_bonus = options.entropy.coef > 0.0
 
-    def needs_forward(self, experience: Experience) -> bool:
-        """Return False if no term of the loss can give the experience a gradient.
+    def has_gradient(self, experience: Experience) -> bool:
+        """Return True if a term of the loss may give the experience a gradient.
 
-        The forward pass leaves such an experience out, but the denominators count it.
+        Any other experience is left out of the forward pass, but the denominators count it.
         """
         authors = {segment.author for segment in experience.rollout.segments if segment.token_ids}
         if Author.DEMONSTRATION in authors:
@@ -85,21 +85,21 @@ class Objective:
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
         """Return the counts by which an update over these experiences divides its loss and metrics."""
         policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
-        policy_tokens_in_forward: Counter[int] = Counter()  # by age
+        policy_tokens_with_gradient: Counter[int] = Counter()  # by age
         for experience in experiences:
             # An empty response counts as one, though nothing in it has a gradient.
             responses += any(segment.author is Author.POLICY for segment in experience.rollout.segments)
-            in_forward = self.needs_forward(experience)
+            has_gradient = self.has_gradient(experience)
             for token in iter_trained_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
                 policy_tokens += is_policy
-                policy_tokens_in_forward[token.age] += is_policy and in_forward
+                policy_tokens_with_gradient[token.age] += is_policy and has_gradient
                 demonstration_tokens += token.author is Author.DEMONSTRATION
                 sft_loss_tokens += token.in_sft_loss
         return LossDenominators(
             policy_tokens=policy_tokens,
-            policy_tokens_in_forward=policy_tokens_in_forward.total(),
-            policy_tokens_in_forward_by_age=(policy_tokens_in_forward[0], policy_tokens_in_forward[1]),
+            policy_tokens_with_gradient=policy_tokens_with_gradient.total(),
+            policy_tokens_with_gradient_by_age=(policy_tokens_with_gradient[0], policy_tokens_with_gradient[1]),
             responses=responses,
             demonstration_tokens=demonstration_tokens,
             sft_loss_tokens=sft_loss_tokens,

@@ -79,9 +79,9 @@ class LossDenominators(NamedTuple):
     They are counted before the first micro-batch runs, so the gradient does not depend on micro-batches.
     """
 
-    policy_tokens: int  # sampled by the policy, in the forward pass or not: the loss is a mean over all of them
-    policy_tokens_in_forward: int  # the part of them in the forward pass: metrics are means over these
-    policy_tokens_in_forward_by_age: tuple[int, int]  # sampled by the current policy version, and by the one before it
+    policy_tokens: int  # sampled by the policy, with a gradient or not: the loss is a mean over all of them
+    policy_tokens_with_gradient: int  # those of experiences with a gradient: metrics are means over these
+    policy_tokens_with_gradient_by_age: tuple[int, int]  # of the current policy version, and of the one before it
     responses: int  # responses with a segment sampled by the policy
     demonstration_tokens: int
     sft_loss_tokens: int  # tokens sampled by the policy that `loss.sft_loss` trains on

@@ -132,7 +132,7 @@ METRICS: Final = (
     Metric("learner/lr/<component>", "Learning rate of a component whose rate differs (`lr_by_component`)."),
     Metric("learner/grad_norm", "Global gradient norm before clipping."),
     Metric("learner/grad_norm/<component>", "Gradient norm of the vision tower, the projector or the language model."),
-    Metric("learner/no_gradient_frac", "Share of rollouts that had no gradient, so no forward pass ran for them."),
+    Metric("learner/no_gradient_frac", "Share of rollouts without a gradient, so no forward pass ran for them."),
     Metric("learner/nonfinite_updates", "Updates skipped because their gradient was not finite."),
     Metric("learner/reference_resets", "1 in a step that reset the reference to the policy, else 0."),
     Metric("learner/sft_loss_nats", "Supervised loss of an rl stage, in nats per token."),

@@ -82,18 +82,18 @@ class TextSource(Protocol):
 
 
 def list_step_records(
-    selected: SelectedExperiences, *, max_groups: int, version: int, runs_forward: Callable[[Experience], bool]
+    selected: SelectedExperiences, *, max_groups: int, version: int, has_gradient: Callable[[Experience], bool]
 ) -> list[RolloutRecord]:
     """Return the records of a step's first `max_groups` groups, then of replayed rollouts, of as many prompts.
 
-    `version` is the policy version that the step trained from; `runs_forward` is the learner's.
+    `version` is the policy version that the step trained from; `has_gradient` is the learner's.
     """
     index_by_id: dict[int, int] = {}
-    forward_ids: set[int] = set()
+    gradient_ids: set[int] = set()
     for position, experience in enumerate(selected.experiences):
         index_by_id.setdefault(id(experience.rollout), position)
-        if runs_forward(experience):
-            forward_ids.add(id(experience.rollout))
+        if has_gradient(experience):
+            gradient_ids.add(id(experience.rollout))
     records: list[RolloutRecord] = []
     selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
     rows = zip(selected.groups, selected.experiences_by_group, selections, strict=True)
@@ -111,12 +111,12 @@ def list_step_records(
             authors = {segment.author for segment in rollout.segments}
             staleness = version - rollout.oldest_version if Author.POLICY in authors else 0
             fate = {**selection._asdict(), "staleness": staleness}
-            outcome |= {"selection": fate, "in_forward": id(rollout) in forward_ids, "probes": probes}
+            outcome |= {"selection": fate, "in_forward": id(rollout) in gradient_ids, "probes": probes}
             index = index_by_id.get(id(rollout))
             records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
     first_group = min(max_groups, len(selected.groups))
     records += _replayed_records(
-        selected.replayed, index_by_id, forward_ids, first_group=first_group, max_groups=max_groups
+        selected.replayed, index_by_id, gradient_ids, first_group=first_group, max_groups=max_groups
     )
     return records
 
@@ -224,7 +224,7 @@ def _probe_means(group: Group) -> dict[str, dict[str, float]]:
 def _replayed_records(
     replayed: Sequence[Experience],
     index_by_id: Mapping[int, int],
-    forward_ids: Container[int],
+    gradient_ids: Container[int],
     *,
     first_group: int,
     max_groups: int,
@@ -240,7 +240,7 @@ def _replayed_records(
             continue
         seen.add(id(rollout))
         selection = {"status": "replayed", "staleness": experience.staleness, "times": times[id(rollout)]}
-        fate = {"selection": selection, "in_forward": id(rollout) in forward_ids}
+        fate = {"selection": selection, "in_forward": id(rollout) in gradient_ids}
         outcome = {**_advantage_fields(experience), **fate}
         yield RolloutRecord(group=group, rollout=rollout, outcome=outcome, experience=index_by_id[id(rollout)])
 

@@ -133,7 +133,7 @@ class RolloutRecorder:
         # The training loop has already advanced the version; the step trained from the one before.
         version = state.version - 1
         records = list_step_records(
-            selected, max_groups=max_groups, version=version, runs_forward=self.learner.runs_forward
+            selected, max_groups=max_groups, version=version, has_gradient=self.learner.has_gradient
         )
         values = None
         if self.options.tokens:

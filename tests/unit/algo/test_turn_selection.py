@@ -67,7 +67,7 @@ def test_records_hold_the_advantages_of_turns_also_of_what_is_replayed_or_not_dr
     assert len(selected.experiences) == 1  # of two; the other is recorded all the same
     old = replace(selected.experiences[0], rollout=play(make_prompt(make_sample(id="old")), 0, (0.0, 0.0)))
     selected = replace(selected, experiences=(*selected.experiences, old), replayed=(old,))
-    outcomes = [record.outcome for record in list_step_records(selected, max_groups=9, version=0, runs_forward=bool)]
+    outcomes = [record.outcome for record in list_step_records(selected, max_groups=9, version=0, has_gradient=bool)]
     assert [outcome["turn_advantages"] for outcome in outcomes[:2]] == [(-0.5, 0.5), (0.5, -0.5)]
     assert outcomes[2]["turn_advantages"] == old.turn_advantages
     assert [outcome["advantage"] for outcome in outcomes] == [0.0] * 3
@@ -75,7 +75,7 @@ def test_records_hold_the_advantages_of_turns_also_of_what_is_replayed_or_not_dr
 
 def test_broadcast_records_no_advantages_of_turns():
     selected = selector({}).select([NO_MEAN], TrainingState())
-    outcomes = [record.outcome for record in list_step_records(selected, max_groups=9, version=0, runs_forward=bool)]
+    outcomes = [record.outcome for record in list_step_records(selected, max_groups=9, version=0, has_gradient=bool)]
     assert [outcome["advantage"] for outcome in outcomes] == [-0.5, 0.5]
     assert all("turn_advantages" not in outcome for outcome in outcomes)
     metrics = compute_step_metrics(selected.groups, selected.experiences_by_group)
@@ -96,7 +96,7 @@ def test_a_dropped_sibling_is_compared_with_nobody(credit):
     selected, expected = (select([scored], TrainingState()) for scored in (whole, rest))
     assert selected.experiences == expected.experiences
     assert {len(set(experience.turn_advantages)) > 1 for experience in selected.experiences} == {True}
-    assert len(list_step_records(selected, max_groups=9, version=0, runs_forward=bool)) == 4
+    assert len(list_step_records(selected, max_groups=9, version=0, has_gradient=bool)) == 4
 
 
 def test_failed_episode_is_evaluated_with_a_reward_for_each_turn():

@@ -169,7 +169,7 @@ def test_learner_says_for_which_rollouts_it_runs_a_forward_pass(make_tiny):
     runs = {}
     for name, loss in options.items():
         learner = make_learner(tiny, **loss)
-        runs[name] = list(map(learner.runs_forward, experiences))
+        runs[name] = list(map(learner.has_gradient, experiences))
         metrics = learner.step(experiences, step=0)
         assert metrics["learner/no_gradient_frac"] == pytest.approx(runs[name].count(False) / 3)
     assert runs == {"none": [False, True, True], "entropy": [True] * 3, "masked": [False, True, False]}

@@ -358,7 +358,7 @@ PLAIN, KL, ENTROPY = {}, {"kl": {"coef": 0.1}}, {"entropy": {"coef": 0.1}}
 
 
 @pytest.mark.parametrize(
-    ("authors", "advantage", "with_forward"),
+    ("authors", "advantage", "with_gradient"),
     [
         ("pp", 1.0, [PLAIN, KL, ENTROPY]),
         ("pp", -1.0, [PLAIN, KL, ENTROPY]),
@@ -371,11 +371,11 @@ PLAIN, KL, ENTROPY = {}, {"kl": {"coef": 0.1}}, {"entropy": {"coef": 0.1}}
         ("tpp", 0.0, [KL, ENTROPY]),  # it ended incorrect
     ],
 )
-def test_an_experience_needs_a_forward_pass_if_a_loss_term_may_give_it_a_gradient(authors, advantage, with_forward):
+def test_an_experience_has_a_gradient_if_a_loss_term_may_give_it_one(authors, advantage, with_gradient):
     sft_terms = [{"sft_loss": SFT}, {"sft_loss": SFT_RESPONSE}] if not advantage and "d" not in authors else []
     for terms in [PLAIN, KL, ENTROPY, *sft_terms]:
         objective = Objective(LossConfig(**terms), STEPS)
-        assert objective.needs_forward(make_experience(authors, advantage)) == (terms in with_forward), terms
+        assert objective.has_gradient(make_experience(authors, advantage)) == (terms in with_gradient), terms
 
 
 def test_correction_weights_are_averaged():

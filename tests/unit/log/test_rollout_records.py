@@ -58,8 +58,8 @@ def make_pair(name="a", **prompt_fields):
     return make_group(prompt, rollouts, [make_score(exact=1.0), make_score(exact=0.0)])
 
 
-def record(tmp_path, selected, *, max_groups=9, texts=TEXTS, runs_forward=bool):
-    records = list_step_records(selected, max_groups=max_groups, version=40, runs_forward=runs_forward)
+def record(tmp_path, selected, *, max_groups=9, texts=TEXTS, has_gradient=bool):
+    records = list_step_records(selected, max_groups=max_groups, version=40, has_gradient=has_gradient)
     write_records(tmp_path / "rollouts" / "rl-000012.jsonl", records, PLACE, texts)
     return read_json_lines(tmp_path / "rollouts" / "rl-000012.jsonl")
 
@@ -182,7 +182,7 @@ def test_records_say_for_which_rollouts_the_learner_ran_a_forward_pass(tmp_path)
     selected = select([new], [(1.0, -1.0)])
     # As with `replay.preset: code`, the second rollout of the step's own is not drawn.
     selected = replace(selected, experiences=(selected.experiences[0], *drawn), replayed=drawn)
-    lines = record(tmp_path, selected, runs_forward=lambda experience: experience.rollout is not old.rollouts[1])
+    lines = record(tmp_path, selected, has_gradient=lambda experience: experience.rollout is not old.rollouts[1])
     assert [line["in_forward"] for line in lines] == [True, False, True, False]
 
 
@@ -227,7 +227,7 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
     )
     group = replace(group, rollouts=(first, replace(second, segments=segments)))
     selected = select([group], [(0.5, -0.5)])
-    records = list_step_records(selected, max_groups=9, version=0, runs_forward=bool)
+    records = list_step_records(selected, max_groups=9, version=0, has_gradient=bool)
     values = TokenValues((-1.5, -2.5, -3.5), (0.6, 0.7, 0.8), (2.0, 3.0, 4.0), (-0.5,) * 3, (0.0, 1.0, 2.0))
     ends = iter([[1, 3], None])
     texts = SimpleNamespace(**vars(TEXTS) | {"find_token_ends": lambda rollout: next(ends)})
@@ -253,7 +253,7 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
 
 
 def test_same_tokens_give_the_same_bytes_at_any_time(tmp_path, monkeypatch):
-    records = list_step_records(select([make_pair()], [(0.5, -0.5)]), max_groups=9, version=0, runs_forward=bool)
+    records = list_step_records(select([make_pair()], [(0.5, -0.5)]), max_groups=9, version=0, has_gradient=bool)
     write_records(tmp_path / "rollouts/now.jsonl", records, PLACE, TEXTS, {})
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.localtime", lambda *_: (1999, 1, 1, 0, 0, 0, 0, 1, 0))

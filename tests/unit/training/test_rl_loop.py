@@ -284,7 +284,7 @@ def test_each_rank_of_a_supervised_stage_records_the_samples_of_all_ranks():
     class Recorder(FakeRun):
         def on_step_end(self, state, result):
             super().on_step_end(state, result)
-            self.records = list_step_records(result.selected, max_groups=9, version=0, runs_forward=bool)
+            self.records = list_step_records(result.selected, max_groups=9, version=0, has_gradient=bool)
 
     def train(ranks):
         run = Recorder(done_at=1)
