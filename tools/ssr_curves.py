@@ -98,7 +98,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for goal in options.goals:
         print("\n".join(goal_rows(curves, goal)))
-    print("\n| arm | seed | last reward | best | informative groups | replayed | age |\n|---|---|---|---|---|---|---|")
+    print("\n| arm | seed | last reward | best | with a signal | replayed | age |\n|---|---|---|---|---|---|---|")
     print("\n".join(format_run_rows(runs)))
 
 

@@ -32,7 +32,7 @@ def compute_step_metrics(groups: Sequence[Group], rows: Sequence[Sequence[Experi
     metrics = {
         **compute_reward_metrics(groups),
         **compute_blind_gaps(groups),
-        "groups/nonzero_advantage_frac": fmean(any(map(attrgetter("mean_abs_advantage"), row)) for row in rows),
+        "groups/nonzero_advantage_frac": fmean(any(map(attrgetter("has_signal"), row)) for row in rows),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_min": float(min(lengths)),
         "rollout/response_tokens_max": float(max(lengths)),

@@ -56,7 +56,7 @@ class ReplaySettings:
 class ReplayResult(NamedTuple):
     """The experiences that a step trains on, and metrics of its replay."""
 
-    trained: Sequence[Experience]  # of the current step
+    current: Sequence[Experience]  # of the current step
     replayed: Sequence[Experience] = ()  # drawn from the buffer
     metrics: Mapping[str, float] = {}
 
@@ -73,26 +73,26 @@ def replay_experiences(
     experiences whose media have changed leave it, and the draw is made again.
     """
     options = settings.options
-    informative = [experience for experience in current_experiences if experience.mean_abs_advantage]
-    trained = informative if options.drop_zero_advantage else current_experiences
+    with_signal = [experience for experience in current_experiences if experience.has_signal]
+    current = with_signal if options.drop_zero_advantage else current_experiences
     if options.resample_fresh:
         # Drawn with replacement, by the same weights as stored ones, instead of trained on once each.
         seed = derive_seed(*settings.seed, "replay", "own", state.step)
-        count = min(settings.target_size, len(informative))
-        trained = draw_experiences(informative, count, seed, options, without_replacement=False)
+        count = min(settings.target_size, len(with_signal))
+        current = draw_experiences(with_signal, count, seed, options, without_replacement=False)
     buffer = update_buffer(
         state.replay_buffer,
-        informative,
+        with_signal,
         capacity=settings.capacity,
         version=state.version,
         max_staleness=options.max_staleness,
     )
     # By identity: a comparison by value would read every token.
-    current_ids = set(map(id, informative))
+    current_ids = set(map(id, with_signal))
     # Without replacement, no rollout of the current step is drawn: it is trained on already.
     excluded_ids = current_ids if options.without_replacement else set()
     seed = derive_seed(*settings.seed, "replay", "memory", state.step)
-    count = settings.target_size - len(trained)
+    count = settings.target_size - len(current)
     drawn, usable = draw_usable(buffer, excluded_ids, count, seed, options, find_changed_media)
     replayed = list(drawn)
     for index, experience in enumerate(drawn):
@@ -101,9 +101,9 @@ def replay_experiences(
             staleness = state.version - experience.rollout.oldest_version
             replayed[index] = replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs)
     state.replay_buffer = usable
-    metrics = _replay_metrics([*trained, *replayed], replayed, usable, options)
+    metrics = _replay_metrics([*current, *replayed], replayed, usable, options)
     metrics["replay/dropped_changed_media"] = float(len(buffer) - len(usable))
-    return ReplayResult(trained, replayed, metrics)
+    return ReplayResult(current, replayed, metrics)
 
 
 def draw_usable(
@@ -129,7 +129,7 @@ def draw_usable(
 
 
 def update_buffer(
-    buffer: ReplayBuffer, informative: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
+    buffer: ReplayBuffer, experiences: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
 ) -> ReplayBuffer:
     """Add experiences to the buffer, and return the `capacity` youngest that are not too stale.
 
@@ -138,7 +138,7 @@ def update_buffer(
     get_version = attrgetter("rollout.oldest_version")
     # Partial rollouts and groups carried over arrive in any order of age. Equally old ones stay in order of arrival.
     by_age = list(buffer)
-    for experience in informative:
+    for experience in experiences:
         insort(by_age, experience, key=get_version)
     start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=get_version)
     return tuple(by_age[start:][-capacity:])
@@ -227,20 +227,20 @@ def effective_sample_size(log_weights_E: np.ndarray) -> float:
 
 
 def _replay_metrics(
-    trained: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer, options: ReplayConfig
+    experiences: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer, options: ReplayConfig
 ) -> dict[str, float]:
     staleness = [experience.staleness for experience in replayed]
     # By value, not identity: a checkpoint stores equal rollouts once, so a resumed run has one object for them.
     distinct = set()
-    for experience in trained:
+    for experience in experiences:
         rollout = experience.rollout
         tokens = tuple(segment.token_ids for segment in rollout.segments)
         distinct.add((rollout.prompt.sample.id, rollout.index, rollout.oldest_version, tokens))
     return {
         "replay/buffer_size": float(len(buffer)),
         "replay/effective_size": effective_sample_size(log_weights(buffer, options)),
-        "replay/frac": len(replayed) / len(trained) if trained else 0.0,
+        "replay/frac": len(replayed) / len(experiences) if experiences else 0.0,
         "replay/staleness_mean": fmean(staleness) if staleness else 0.0,
         "replay/staleness_max": float(max(staleness, default=0)),
-        "replay/unique_frac": len(distinct) / len(trained) if trained else 1.0,
+        "replay/unique_frac": len(distinct) / len(experiences) if experiences else 1.0,
     }

@@ -106,7 +106,7 @@ class ExperienceSelector:
             experiences += row if selection.status == "trained" else ()
         # The learner leaves masked responses out, so they may neither fill the step nor be replayed later.
         unmasked = drop_masked(experiences, mask_truncated=self.mask_truncated)
-        replay = ReplayResult(trained=experiences)
+        replay = ReplayResult(current=experiences)
         if self.replay is not None:
             replay = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
         metrics |= {**self._measure_staleness(experiences), **replay.metrics}
@@ -118,10 +118,10 @@ class ExperienceSelector:
             groups=tuple(group for group, _ in decisions),
             experiences_by_group=tuple(rows),
             selections=tuple(selection for _, selection in decisions),
-            experiences=(*replay.trained, *replay.replayed),
+            experiences=(*replay.current, *replay.replayed),
             replayed=tuple(replay.replayed),
             # Replay is not counted: a solved task would otherwise look alive while only old rollouts train.
-            has_signal=any(experience.mean_abs_advantage for experience in unmasked),
+            has_signal=any(experience.has_signal for experience in unmasked),
             metrics=metrics,
         )
 

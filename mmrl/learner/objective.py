@@ -70,7 +70,7 @@ class Objective:
             return True
         # The built-in policy losses are proportional to the advantage; a user's function need not be.
         regardless_of_advantage = self.needs_reference or self.has_entropy_bonus or self._policy_loss_fn is not None
-        if Author.POLICY in authors and (experience.mean_abs_advantage or regardless_of_advantage):
+        if Author.POLICY in authors and (experience.has_signal or regardless_of_advantage):
             return True
         return any(token.in_sft_loss for token in iter_trained_tokens(experience, self._options))
 

@@ -32,8 +32,13 @@ class Experience:
 
     @property
     def mean_abs_advantage(self) -> float:
-        """Mean |advantage| over the turns: 0 if the policy loss learns nothing from the rollout."""
+        """Mean |advantage| over the turns."""
         return sum(map(abs, self.advantages)) / len(self.advantages)
+
+    @property
+    def has_signal(self) -> bool:
+        """True if an advantage is not 0: a policy loss that is proportional to it learns from the rollout."""
+        return self.mean_abs_advantage != 0.0
 
 
 class TokenValues(NamedTuple):

@@ -51,15 +51,15 @@ def group(name: str, *rewards: float, version: int = 0, cut: int = 0, term: str 
 
 
 class Bank:
-    """Steps of groups; the first `informative` of a step differ in reward, half and half or, `graded`, at random.
+    """Steps of groups; the first `with_signal` of a step differ in reward, half and half or, `graded`, at random.
 
     Partial rollouts have waited for up to `longest` policy versions.
     """
 
     def __init__(
-        self, *, groups: int, informative: int, size: int = 4, seed: int = 0, graded: bool = False, longest: int = 0
+        self, *, groups: int, with_signal: int, size: int = 4, seed: int = 0, graded: bool = False, longest: int = 0
     ) -> None:
-        self.groups, self.num_informative, self.size, self.graded = groups, informative, size, graded
+        self.groups, self.num_with_signal, self.size, self.graded = groups, with_signal, size, graded
         self._rng, self._longest = random.Random(seed), longest
 
     def step(self, version: int) -> list[Group]:
@@ -67,7 +67,7 @@ class Bank:
         return [self._age(each, version) for each in made] if self._longest else made
 
     def _rewards(self, g: int) -> list[float]:
-        if g >= self.num_informative:
+        if g >= self.num_with_signal:
             return [1.0] * self.size
         right = self._rng.randrange(1, self.size) if self.graded else self.size // 2
         return [1.0] * right + [0.0] * (self.size - right)

@@ -36,7 +36,7 @@ def test_everything_is_done_at_once(runs):
     cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record][:50]
     assert cold[-1] < cold[0] / 20  # each layer learns: with transformers' own initial values it would not so soon
     steps = steps_of(runs / "whole")
-    assert len(steps) >= 3  # a step without any informative rollout trains on none
+    assert len(steps) >= 3  # a step without any signal trains on none
     for name in (
         "rollout/unfinished_groups",
         "rollout/resumed_rollouts",

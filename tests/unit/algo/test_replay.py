@@ -142,7 +142,7 @@ def sizes(selections):
 
 
 def test_a_step_that_lacks_signal_is_filled_from_the_buffer():
-    selections, _ = run(Bank(groups=4, informative=1), make_options(), 3, size=16)
+    selections, _ = run(Bank(groups=4, with_signal=1), make_options(), 3, size=16)
     assert sizes(selections) == [4, 8, 12]  # nothing comes twice
     last = selections[-1]
     current, replayed = last.experiences[:4], last.experiences[4:]
@@ -161,18 +161,18 @@ def test_a_step_that_lacks_signal_is_filled_from_the_buffer():
 
 
 @pytest.mark.parametrize("preset", REPLAY_PRESETS)
-@pytest.mark.parametrize(("informative", "ages"), [(4, {0}), (0, set())])
-def test_a_step_replays_nothing_if_it_is_full_or_the_buffer_empty(preset, informative, ages):
-    selections, state = run(Bank(groups=4, informative=informative), make_options(preset), 3, size=16)
+@pytest.mark.parametrize(("with_signal", "ages"), [(4, {0}), (0, set())])
+def test_a_step_replays_nothing_if_it_is_full_or_the_buffer_empty(preset, with_signal, ages):
+    selections, state = run(Bank(groups=4, with_signal=with_signal), make_options(preset), 3, size=16)
     assert {e.staleness for selection in selections for e in selection.experiences} == ages
     assert selections[0].metrics["replay/frac"] == 0.0
-    assert bool(state.replay_buffer) == bool(informative)
+    assert bool(state.replay_buffer) == bool(with_signal)
 
 
 @pytest.mark.parametrize("max_staleness", [1, 3])
 def test_age_is_bounded_and_no_rollout_comes_twice(max_staleness):
     selections, state = run(
-        Bank(groups=8, informative=2, seed=3), make_options(max_staleness=max_staleness), 12, size=64
+        Bank(groups=8, with_signal=2, seed=3), make_options(max_staleness=max_staleness), 12, size=64
     )
     assert max(e.staleness for selection in selections for e in selection.experiences) == max_staleness
     for selection in selections:
@@ -182,7 +182,7 @@ def test_age_is_bounded_and_no_rollout_comes_twice(max_staleness):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
-    bank = Bank(longest=7, groups=6, informative=3, seed=seed)
+    bank = Bank(longest=7, groups=6, with_signal=3, seed=seed)
     selections, state = run(bank, make_options(max_staleness=4, capacity=40), 30, size=48)
     num_replayed = 0
     for version, selection in enumerate(selections):
@@ -206,13 +206,13 @@ def test_equal_rollouts_count_once_whether_or_not_they_are_one_object():
 
 
 def test_recomputed_old_log_probs_can_be_asked_for_replayed_rollouts():
-    selections, _ = run(Bank(groups=4, informative=1), make_options(old_logprobs="recomputed"), 2, size=16)
+    selections, _ = run(Bank(groups=4, with_signal=1), make_options(old_logprobs="recomputed"), 2, size=16)
     assert {(e.staleness, e.old_logprobs_source) for e in selections[-1].experiences} == {(0, None), (1, "recomputed")}
 
 
 def test_rollouts_without_advantage_can_be_kept_and_are_never_stored():
     options = make_options(drop_zero_advantage=False)
-    selections, state = run(Bank(groups=4, informative=1), options, 2, size=20)
+    selections, state = run(Bank(groups=4, with_signal=1), options, 2, size=20)
     assert sizes(selections) == [16, 20]
     assert all(e.advantage for e in state.replay_buffer)
 
@@ -231,15 +231,15 @@ def test_truncated_responses_that_are_masked_are_no_signal_and_never_stored():
 
 
 def test_the_smallest_buffer_holds_one_rollout():
-    selections, state = run(Bank(groups=1, informative=1), make_options("code", target_fraction=0.01), 3, size=4)
+    selections, state = run(Bank(groups=1, with_signal=1), make_options("code", target_fraction=0.01), 3, size=4)
     assert sizes(selections) == [1, 1, 1]
     assert len(state.replay_buffer) == 1
 
 
 def test_a_step_without_signal_replays_until_the_buffer_is_too_old():
-    bank, options = Bank(groups=4, informative=4), make_options(max_staleness=2)
+    bank, options = Bank(groups=4, with_signal=4), make_options(max_staleness=2)
     _, state = run(bank, options, 1, size=16)
-    bank.num_informative = 0
+    bank.num_with_signal = 0
     assert sizes(run(bank, options, 3, size=16, state=state)[0]) == [16, 16, 0]
 
 
@@ -257,15 +257,15 @@ def test_a_step_resumed_from_its_state_draws_the_same():
         return [[(e.rollout.prompt.sample.id, e.rollout.index) for e in one.experiences] for one in selections]
 
     options = make_options(without_replacement=False)
-    whole, _ = run(Bank(groups=8, informative=3, seed=1), options, 6, size=64)
-    bank = Bank(groups=8, informative=3, seed=1)
+    whole, _ = run(Bank(groups=8, with_signal=3, seed=1), options, 6, size=64)
+    bank = Bank(groups=8, with_signal=3, seed=1)
     first, state = run(bank, options, 3, size=64)
     second, _ = run(bank, options, 3, size=64, state=state)
     assert drawn_in(whole) == drawn_in([*first, *second])
 
 
 def test_rollouts_whose_media_changed_are_dropped_counted_and_named():
-    bank, warnings, lost = Bank(groups=4, informative=2), [], {"0-0"}
+    bank, warnings, lost = Bank(groups=4, with_signal=2), [], {"0-0"}
 
     def check_media(rollout):
         if rollout.prompt.sample.id in lost:
@@ -306,8 +306,8 @@ def test_each_of_two_files_with_equal_content_is_checked(lost):
 # The published behaviour, on the traces that were measured of it: 64 groups of 8, so 512 rollouts a step.
 
 
-def trace(preset, informative, steps, seed):
-    bank = Bank(groups=64, size=8, informative=informative, seed=seed, graded=True)
+def trace(preset, with_signal, steps, seed):
+    bank = Bank(groups=64, size=8, with_signal=with_signal, seed=seed, graded=True)
     return [selection.experiences for selection in run(bank, make_options(preset), steps, size=512)[0]]
 
 
@@ -315,7 +315,7 @@ def num_unique(experiences):
     return len({id(experience.rollout) for experience in experiences})
 
 
-def test_the_code_trains_on_nothing_old_where_half_of_the_groups_are_informative():
+def test_the_code_trains_on_nothing_old_where_half_of_the_groups_have_a_signal():
     """256 of 512, all of age 0, about 145 different ones."""
     for step in trace("code", 32, 6, seed=0):
         assert len(step) == 256
@@ -323,7 +323,7 @@ def test_the_code_trains_on_nothing_old_where_half_of_the_groups_are_informative
         assert 130 <= num_unique(step) <= 165
 
 
-def test_the_code_mixes_three_steps_where_one_of_five_groups_is_informative():
+def test_the_code_mixes_three_steps_where_one_of_five_groups_has_a_signal():
     """50-64 % of the current step, 20-30 % one step old, 11-20 % two; about 0.53 of the samples are different ones."""
     steps = trace("code", 13, 30, seed=1)[5:]
     ages = Counter(e.staleness for step in steps for e in step)
@@ -332,7 +332,7 @@ def test_the_code_mixes_three_steps_where_one_of_five_groups_is_informative():
     assert 0.48 <= fmean(num_unique(step) / len(step) for step in steps) <= 0.60
 
 
-def test_the_paper_trains_on_every_informative_rollout_and_fills_the_step():
+def test_the_paper_trains_on_every_rollout_with_a_signal_and_fills_the_step():
     steps = trace("paper", 13, 10, seed=2)
     for number, step in enumerate(steps):
         assert len(step) == 512

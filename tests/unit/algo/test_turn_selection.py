@@ -48,7 +48,7 @@ def selector(advantage, **settings):
 EQUAL_TOTALS, NO_MEAN = group("a", (1.0, 0.0), (0.0, 1.0)), group("b", (-2.0, 1.0), (0.0, 0.0))
 
 
-def test_groups_count_as_informative_by_their_turns():
+def test_groups_have_a_signal_if_one_of_their_turns_has():
     selected = selector({"credit": "to_go"}).select(
         [EQUAL_TOTALS, NO_MEAN, group("c", (0.0,), (0.0,))], TrainingState()
     )
