@@ -117,7 +117,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
         float32_output_layer=config.model.float32_output_layer,
     )
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
-    weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
+    weights = checkpoint.CheckpointWeights(trainable=policy.trainable, frozen_fingerprint=fingerprint)
     # Raises if the base model has changed, because the fingerprint of its frozen weights then differs.
     checkpoint.load_weights(folder, weights)
     return RestoredModel(model_bundle, adapter, policy)

@@ -57,7 +57,7 @@ OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
 class CheckpointWeights:
     """Weights of a model, split into what a checkpoint holds and what it only fingerprints."""
 
-    trained: Mapping[str, torch.Tensor]  # name → weight that training changes; when saving, this rank's share of them
+    trainable: Mapping[str, torch.Tensor]  # name → weight that training changes; when saving, this rank's share of them
     frozen_fingerprint: str = ""  # result of `fingerprint_weights` for all other weights
 
 
@@ -87,7 +87,7 @@ def read_rng_states() -> dict[str, torch.Tensor]:
 def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
     """Return a copy on the CPU that shares no memory with the run."""
     # The run continues while the copy is written, and changes weights, optimizer and state in place.
-    weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
+    weights = replace(snapshot.weights, trainable=_copy_value_to_cpu(dict(snapshot.weights.trainable)))
     copied = {field.name: _copy_value_to_cpu(getattr(snapshot.state, field.name)) for field in fields(TrainingState)}
     state = TrainingState(**copied)
     return replace(snapshot, weights=weights, optimizer=_copy_value_to_cpu(dict(snapshot.optimizer)), state=state)
@@ -184,7 +184,7 @@ def save_weights(folder: Path, weights: CheckpointWeights) -> None:
 
 @torch.no_grad()
 def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False) -> None:
-    """Overwrite `weights.trained` with the weights of a checkpoint, or of a folder that `save_weights` wrote.
+    """Overwrite `weights.trainable` with the weights of a checkpoint, or of a folder that `save_weights` wrote.
 
     With `mmap` the tensors map the files instead of copying them, so the processes of a machine share the memory.
 
@@ -200,7 +200,7 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
             for name in file.keys():  # noqa: SIM118 - no mapping
                 file_of[name] = file
                 saved[name] = tuple(file.get_slice(name).get_shape())
-        expected = {name: tuple(tensor.shape) for name, tensor in weights.trained.items()}
+        expected = {name: tuple(tensor.shape) for name, tensor in weights.trainable.items()}
         # Checked before any weight is touched: a model that does not fit stays as it was.
         if saved != expected or not same_frozen:
             which = "that are not trained" if saved == expected else "that are trained"
@@ -208,7 +208,7 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
                 f"{folder} was saved from another model: the weights {which} differ. Restore model.path "
                 "as it was, or start over in another directory"
             )
-        for name, tensor in weights.trained.items():
+        for name, tensor in weights.trainable.items():
             # `copy_` keeps the tensor's own memory; assigning `data` puts the map of the file in its place.
             if mmap:
                 tensor.data = file_of[name].get_tensor(name)
@@ -230,7 +230,7 @@ def _list_part_files(folder: Path, name: str) -> list[Path]:
 
 def _write_weights(weights: CheckpointWeights, path: Path) -> None:
     trained = {}
-    for name, tensor in weights.trained.items():
+    for name, tensor in weights.trainable.items():
         trained[name] = tensor.detach().contiguous()
     # A single metadata entry: safetensors writes several in another order each time, and files would differ.
     save_file(trained, path, metadata={"frozen_fingerprint": weights.frozen_fingerprint})

@@ -32,9 +32,9 @@ class ReferencePolicy:
         self.policy = initial_copy or policy.frozen_copy()
         """The copy of the policy, whose log-probs the KL penalty compares with."""
         self.is_frozen = options.update == "never"
-        tracked = {} if self.is_frozen else policy.trained
+        tracked = {} if self.is_frozen else policy.trainable
         self._tracked_parameters = list(tracked.values())
-        self._weights = [self.policy.trained[name] for name in tracked]
+        self._weights = [self.policy.trainable[name] for name in tracked]
         # Averages are float32, because in bfloat16 a change of 0.01 of the difference would often round to nothing.
         # `float` does not copy a weight that is float32: the average is then the reference's own weight.
         self._averages = [weight.float() for weight in self._weights]

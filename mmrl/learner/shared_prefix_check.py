@@ -106,7 +106,7 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
     Both have the same trained tokens in the same order. Every rank must pass the same experiences.
     """
     ranks = ranks or SingleProcess()
-    trained = [parameter for parameter in policy.trained.values() if parameter.requires_grad]
+    trained = [parameter for parameter in policy.trainable.values() if parameter.requires_grad]
     scored: list[torch.Tensor] = []
     gradients = []
     for layout in (batch, other):

@@ -147,7 +147,7 @@ class PolicyModel:
         self.family.prepare(model)
         # Packed batches can be scored with any attention but transformers' eager one.
         self.supports_shared_prefix = model.get_decoder().config._attn_implementation == ATTENTION_NAME
-        self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._trainable_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.runner = ModelRunner(model)  # a `DeepspeedModel` while DeepSpeed runs the model
 
     @property
@@ -162,15 +162,15 @@ class PolicyModel:
         return int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
 
     @property
-    def trained(self) -> dict[str, nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
         """Weights that some stage trains, by name. A frozen copy has the same names."""
-        return {name: self.model.get_parameter(name) for name in self._trained_names}
+        return {name: self.model.get_parameter(name) for name in self._trainable_names}
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:
-        """Weights that are not trained, by name."""
-        trained = set(self._trained_names)
-        return {name: parameter for name, parameter in self.model.named_parameters() if name not in trained}
+        """Weights that no stage trains, by name."""
+        trainable = set(self._trainable_names)
+        return {name: parameter for name, parameter in self.model.named_parameters() if name not in trainable}
 
     @property
     def trained_by_component(self) -> dict[Component, list[nn.Parameter]]:
@@ -183,8 +183,8 @@ class PolicyModel:
 
     @contextmanager
     def freeze(self, components: Collection[Component]) -> Iterator[None]:
-        """Compute no gradient for these components inside this block. Their weights stay among `trained`."""
-        for name, parameter in self.trained.items():
+        """Compute no gradient for these components inside this block. Their weights stay among `trainable`."""
+        for name, parameter in self.trainable.items():
             parameter.requires_grad_(self.family.component_of(name) not in components)
         # Training before or after this block may change the tower, so features cached inside it are dropped.
         before = self._vision_cache
@@ -193,7 +193,7 @@ class PolicyModel:
             yield
         finally:
             self._vision_cache = before
-            for parameter in self.trained.values():
+            for parameter in self.trainable.values():
                 parameter.requires_grad_()
 
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -208,7 +208,7 @@ class PolicyModel:
                     yield from self.family.iter_engine_weights(*merged_weight(module_name, layer))
             return
         embeddings = self.model.get_input_embeddings().weight
-        for name, parameter in self.runner.iter_params(self.trained):
+        for name, parameter in self.runner.iter_params(self.trainable):
             yield from self.family.iter_engine_weights(name, parameter)
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
@@ -220,7 +220,7 @@ class PolicyModel:
         """
         reference = self._like_this(self.runner.copy_model(shared=self.frozen.values()))
         # Its own list would lack the weights of components that a stage freezes at the moment.
-        reference._trained_names = self._trained_names
+        reference._trainable_names = self._trainable_names
         reference.model.requires_grad_(False)
         return reference
 

@@ -134,7 +134,7 @@ class TrainingBenchmarks:
                 due.append(prepared)
         # Hashing all weights takes a while, so only when a benchmark is due.
         policy = self._run.policy
-        revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trained)) if due else ""
+        revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trainable)) if due else ""
         metrics: dict[str, float] = {}
         for prepared in due:
             metrics |= self._evaluate(prepared, state, revision)

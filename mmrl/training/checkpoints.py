@@ -83,9 +83,9 @@ class RunCheckpoints:
         self._delete_frames()
         state.metrics_bytes = self._logger.metrics.position()
         best, policy = self._run.config.checkpoints.best, self._run.policy
-        trained = policy.runner.local_shard(policy.trained, self._run.ranks)
+        trained = policy.runner.local_shard(policy.trainable, self._run.ranks)
         snapshot = checkpoint.Snapshot(
-            weights=checkpoint.CheckpointWeights(trained=trained, frozen_fingerprint=self._frozen_fingerprint),
+            weights=checkpoint.CheckpointWeights(trainable=trained, frozen_fingerprint=self._frozen_fingerprint),
             optimizer=optimizer,
             rng=checkpoint.read_rng_states(),
             state=state,
@@ -109,4 +109,4 @@ class RunCheckpoints:
 
     def checkpoint_weights(self, policy: PolicyModel) -> checkpoint.CheckpointWeights:
         """Return the weights of this run's policy, or of a reference, in the layout of a checkpoint."""
-        return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
+        return checkpoint.CheckpointWeights(trainable=policy.trainable, frozen_fingerprint=self._frozen_fingerprint)

@@ -76,7 +76,7 @@ class Fed:
     def load_weights(self, weights: WeightStream) -> None:
         names = {shape.name for shape in weights.specs()}
         if not has_adapter(self.policy.model):
-            assert names >= {name for name, _ in for_engines(self.policy, self.policy.trained)}
+            assert names >= {name for name, _ in for_engines(self.policy, self.policy.trainable)}
         self.held.clear()
         for name, tensor in weights:
             self.held[name] = tensor.detach().clone()
@@ -124,7 +124,7 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
             learner = make_learner(trial_set, trial, policy, optimizer, reference, ranks)
             engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
         metrics.append(dict(learner.step(experiences, step=step)))
-    shard = policy.runner.local_shard(policy.trained, ranks)
+    shard = policy.runner.local_shard(policy.trainable, ranks)
     parts = ranks.all_gather(sum(tensor.numel() for tensor in shard.values()))
     kept, state = everything(policy, optimizer, ranks)
     result |= {"metrics": metrics, "weights": kept, "state": state, "parts": parts}
@@ -171,7 +171,7 @@ def for_engines(policy: PolicyModel, weights: Mapping[str, torch.Tensor]) -> Ite
 def everything(policy: PolicyModel, optimizer, ranks: Ranks):
     """Weights and the optimizer's tables, from the parts of all ranks."""
     weights, tables = {}, {}
-    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), optimizer.state())):
+    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trainable, ranks), optimizer.state())):
         assert not part.keys() & weights.keys()
         weights |= part
         for table, kept in state.items():
@@ -201,7 +201,7 @@ def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, to
     install_shared_prefix_attention(policy.model)  # this process has not heard of it
     policy.family.prepare(policy.model)  # pickled without the forward methods of its layers
     for name, tensor in (weights or {}).items():
-        policy.trained[name].data.copy_(tensor)
+        policy.trainable[name].data.copy_(tensor)
     if trial.deepspeed is None:
         return policy, TorchOptimizer(policy.trained_by_component, OPTIMIZER, ranks), None
     # Imported here: without DeepSpeed, the tests that import this file are skipped one by one.

@@ -174,8 +174,8 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(make_
     reference, before = tiny.policy.frozen_copy(), scores(tiny.policy, tiny, experiences)
     given = {name: id(parameter) for name, parameter in tiny.policy.frozen.items()}
     assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
-    assert reference.trained.keys() == tiny.policy.trained.keys()
-    assert not {id(p) for p in reference.trained.values()} & {id(p) for p in tiny.policy.trained.values()}
+    assert reference.trainable.keys() == tiny.policy.trainable.keys()
+    assert not {id(p) for p in reference.trainable.values()} & {id(p) for p in tiny.policy.trainable.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
     step_gradient(tiny, experiences)
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=0.01))

@@ -90,7 +90,7 @@ def test_two_ranks_learn_what_one_learns(results, single, trial_set, name):
     found = results[name]
     same_metrics(found["metrics"], single["metrics"])
     assert furthest(found["weights"], single["weights"]) < 5e-5
-    assert furthest(dict(trial_set.policy.trained), single["weights"]) > 2e-3
+    assert furthest(dict(trial_set.policy.trainable), single["weights"]) > 2e-3
     assert any(metrics["learner/grad_norm/vision"] == 0.0 for metrics in single["metrics"])  # text alone
 
 
@@ -181,7 +181,7 @@ def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(results, trial_s
     assert found["refused"] == "it takes no more"
     weights = {key: tensor for key, tensor in found["fed"].items() if key != "lm_head.weight"}
     assert furthest(weights, found["weights"]) == 0.0
-    assert furthest(weights, dict(trial_set.policy.trained)) > 5e-4
+    assert furthest(weights, dict(trial_set.policy.trainable)) > 5e-4
     before, after_an_error = found["hooks"]
     assert before == after_an_error
     if name == "zero3-fed":

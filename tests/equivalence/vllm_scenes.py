@@ -212,16 +212,16 @@ class Scene:
     def learn(self) -> None:
         """Another policy: every weight that is trained moves by about 0.05."""
         generator = torch.Generator().manual_seed(5)
-        for parameter in self.policy.trained.values():
+        for parameter in self.policy.trainable.values():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
     @contextmanager
     def other_weights(self) -> Iterator[None]:
         """Give the policy other weights inside this block."""
-        kept = {name: parameter.detach().clone() for name, parameter in self.policy.trained.items()}
+        kept = {name: parameter.detach().clone() for name, parameter in self.policy.trainable.items()}
         self.learn()
         yield
-        for name, parameter in self.policy.trained.items():
+        for name, parameter in self.policy.trainable.items():
             parameter.data.copy_(kept[name])
 
     def show_media(self, sampler: EngineSampler, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_a_micro_batch_waits_for_nothing_of_ours(make_tiny, family, device, wait
     logprobs_N.sum().backward()
     assert logprobs_N.is_cuda
     assert not waits()
-    assert all(parameter.grad is not None for parameter in tiny.policy.trained.values())
+    assert all(parameter.grad is not None for parameter in tiny.policy.trainable.values())
 
 
 def test_heads_too_narrow_for_flex_attention_are_said(make_tiny, device):

@@ -19,7 +19,7 @@ def test_an_update_of_3b_waits_once(device, waits, monkeypatch):
     model = read_model("3B")
     policy = make_policy(model, ModelConfig(path="", dtype="bfloat16"))
     device.place(policy.model)
-    assert sum(weight.numel() for weight in policy.trained.values()) == 3_754_622_976
+    assert sum(weight.numel() for weight in policy.trainable.values()) == 3_754_622_976
     optimizer = TorchOptimizer(policy.trained_by_component, OptimizerConfig(lr=1e-6))
     optimizer.backward(policy.compute_logprobs(make_group(model, 64, 1)).logprobs_N.sum())
     assert not waits()

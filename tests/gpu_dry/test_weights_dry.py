@@ -21,15 +21,15 @@ def test_a_checkpoint_is_written_from_the_device_and_loaded_onto_it(make_tiny, d
     tiny = make_tiny()
     device.place(tiny.policy.model.to(torch.bfloat16))
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=1e-3))
-    for parameter in tiny.policy.trained.values():
+    for parameter in tiny.policy.trainable.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.update(1e-3)
-    weights = CheckpointWeights(trained=tiny.policy.runner.local_shard(tiny.policy.trained, RANKS))
+    weights = CheckpointWeights(trainable=tiny.policy.runner.local_shard(tiny.policy.trainable, RANKS))
     snapshot = Snapshot(
         weights=weights, optimizer=optimizer.state(), rng={"cpu": torch.get_rng_state()}, state=TrainingState()
     )
     snapshot = copy_to_cpu(snapshot)
-    assert not any(weight.is_cuda for weight in snapshot.weights.trained.values())
+    assert not any(weight.is_cuda for weight in snapshot.weights.trainable.values())
     write_part(tmp_path, snapshot, RANKS)
     load_weights(tmp_path, weights)
     optimizer.load_state(snapshot.optimizer)  # under a pretended device, torch.load returns no numbers
@@ -84,7 +84,7 @@ def test_weights_and_moments_are_packed_for_zero(make_tiny, device, waits):
 
     tiny = make_tiny()
     device.place(tiny.policy.model)
-    parameters = list(tiny.policy.trained.values())
+    parameters = list(tiny.policy.trainable.values())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     adamw = torch.optim.AdamW(parameters, fused=True)
@@ -100,7 +100,7 @@ def test_weights_and_moments_are_packed_for_zero(make_tiny, device, waits):
 
     optimizer.update(1e-3)
     assert waits().total() == 1
-    shard = model.local_shard(tiny.policy.trained, RANKS)
+    shard = model.local_shard(tiny.policy.trainable, RANKS)
     assert not any(weight.is_cuda for weight in shard.values())
     state = optimizer.state()
     assert not any(moments["exp_avg"].is_cuda for moments in state["moments"].values())

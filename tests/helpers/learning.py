@@ -39,7 +39,7 @@ class MeasureGradients(KeepGradients):
     """An optimizer that returns the norm of the gradient and leaves weights as they are."""
 
     def __init__(self, tiny: TinyModel) -> None:
-        self.parameters = list(tiny.policy.trained.values())
+        self.parameters = list(tiny.policy.trainable.values())
 
     def update(self, lr: float) -> dict[str, float]:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf))
@@ -52,7 +52,7 @@ class Sgd(KeepGradients):
     """Plain gradient descent, in which small differences stay small."""
 
     def __init__(self, tiny: TinyModel) -> None:
-        self.parameters = list(tiny.policy.trained.values())
+        self.parameters = list(tiny.policy.trainable.values())
 
     @torch.no_grad()
     def update(self, lr: float) -> dict[str, float]:

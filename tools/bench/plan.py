@@ -64,7 +64,7 @@ def compare_cell(cell: str) -> dict[str, float]:
     model = read_shapes(options)
     planned = measure(model, options, micro_batch)
     policy, batch = make_policy(model, options, "cpu"), make_batch(model, micro_batch)
-    for parameter in policy.trained.values():
+    for parameter in policy.trainable.values():
         parameter.grad = torch.zeros_like(parameter)
 
     def run() -> None:

@@ -70,10 +70,10 @@ class HfEngine(RolloutEngine):
         self._learner_policy = self._policy = policy
         if copy_policy:
             self._policy = policy.frozen_copy()
-            for name, weight in self._policy.trained.items():
+            for name, weight in self._policy.trainable.items():
                 # No gradient is computed here, but torch rounds products differently for tensors without this flag. The
                 # copy must sample exactly the tokens that the learner's own model would sample.
-                weight.requires_grad_(policy.trained[name].requires_grad)
+                weight.requires_grad_(policy.trainable[name].requires_grad)
         self.shares_weights, self.returns_routes = not copy_policy, bool(policy.routers)
         self._processor, self._max_batch_tokens = processor, max_batch_tokens
         self._activity = activity or Activity()
@@ -83,8 +83,8 @@ class HfEngine(RolloutEngine):
     def load_weights(self, weights: WeightStream) -> None:
         """Copy the learner's trained tensors, adapters included, unless they are shared. `weights` is not read."""
         if not self.shares_weights:
-            learned = self._learner_policy.trained
-            for name, weight in self._policy.trained.items():
+            learned = self._learner_policy.trainable
+            for name, weight in self._policy.trainable.items():
                 weight.copy_(learned[name])
 
     def logits_dtypes(self) -> set[str]:

@@ -99,7 +99,7 @@ def export_adapter(context: EngineContext) -> Path:
     """Write the policy's adapter as peft reads it, and return its folder. Collective."""
     assert context.adapter is not None, "only a policy with an adapter has files of one"
     folder = context.work_dir / "adapter"
-    with context.policy.runner.gather_params(list(context.policy.trained.values())):
+    with context.policy.runner.gather_params(list(context.policy.trainable.values())):
         # Each rank writes a folder of its own, and its disk may be full alone.
         raise_on_all_ranks(partial(checkpoint.export_hf_folder, folder, context.adapter), context.ranks)
     return folder.absolute()

@@ -45,7 +45,7 @@ def train_net(seed):
 
 
 def weights_of(net):
-    return CheckpointWeights(trained=dict(net.named_parameters()))
+    return CheckpointWeights(trainable=dict(net.named_parameters()))
 
 
 def make_snapshot(seed=0, score=None, **state):
@@ -370,7 +370,7 @@ def part_of(ranks, step):
     weights = {f"w{index}": torch.full((SIZES[index],), float(index)) for index in own}
     moments = {index: {"exp_avg": torch.full((SIZES[index],), index / 2)} for index in own}
     return Snapshot(
-        weights=CheckpointWeights(trained=weights),
+        weights=CheckpointWeights(trainable=weights),
         optimizer={"moments": moments, "masters": {}},
         rng=RNG,
         state=TrainingState(step=step),
@@ -394,7 +394,7 @@ def test_each_rank_writes_its_part_and_any_number_of_ranks_can_continue(tmp_path
     assert names(tmp_path) == ["00-000001", "00-000002"]
     assert len(names(tmp_path / "00-000002")) == 5 + 2 * count
     weights = {f"w{index}": torch.zeros(size) for index, size in enumerate(SIZES)}
-    state, tables = checkpoint.load_checkpoint(tmp_path / "00-000002", weights=CheckpointWeights(trained=weights))
+    state, tables = checkpoint.load_checkpoint(tmp_path / "00-000002", weights=CheckpointWeights(trainable=weights))
     assert state.step == 2
     assert list(tables["moments"]) == list(range(len(SIZES))) and tables["masters"] == {}
     for index, size in enumerate(SIZES):
@@ -546,7 +546,7 @@ class Model:
 
 
 def write_zeros(folder, size=4, optimizer=None, **state):
-    weights = CheckpointWeights(trained={"w": torch.zeros(size)})
+    weights = CheckpointWeights(trainable={"w": torch.zeros(size)})
     snapshot = Snapshot(weights=weights, optimizer=optimizer or {}, rng={}, state=TrainingState(**state))
     with atomic_folder(folder) as partial_folder:
         write_part(partial_folder, snapshot, SingleProcess())
@@ -607,16 +607,16 @@ def test_weights_alone_round_trip(tmp_path):
 def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
     net, _ = train_net(1)
     trained, frozen = {"1.weight": net[1].weight}, {"0.weight": net[0].weight.detach().clone()}
-    saved = CheckpointWeights(trained=trained, frozen_fingerprint=checkpoint.fingerprint_weights(frozen.items()))
+    saved = CheckpointWeights(trainable=trained, frozen_fingerprint=checkpoint.fingerprint_weights(frozen.items()))
     checkpoint.save_weights(tmp_path / "w", saved)
     checkpoint.load_weights(tmp_path / "w", saved)
     before = net[1].weight.detach().clone()
     frozen["0.weight"][3, 2] += 1e-4
     for other in (
         replace(saved, frozen_fingerprint=checkpoint.fingerprint_weights(frozen.items())),
-        replace(saved, trained={**trained, "more": torch.ones(1)}),
-        replace(saved, trained={"1.weight": torch.ones(5, 7)}),
-        replace(saved, trained={}),
+        replace(saved, trainable={**trained, "more": torch.ones(1)}),
+        replace(saved, trainable={"1.weight": torch.ones(5, 7)}),
+        replace(saved, trainable={}),
     ):
         with pytest.raises(UserError, match=r"saved from another model: .* Restore model.path"):
             checkpoint.load_weights(tmp_path / "w", other)

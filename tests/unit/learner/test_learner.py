@@ -125,8 +125,8 @@ def test_each_component_learns_at_a_rate_of_its_own(make_tiny, family):
     before = copy_weights(tiny)
     metrics = make_learner(tiny, optimizer_config=options).step(make_experiences(tiny), step=0)
     for component, rate in rates.items():
-        names = [name for name in tiny.policy.trained if tiny.policy.family.component_of(name) == component]
-        moved = max(float((tiny.policy.trained[name].detach() - before[name]).abs().max()) for name in names)
+        names = [name for name in tiny.policy.trainable if tiny.policy.family.component_of(name) == component]
+        moved = max(float((tiny.policy.trainable[name].detach() - before[name]).abs().max()) for name in names)
         assert metrics[f"learner/grad_norm/{component}"] > 0
         assert moved == pytest.approx(rate, rel=0.01)  # Adam's first update is one of the rate
 

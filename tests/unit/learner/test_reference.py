@@ -12,7 +12,7 @@ from mmrl.policy.policy import PolicyModel
 
 def add_to_weights(tiny, by):
     with torch.no_grad():
-        for parameter in tiny.policy.trained.values():
+        for parameter in tiny.policy.trainable.values():
             parameter.add_(by)
 
 
@@ -52,11 +52,11 @@ def test_an_average_of_bfloat16_weights_keeps_small_changes(make_tiny):
     tiny = make_tiny()
     tiny.policy.model.to(torch.bfloat16)
     with torch.no_grad():
-        for parameter in tiny.policy.trained.values():
+        for parameter in tiny.policy.trainable.values():
             parameter.fill_(1.0)
     reference = ReferencePolicy(tiny.policy, Options(update="ema", ema_decay=0.999))
     with torch.no_grad():
-        for parameter in tiny.policy.trained.values():
+        for parameter in tiny.policy.trainable.values():
             parameter.fill_(2.0)
     for step in range(100):
         update(reference, step)
@@ -94,14 +94,14 @@ def test_a_reset_copies_the_policy_and_may_clear_the_moments(make_tiny, reset_op
     options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
     reference = ReferencePolicy(tiny.policy, options)
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=1e-3))
-    for parameter in tiny.policy.trained.values():
+    for parameter in tiny.policy.trainable.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.update(1e-3)
     resets = [reference.update(step, rewards=[], reset_optimizer=optimizer.reset) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first_weight(reference.policy.model) == first_weight(tiny.policy.model)
     assert (optimizer.state()["moments"] == {}) == reset_optimizer
-    for parameter in tiny.policy.trained.values():
+    for parameter in tiny.policy.trainable.values():
         parameter.grad = torch.ones_like(parameter)
     assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # the cleared optimizer continues
 

@@ -42,7 +42,7 @@ def episodes(tiny):
 def gradients(tiny, experiences, **options):
     tiny.policy.model.zero_grad()
     metrics = make_learner(tiny, optimizer=KeepGradients(), **options).step(experiences, step=0)
-    found = {name: parameter.grad.clone() for name, parameter in tiny.policy.trained.items()}
+    found = {name: parameter.grad.clone() for name, parameter in tiny.policy.trainable.items()}
     tiny.policy.model.zero_grad()
     return found, metrics
 

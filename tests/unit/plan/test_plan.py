@@ -288,7 +288,7 @@ def test_a_supervised_stage_needs_what_its_demonstrations_need():
     sizes = ("stages.cold.batch_size=6", "stages.cold.micro_batch_sequences=2", "model.gradient_checkpointing=[]")
     plan = plan_small(*sizes, kind="sft")
     policy = make_policy(plan.model, plan.options, "cpu")
-    for parameter in policy.trained.values():
+    for parameter in policy.trainable.values():
         parameter.grad = torch.zeros_like(parameter)
 
     def run(num_groups):

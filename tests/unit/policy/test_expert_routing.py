@@ -111,7 +111,7 @@ def test_the_margin_lies_between_the_last_expert_that_is_picked_and_the_first_th
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_frozen_router_stays_and_the_experts_learn(make_tiny, family):
     policy = PolicyModel(make_tiny(family).policy.model, freeze_router=True)
-    trained = policy.trained
+    trained = policy.trainable
     assert not [name for name in trained if name.endswith((".gate.weight", "shared_expert_gate.weight"))]
     assert [name for name in trained if name.endswith("experts.gate_up_proj")]
 

@@ -96,7 +96,7 @@ def test_a_family_from_a_plug_in_computes_what_the_built_in_one_does(make_tiny, 
         logprobs_N = own.policy.compute_logprobs(own.collate(experiences)).logprobs_N
         logprobs_N.sum().backward()
         tokens = [experience.rollout.segments[0].token_ids for experience in experiences]
-        gradients = [parameter.grad for parameter in own.policy.trained.values() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in own.policy.trainable.values() if parameter.grad is not None]
         results.append((tokens, [logprobs_N, *gradients]))
     (tokens, tensors), (same_tokens, same_tensors) = results
     assert tokens == same_tokens

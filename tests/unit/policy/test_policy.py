@@ -259,26 +259,26 @@ def test_exactly_the_frozen_components_have_no_gradient(make_tiny, family, freez
             trained.add(component)
     assert trained == set(COMPONENTS) - set(freeze)
     assert {component for component, own in policy.trained_by_component.items() if own} == trained
-    assert len(policy.trained) == sum(map(len, policy.trained_by_component.values()))
-    assert len(policy.trained) + len(frozen) == len(list(policy.model.parameters()))
+    assert len(policy.trainable) == sum(map(len, policy.trained_by_component.values()))
+    assert len(policy.trainable) + len(frozen) == len(list(policy.model.parameters()))
     assert all(ours is theirs for ours, theirs in zip(policy.frozen.values(), frozen, strict=True))
 
 
 def test_components_frozen_within_a_block_are_trained_and_encoded_anew_after_it(make_tiny):
     tiny = make_tiny("qwen2_5_vl")
     policy, tower = PolicyModel(tiny.policy.model), ("vision", "projector")
-    names = list(policy.trained)
+    names = list(policy.trainable)
     batch = tiny.collate(tiny.experiences(tiny.samples[:1]))
 
     with policy.freeze(tower):
         assert [component for component, own in policy.trained_by_component.items() if own] == ["language"]
-        assert list(policy.trained) == names
+        assert list(policy.trainable) == names
         copy = policy.frozen_copy()
-        assert list(copy.trained) == names
-        assert not any(copy.trained[name] is policy.trained[name] for name in names)
+        assert list(copy.trainable) == names
+        assert not any(copy.trainable[name] is policy.trainable[name] for name in names)
         before = policy.compute_logprobs(batch).logprobs_N
         before.sum().backward()
-        assert all(parameter.grad is None for name, parameter in policy.trained.items() if "visual" in name)
+        assert all(parameter.grad is None for name, parameter in policy.trainable.items() if "visual" in name)
 
     assert all(policy.trained_by_component.values())
     with torch.no_grad():

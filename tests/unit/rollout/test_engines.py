@@ -189,7 +189,7 @@ def test_adapter_is_sent_merged_and_the_model_keeps_its_weights(make_tiny, dora)
     adapter = LoraAdapter(model, LoraConfig(rank=4, use_dora=dora), seed=1)
     policy = PolicyModel(model)
     with torch.no_grad():
-        for parameter in policy.trained.values():
+        for parameter in policy.trainable.values():
             parameter.add_(0.1)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     sent = {name: tensor.clone() for name, tensor in PolicyWeightStream(policy)}

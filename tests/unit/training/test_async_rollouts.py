@@ -60,7 +60,7 @@ def test_copied_policy_samples_with_old_weights_until_it_is_synced(make_tiny, ch
         pending = AsyncRollouts(pipeline=pipeline, executor=thread).start(prompts, step=1, version=0)
         assert begun.wait(60)
         with torch.no_grad():
-            for parameter in tiny.policy.trained.values():
+            for parameter in tiny.policy.trainable.values():
                 parameter.add_(0.05)
         changed.set()
         next_batch = pending.wait()
