@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from mmrl.distributed.ranks import MediaRanks, Ranks, rank_slice
+from mmrl.distributed.ranks import Ranks, rank_slice
 from mmrl.types import EvalRewards, Group, Rollout, RolloutBatch, Sample, TokenValues, UserError
 
 ItemT = TypeVar("ItemT")
@@ -43,7 +43,7 @@ def gather_items(items: Sequence[ItemT], ranks: Ranks) -> tuple[ItemT, ...]:
     return tuple(chain.from_iterable(ranks.all_gather(tuple(items))))
 
 
-def gather_groups(groups: Iterable[Group], ranks: Ranks, media_ranks: MediaRanks) -> list[Group]:
+def gather_groups(groups: Iterable[Group], ranks: Ranks, media_ranks: dict[str, int]) -> list[Group]:
     """Return the groups of all ranks, in the order of the samples.
 
     `media_ranks` records which rank has the media of each prompt in memory.
@@ -100,7 +100,7 @@ def find_media_problems_on_all_ranks(
     *,
     check: Callable[[Sequence[Rollout]], Mapping[tuple[str, ...], str]],
     ranks: Ranks,
-    media_ranks: MediaRanks,
+    media_ranks: dict[str, int],
 ) -> dict[tuple[str, ...], str]:
     """Check the media of each rollout on one rank; return the problems on all ranks, by `media_digests`.
 

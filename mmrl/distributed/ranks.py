@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from mmrl.types import UserError
 
 T = TypeVar("T")
 RowT = TypeVar("RowT")
-
-MediaRanks: TypeAlias = dict[str, int]
-"""`Prompt.digest` → the rank that built this prompt of the current step, and so has its decoded media in memory.
-
-The learner prefers to train a group on that rank. Each step begins with an empty one.
-"""
 
 
 class RankLostError(UserError):

@@ -18,7 +18,7 @@ import torch
 from mmrl.algo.schedules import learning_rate
 from mmrl.algo.select_experiences import drop_masked
 from mmrl.config.schema import COMPONENTS, Component, LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaRanks, Ranks
+from mmrl.distributed.ranks import Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
     MicroBatch,
@@ -78,7 +78,7 @@ class PolicyLearner:
         reference: PolicyModel | None,
         *,
         ranks: Ranks,
-        media_ranks: MediaRanks,
+        media_ranks: Mapping[str, int],
         activity: Activity,
     ) -> None:
         """Set up the learner of a stage.

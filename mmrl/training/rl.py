@@ -28,7 +28,7 @@ from mmrl.distributed.exchanges import (
     own_share,
     sum_metrics,
 )
-from mmrl.distributed.ranks import MediaRanks, Ranks, rank_slice
+from mmrl.distributed.ranks import Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.scoring.group_rewards import BoundGroupReward, apply_group_rewards
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
@@ -60,8 +60,9 @@ class RlParts:
     sync_weights: Callable[[int], None]  # has the engine load the new weights, of this version
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
-    # Digest of a prompt → rank that has its images and videos in memory. The learner trains on it there if it can.
-    media_ranks: MediaRanks
+    # `Prompt.digest` → the rank that built the prompt in this step, and so has its decoded images and videos in memory.
+    # The learner trains on it there if it can.
+    media_ranks: dict[str, int]
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 

@@ -14,7 +14,6 @@ from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
 from mmrl.data.stage_data import merge_visits_of_copies
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaRanks
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
@@ -101,7 +100,7 @@ def build_parts(
     update_reference = None
     if reference is not None and not reference.is_frozen:
         update_reference = partial(reference.update, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
-    media_ranks = MediaRanks()
+    media_ranks: dict[str, int] = {}
     learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_ranks)
     return RlParts(
         num_steps=stage.steps,
@@ -182,7 +181,7 @@ def start_logprob_check(
     return check
 
 
-def build_selector(stage: RlStage, run: RunComponents, media_ranks: MediaRanks) -> Selector:
+def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, int]) -> Selector:
     """Return the part that selects the experiences of each step of the stage."""
     seed = run.config.run.seed
     # Collective: one rank may still hold a file in memory that another finds changed on disk, so ranks must agree.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import demonstration_text
 from mmrl.distributed.exchanges import count_dropped_samples, gather_groups, sum_metrics
-from mmrl.distributed.ranks import MediaRanks, Ranks
+from mmrl.distributed.ranks import Ranks
 from mmrl.protocols import DemonstrationCompleter, Learner, Processor, SampleSource
 from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
@@ -37,7 +37,7 @@ class SftParts:
     callbacks: Sequence[Callback]  # called after each step, in this order
     seed: int  # the run's seed, from which random choices derive, with the stage's name
     ranks: Ranks
-    media_ranks: MediaRanks  # digest of a prompt → rank that has its images and videos in memory
+    media_ranks: dict[str, int]  # `Prompt.digest` → rank that has its images and videos in memory
     tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 

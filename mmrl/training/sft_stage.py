@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mmrl.config.schema import EnvironmentConfig, SftStage, ToolsConfig
-from mmrl.distributed.ranks import MediaRanks
 from mmrl.protocols import DemonstrationCompleter
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunComponents
@@ -19,7 +18,7 @@ def train_sft_stage(
 ) -> None:
     """Train a supervised stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
     run = services.run
-    media_ranks = MediaRanks()
+    media_ranks: dict[str, int] = {}
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
         if optimizer_state:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mmrl.config.schema import LossConfig, RlStage, SftStage
-from mmrl.distributed.ranks import MediaRanks
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -81,7 +80,7 @@ def build_learner(
     run: RunComponents,
     optimizer: Optimizer,
     reference: PolicyModel | None,
-    media_ranks: MediaRanks,
+    media_ranks: Mapping[str, int],
 ) -> Learner:
     """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
     learner_config = LearnerConfig(

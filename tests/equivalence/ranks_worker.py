@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmrl.config.schema import DeepspeedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaRanks, Ranks
+from mmrl.distributed.ranks import Ranks
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -156,7 +156,7 @@ def make_learner(
         shared_prefix=trial.shared_prefix,
         pad_id=trial_set.eos_id,
     )
-    owners = MediaRanks(trial.media_placement)
+    owners = dict(trial.media_placement)
     return PolicyLearner(
         policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, media_ranks=owners, activity=Activity()
     )

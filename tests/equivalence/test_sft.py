@@ -11,7 +11,7 @@ from rounding import GRADIENTS
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config.schema import SftStage
-from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PackedGroup
 from mmrl.policy.families import FAMILIES
@@ -145,7 +145,7 @@ def watched(samples, share, salt):
         callbacks=(),
         seed=salt,
         ranks=SingleProcess(),
-        media_ranks=MediaRanks(),
+        media_ranks={},
     )
     sft.run_sft_stage(stage, parts, sft.TrainingState())
     return watcher.thought

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmrl.config.schema import LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -94,7 +94,7 @@ def make_learner(
         config,
         reference,
         ranks=SingleProcess(),
-        media_ranks=MediaRanks(),
+        media_ranks={},
         activity=Activity(),
     )
 

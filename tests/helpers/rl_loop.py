@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from selection import centered, select_all
 
-from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.training import rl
 from mmrl.training.callbacks import StepLogger
 from mmrl.training.health import FailedStepCounter, FailedStepLimit
@@ -144,7 +144,7 @@ class FakeRun:
             "sync_weights": record("sync"),
             "callbacks": self.callbacks(max_steps_without_signal=max_steps_without_signal),
             "ranks": SingleProcess(),
-            "media_ranks": MediaRanks(),
+            "media_ranks": {},
         }
         return rl.RlParts(**parts | replaced)
 

@@ -12,7 +12,7 @@ from qwen_vl_utils import fetch_image
 from transformers import Qwen2VLImageProcessor
 
 from mmrl.config import load_config
-from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.training.build import RunComponents, RunSetup, build_run
@@ -146,7 +146,7 @@ def learn(tiny: RunComponents, experiences: list[Experience]) -> tuple[dict[str,
             )
     (stage,) = tiny.config.stages
     optimizer = build_optimizer(stage, tiny, None)
-    learner = build_learner(stage, tiny, optimizer, None, MediaRanks())
+    learner = build_learner(stage, tiny, optimizer, None, {})
     return dict(learner.step(experiences, step=0)), gradients
 
 

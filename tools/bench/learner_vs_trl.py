@@ -53,7 +53,7 @@ from torch import nn
 from mmrl.algo.advantages import compute_advantages
 from mmrl.config import load_config
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, VisionFromScratchConfig
-from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
@@ -188,7 +188,7 @@ class MmrlLearner:
         world = open_run_context(folder, "policy", workload)
         reference = open_run_context(folder, "reference", workload).policy
         (stage,) = world.config.stages
-        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference, MediaRanks())
+        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference, {})
         rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)

@@ -23,7 +23,7 @@ from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaRanks, Ranks, SingleProcess, own_rows
+from mmrl.distributed.ranks import Ranks, SingleProcess, own_rows
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
@@ -107,7 +107,7 @@ class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
     def __init__(self, plan, ranks):
-        self.plan, self.ranks, self.state, self.media_ranks = plan, ranks, TrainingState(), MediaRanks()
+        self.plan, self.ranks, self.state, self.media_ranks = plan, ranks, TrainingState(), {}
         self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):

@@ -8,7 +8,6 @@ import torch
 from fake_ranks import FakeRanks
 from learning import copy_of_sample, gradients_of, make_experiences
 
-from mmrl.distributed.ranks import MediaRanks
 from mmrl.learner.micro_batches import (
     add_dummy_media,
     assign_to_ranks,
@@ -68,7 +67,7 @@ def test_copies_of_a_sample_are_groups_of_their_own(groups):
 
 def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups):
     image, _, text, video, _ = groups
-    media_ranks: MediaRanks = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
+    media_ranks: dict[str, int] = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
 
     def pack(experiences):
         return [[group] for group in group_by_prompt(experiences)]

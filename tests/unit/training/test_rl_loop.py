@@ -14,7 +14,7 @@ from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardConfig, GroupRewardRangeConfig, ReplayConfig, SftStage
 from mmrl.config.schema.presets import REPLAY_PRESETS
-from mmrl.distributed.ranks import MediaRanks, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.rollout_records import list_step_records
 from mmrl.scoring.group_rewards import BoundGroupReward
 from mmrl.training import sft
@@ -255,7 +255,7 @@ def train_sft(run, state, ranks=None):
         callbacks=run.callbacks(),
         seed=0,
         ranks=ranks or SingleProcess(),
-        media_ranks=MediaRanks(),
+        media_ranks={},
     )
     sft.run_sft_stage(stage, parts, state)
 
