@@ -51,9 +51,9 @@ class ExperienceSelector:
     mask_truncated: bool = False  # responses that the length limit cut train nothing: `loss.mask_truncated`
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
-    # Denominator of a stale rollout's importance ratio. "recorded": always the recorded log-probs. None: as
-    # `loss.old_logprobs` says, which a rollout correction needs. Groups carried over always use the recorded ones.
-    # `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists all settings that decide.
+    # Log-probs that a stale rollout's importance ratio divides by; None: as for a fresh one, by `loss.old_logprobs`.
+    # Groups carried over always use the recorded ones. `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists
+    # all settings that decide.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     # True with async or partial rollouts. Their staleness is logged, and that of groups carried over.
     rollouts_span_versions: bool = False

@@ -139,7 +139,8 @@ METRICS: Final = (
     Metric("policy/approx_kl", "KL divergence from the ratio's old policy, in nats per token (Schulman's k3)."),
     Metric(
         "policy/clip_frac",
-        "Share of tokens whose loss a bound on the importance ratio changed; their gradient is 0, except with `cispo`.",
+        "Share of tokens whose policy loss a bound on the importance ratio changed; with `clip` it gives them no "
+        "gradient, with `cispo` it does. With a loss of yours, tokens count that `clip` would change.",
         label="clip_frac",
         form=".1%",
     ),
@@ -167,7 +168,7 @@ METRICS: Final = (
     Metric("test/<step>/info/<name>", "A number that the environment reports, over the test samples."),
     Metric("benchmark/<name>/<metric>", "Metric of a benchmark, such as accuracy, official_score or pass@k."),
     Metric("benchmark/<name>/<column>/<value>", "Accuracy on a subset of a benchmark."),
-    Metric("select/<name>", "Counts that a select stage reports."),
+    Metric("select/<name>", "Counts of a select stage: `kept`, `total`, `rows`; and the `median` of its metric."),
     # timings.jsonl
     Metric("time/<activity>_s", "Seconds of the step spent on one activity; `learn` includes the weight sync."),
 )

@@ -9,7 +9,8 @@ none if groups of earlier steps fill it. Three kinds of rollouts cross from one 
 are `carried_over`.
 
 The functions of `mmrl.distributed.exchanges`, all but `own_share`, are collective: all ranks of a run call them, in the
-same order, even a rank without samples. In a single process they exchange nothing.
+same order, even a rank without samples. So are selection, learner, weight sync and callbacks; docs/design.md lists all.
+In a single process they exchange nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class RlParts:
     source: SampleSource
     processor: Processor
     rollout_pipeline: RolloutPipeline
-    engine: SharedEngine  # generates for the pipeline; it sleeps while the learner works
+    engine: SharedEngine  # generates for the pipeline; sleeps while the learner works, except with `async_rollouts`
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
     group_rewards: Sequence[BoundGroupReward]  # rewards that compare siblings
