@@ -196,8 +196,6 @@ def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, in
         rollouts_per_step = stage.prompts_per_step * stage.group_size
         replay = ReplaySettings(options=stage.replay, rollouts_per_step=rollouts_per_step, seed=(seed, stage.name))
     phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
-    # A rollout correction, which requires `loss.old_logprobs: recomputed`, makes no difference between stale and fresh.
-    stale_old_logprobs = "recorded" if stage.loss.rollout_correction.method == "none" else None
     credit_turns = None
     if stage.advantage.credit != "broadcast":
         credit_turns = partial(compute_turn_advantages, options=stage.advantage)
@@ -215,7 +213,8 @@ def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, in
         mask_truncated=stage.loss.mask_truncated,
         replay=replay,
         find_changed_media=partial(find_changed_media, find_problems=check_media, warn=run.console.warn),
-        stale_old_logprobs=stale_old_logprobs,
+        # A rollout correction, which requires `loss.old_logprobs: recomputed`, treats stale rollouts like fresh ones.
+        stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
         rollouts_span_versions=stage.async_rollouts or stage.has_partial_rollouts,
         tracked_terms=stage.track_rewards,
         curriculum_phases=phases if stage.track_rewards else (),
