@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from math import isclose
+from math import isclose, log10
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -53,6 +53,18 @@ _CONNECTIVE: Final = " or | and |,"
 _PLAIN: Final = r"[^()\[\]]*?"
 # A list has a connective. Only a set may hold a single item, as \{1\} does.
 _LIST: Final = re.compile(rf"(\(|\[|\\\{{|)({_PLAIN}(?:{_CONNECTIVE}){_PLAIN}|(?<=\\\{{){_PLAIN})(\)|\]|\\\}}|)")
+_NUMBER: Final = r"([0-9]+)(?:\.[0-9]+)?"
+# Powers, from the top of a tower down, and products and sums of two numbers in braces.
+_ON_NUMBERS: Final = re.compile(
+    rf"(?:\({_NUMBER}\)|(?<![_.0-9]){_NUMBER})(\^)(?:\{{{_NUMBER}\}}|{_NUMBER}(?![.^]))"
+    rf"|(?<=[{{(]){_NUMBER}(\*|\\cdot|\\times|[+-]){_NUMBER}"
+)
+_HUGE: Final = re.compile(
+    # 10000!, (n!)!, 2^{10!}, \binom{10000}{2}, x^{10000}, (x^{10})^{10} and \sum_{k=1}^{100} k
+    r"[0-9]{5}!|![)}]*!|\^\{[^{}]*(?:[5-9]|[0-9]{2})!|binom\{?[0-9]{5}|\^[({-]*[0-9]{5}"
+    r"|\^\{?[0-9]{2,}\}?[)}]+\^\{?[0-9]{2}|\\(?:sum|prod)_[^^]*\^\{?[0-9]{3}|huge"
+)
+_MAX_DIGITS: Final = 1000  # of a number
 _MAX_CHARS: Final = 200
 _NOT_SIMPLE: Final = (ValueError, ArithmeticError, SyntaxError)
 _REALS: Final = MPContext()
@@ -167,6 +179,26 @@ def _parse(formula: str) -> ast.expr:
         is_product = _ENDS_VALUE.search(python) and (token in ("(", "_r") or token.isalpha())
         python += f"*{token}" if is_product else token
     return ast.parse(python, mode="eval").body
+
+
+@lru_cache(maxsize=4096)  # siblings share their target, and often their answers
+def is_huge(formula: str) -> bool:
+    r"""Return True if a number or power in a formula without spaces is too large for sympy. e and \pi count as 3."""
+    if not re.search(r"\^|!|binom", formula):
+        return False
+    text, before = re.sub(r"(?<![A-Za-z\\])e(?![A-Za-z])|\\pi(?![a-z])", "3", formula), ""
+    while text != before and len(text) < _MAX_DIGITS:
+        before, text = text, _ON_NUMBERS.sub(_apply, text)
+    return _HUGE.search(text) is not None
+
+
+def _apply(match: re.Match[str]) -> str:
+    """Return the result of an operation on two whole numbers; "huge" for one of too many digits."""
+    left, sign, right = filter(None, match.groups())
+    base, number = int(left), int(right)
+    if sign != "^":
+        return str(base + number if sign in "+-" else base * number)
+    return str(base**number) if number * log10(max(base, 1)) < _MAX_DIGITS else "huge"
 
 
 @lru_cache(maxsize=128)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, perm
+from math import comb, gcd, perm
 from typing import Final, NamedTuple
 
 from mmrl.answer import ANSWER_LEAD, parse_answer_value
@@ -24,14 +24,15 @@ _SYMBOLS: Final = str.maketrans(
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "≈": r"\approx ", "…": r"\ldots ", "°": r"^\circ "},
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "∛": r"\sqrt[3] "},
         **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"},
-        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", ", "€": "", "£": "", "¥": ""},
+        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", "},
         **{"∠": r"\angle ", "△": r"\triangle ", "∥": r"\parallel ", "⊥": r"\perp ", "≅": r"\cong ", "∽": r"\sim "},
-        **{"。": ".", "：": ":", "（": "(", "）": ")"},
+        **{"。": ".", "：": ":", "（": "(", "）": ")", "∴": r"\therefore ", "⇒": r"\Rightarrow "},
+        **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
     }
 )
 # Not the \, of \\, which ends a row of a matrix.
 _SPACES: Final = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad|~|\s+")
-_TEXT: Final = r"\\(?:text|mathrm|textbf|textit|mathbf|mbox|textrm)\s*\{([^{}]*)\}"
+_TEXT: Final = r"\\(?:text|mathrm|textbf|textit|mbox|textrm)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _TEXT_COMMAND: Final = re.compile(_TEXT)
 _FUNCTIONS: Final = "(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|min|max|gcd|det|lim|sqrt|pi|theta|alpha|beta"
 _ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
@@ -39,6 +40,10 @@ _DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
 _CHOICES: Final = r"(?<![A-Za-z\\])(?P<kind>[CP])\((?P<n>[0-9]+), ?(?P<k>[0-9]+)\)"
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _MOST_CHOSEN_FROM: Final = 100
+_TERM: Final = r"([+-]?[^-+=,]*?)\\(?:mathbf|boldsymbol|bm|vec|hat)\s*\{([ijk])\}\s*"
+_DEGREES: Final = r"\s*\^\s*\{?\s*\\circ\s*\}?"
+_CURRENCY: Final = r"(?:(?:US)?\\\$|[€£¥]|^(?:USD|EUR|GBP|JPY)\b)"
+_CURRENCIES: Final = {r"\$": "USD", r"US\$": "USD", "€": "EUR", "£": "pounds", "¥": "JPY"}
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
@@ -55,13 +60,30 @@ def _interval(match: re.Match[str]) -> str:
 
 
 def _figure(match: re.Match[str]) -> str:
-    """Return the name of a figure as one letter with an index, the same for all orders of points that name it."""
+    """Return a figure or a set as one letter with an index, the same for all orders of points or items that name it."""
     kind, points = match[1], match[2]
     if kind == "triangle":
         points = "".join(sorted(points))
+    elif kind == r"\{":
+        points = ",".join(sorted(points.replace(" ", "").split(",")))
     elif kind not in _DIRECTED_FIGURES:
         points = min(points, points[::-1])
     return " q_{" + "".join(str(ord(letter)) for letter in kind + points) + "}"
+
+
+def _column(match: re.Match[str]) -> str:
+    r"""Return 3\mathbf{i} - 2\mathbf{j} as a column of its components."""
+    sizes = dict.fromkeys("ijk" if "{k}" in match[0] else "ij", "")
+    for size, letter in re.findall(_TERM, match[0]):
+        sizes[letter] += f"{size}1" if size.strip() in ("", "+", "-") else size
+    rows = r"\\".join(size or "0" for size in sizes.values())
+    return rf"\begin{{pmatrix}}{rows}\end{{pmatrix}}"
+
+
+def _currency_last(match: re.Match[str]) -> str:
+    r"""Return \$5 as 5\text{USD}, in the currencies that a formula names."""
+    signs = dict.fromkeys(re.findall(_CURRENCY, match[0]))
+    return re.sub(_CURRENCY, "", match[0]) + rf"\text{{{''.join(_CURRENCIES.get(sign, sign) for sign in signs)}}}"
 
 
 def _ratio(match: re.Match[str]) -> str:
@@ -85,114 +107,157 @@ def _ascending(match: re.Match[str]) -> str:
     return low + ("<" if second == ">" else r"\le ") + middle + ("<" if first == ">" else r"\le ") + high
 
 
+# Each phase relies on those before it. Within a phase, too, the order counts.
+_UNWRAP: Final = (
+    # Bold: **5** or **Answer:** 5, and not the powers of x**2 + y**2.
+    (r"(?<!\S)\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?=[\s.,:;!]|$)", r"\1"),
+    # #### 5, `5`, *5* and ```latex 5 ```
+    (r"^#+\s+", ""),
+    (r"^(`{1,3}|\*)(?:latex |math )?\s*([^`*]+?)\s*\1$", r"\2"),
+    # \boxed{1}\boxed{3} would be a product.
+    (r"\}\s*\\boxed", "?"),
+    (r"\\boxed(?=\{)", ""),
+    # The answer is 5, \therefore 5, Answer: **5, Area = 5, \text{Area} = 5, = 5, \text{5 cm}, x equals 5
+    (
+        rf"^(?:\\(?:therefore|implies|Rightarrow)(?![a-z])\s*)?(?i:{ANSWER_LEAD})"
+        rf"(?:(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)?\s*(?=\S)",
+        "",
+    ),
+    (r"^([A-Za-z]) (?:is(?: equal to)?|equals) ", r"\1="),
+    (r"^\\(?:text|mathrm)\s*\{([0-9][^{}]*)\}$", r"\1"),
+    (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
+    (r"(?<=[^.])\.$", ""),
+)
+_COMMANDS: Final = (
+    (r"\*\*", "^"),
+    (r"\\[dtc]frac", r"\\frac"),
+    # \frac12
+    (r"\\frac ?([0-9]) ?([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
+    (r"(?:\\math(?:bin|rel))?\{:\}|\\colon(?![a-z]) ?", ":"),
+    (r"\\lg(?![a-z])", r"\\log"),
+    (r"\\log_(?:e|\{e\})", r"\\ln "),
+    (r"\\(max|min|gcd|lcm)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
+    (r"(?<=[a-z])\s*!=", r"\\ne "),
+    (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
+    (r"\\langle", "("),
+    (r"\\rangle", ")"),
+    (r"\\limits|\\(?:left|right|[bB]ig+[lr]?)(?=\s*(?:[()\[\]|.]|\\[{}]))", ""),
+    (r"\\text\s*\{\s*,?\s*(or|and)\s*\}", r" \1 "),
+    (r"(?<=[0-9)}])(or|and)(?=[0-9A-Za-z(\\-])", r" \1 "),
+    (r"\\(?:lor|vee)(?![a-z])", " or "),
+    (r"\\(?:land|wedge)(?![a-z])", " and "),
+    # a system of equations in lines; not a function in cases, whose lines have an &
+    (
+        r"^(?:\\\{)?\s*\\begin\{(cases|array|aligned)\}(?:\{[lcr]*\})?"
+        r"((?:[^&=]+&?=[^&=]+?(?:\\\\|(?=\\end)))+)\\end\{\1\}(?:\\right)?\.?$",
+        lambda match: ", ".join(row.strip(" ,").replace("&", "") for row in match[2].split(r"\\")),
+    ),
+    (rf"(?:^|(?<==))(?:{_TERM})+$", _column),
+    (r"\\(?:mathbf|boldsymbol|bm|vec|hat)\s*\{([ijk])\}", r"q_{\1}"),
+    (r"\\(?:mathbf|Bbb)\s*\{R\}", r"\\mathbb{R}"),
+    (r"\\(?:mathbf|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1"),
+)
+_COUNTS_AND_FIGURES: Final = (
+    # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
+    (r"(?<![A-Za-z\\])(?P<kind>[CAP])_\{?(?P<n>[0-9]+)\}?\^\{?(?P<k>[0-9]+)\}?", _choices),
+    (
+        r"(?<![\w.)}])(?:\{\})?[_^]?\{?(?P<n>[0-9]+)\}? ?(?P<kind>[CP])_?\{?(?P<k>[0-9]+)\}?(?![0-9A-Za-z])",
+        _choices,
+    ),
+    (
+        r"^(?=.*[CP]\()(?!.*[ABD-OQ-Z] ?\()(?=.*(?:[*/=+-]|\\(?:cdot|times|frac|div))).*$",
+        lambda match: re.sub(_CHOICES, _choices, match[0]),
+    ),
+    # the point A(2, 3)
+    (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
+    (r"^([0-9]+) to ([0-9]+)$", r"\1:\2"),
+    (r"\\overline ?\{([A-Z]{2})\}", r"\1"),
+    (r"\\(triangle|angle|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+|[0-9])\}?", _figure),
+    # a set within a set, which math-verify would dissolve
+    (r"(\\\{)([^{}]+)\\\}(?=(?:[^{}\\]|\\[^{}]|\\\{[^{}]*\\\})*\\\})", _figure),
+)
+_DIGITS: Final = (
+    # 1.234,5 and 1.234.567
+    (
+        r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
+        lambda match: match[0].replace(".", "").replace(",", "."),
+    ),
+    # 12 500 and 3.141 592
+    (GROUPED_DIGITS, join_digits),
+    (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
+    (r"(?<=[0-9])'(?=[0-9]{3})", ""),
+    # 0.\overline{3}, 0.(3), 0.\dot{1}4285\dot{7}, 0.333... and, cut off, 3.14...
+    (r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{?([0-9]+)\}?", _repeating_decimal),
+    (r"([0-9]*)\.([0-9]*)\(([0-9]+)\)", _repeating_decimal),
+    (r"([0-9]*)\.([0-9]*)\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?", _repeating_decimal),
+    (r"([0-9]*)\.([0-9]*?)([0-9]{1,9}?)\3+" + _ELLIPSIS, _repeating_decimal),
+    (rf"([0-9]*\.[0-9]+){_ELLIPSIS}", r"\1"),
+    # 101_2 and 6e23
+    (r"(?<![\w.}])([0-9]+)_\{?([0-9]+)\}?", lambda match: str(int(match[1], int(match[2])))),
+    (r"(?<=[0-9])[eE]([+-]?[0-9]+)(?![0-9A-Za-z])", r"\\times 10^{\1}"),
+    (r"(?<=[0-9])\s*[xX*]\s*(?=10\s*\^)", r"\\times "),
+    # math-verify reads 2(3) as the mixed number 2 3.
+    (r"(?<![A-Za-z0-9_^{.])([0-9]+(?:\.[0-9]+)?)\s*\((?=[^(),]*\))", r"\1\\cdot ("),
+    # 1 1/2
+    (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
+)
+_FUNCTIONS_AND_POWERS: Final = (
+    # f(x) = x^2 is y = x^2.
+    (r"^[a-z]\([a-z]\)\s*=(?=[^=]*$)", "y="),
+    (
+        r"^(?:\\text\s*\{)?\s*(?:(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?|(?:the )?empty set)\s*\}?$",
+        r"\\emptyset",
+    ),
+    (r"^(?:\\text\s*\{)?\s*[Aa]ll real(?: number)?s\s*\}?$", r"\\mathbb{R}"),
+    (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
+    (r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty "),
+    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(\\sqrt(?:\[3\])?)\s+([0-9]+|[a-z])", r"\1{\2}"),
+    (r"\^\(([^()]*)\)", r"^{\1}"),
+    (r"\^(-[0-9a-z]+)", r"^{\1}"),
+    (rf"\\(sin|cos|tan)\s*(\()?\s*([0-9]+){_DEGREES}(?(2)\s*\))", r"\\\1(\\frac{\3\\pi}{180})"),
+    # The constant of an antiderivative is C.
+    (r"^((?:\\[a-z]+|[^A-Za-z\\]|[etuxy])+\+\s*)c$", r"\1C"),
+)
+# Units become text at the end, as in 5\text{USD}.
+_UNITS: Final = (
+    (rf"^.*{_CURRENCY}.*$", _currency_last),
+    # 20^\circ C, 90^\circ, 30'
+    (rf"{_DEGREES}\s*(?:\\(?:text|mathrm)\s*\{{\s*)?([CF])(?:\s*\}})?$", r"\\text{°\1}"),
+    (rf"(?<=[a-z0-9}}%!)]){_DEGREES}\s*$", r"\\text{degrees}"),
+    (r"^([+-]?[0-9.]+)\s*(?:''|\^\{?\\prime\s*\\prime\}?)$", r"\1\\text{arcsec}"),
+    (r"^([+-]?[0-9.]+)\s*(?:'|\^\{?\\prime\}?)$", r"\1\\text{arcmin}"),
+    # 3 million, 50 percent
+    (
+        r"(?<=[0-9])\s*(?:\\text\{)?\s*(thousand|million|billion|trillion)\b\s*\}?",
+        lambda match: rf"\times {SCALES[match[1]]} ",
+    ),
+    (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
+)
+_RELATIONS: Final = (
+    # x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
+    (r"^[a-zA-Z]\s*\\in(?![a-z])\s*", ""),
+    (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid)(.*)\\\}$", r"\2"),
+    (r"^([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])$", _interval),
+    # math-verify does not compare 2 > x > 1 with 1 < x < 2.
+    (rf"^([^<>=]+?)({_GREATER})([^<>=]+?)({_GREATER})([^<>=]+)$", _ascending),
+    # x \approx 5
+    (r"^(?:[a-z]\s*)?\\approx\s*", ""),
+    (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
+    (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
+)
 _REWRITES: Final = tuple(
     (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        # Bold: **5** or **Answer:** 5, and not the powers of x**2 + y**2.
-        (r"(?<!\S)\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?=[\s.,:;!]|$)", r"\1"),
-        # #### 5, `5`, *5* and ```latex 5 ```
-        (r"^#+\s+", ""),
-        (r"^(`{1,3}|\*)(?:latex |math )?\s*([^`*]+?)\s*\1$", r"\2"),
-        # \boxed{1}\boxed{3} would be a product.
-        (r"\}\s*\\boxed", "?"),
-        (r"\\boxed(?=\{)", ""),
-        # The answer is 5, Answer: **5, Area = 5, \text{Area} = 5, = 5, \text{5 cm}
-        (rf"^(?i:{ANSWER_LEAD})(?:(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)?\s*(?=\S)", ""),
-        (r"^\\(?:text|mathrm)\s*\{([0-9][^{}]*)\}$", r"\1"),
-        (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
-        (r"\*\*", "^"),
-        (r"(?<=[^.])\.$", ""),
-        (r"\\[dtc]frac", r"\\frac"),
-        # \frac12
-        (r"\\frac ?([0-9]) ?([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
-        (r"\\\$|\\limits", ""),
-        # 1.234,5 and 1.234.567
-        (
-            r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
-            lambda match: match[0].replace(".", "").replace(",", "."),
-        ),
-        (r"\\lg(?![a-z])", r"\\log"),
-        (r"\\(max|min|gcd|lcm)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
-        # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
-        (r"(?<![A-Za-z\\])(?P<kind>[CAP])_\{?(?P<n>[0-9]+)\}?\^\{?(?P<k>[0-9]+)\}?", _choices),
-        (
-            r"(?<![\w.)}])(?:\{\})?[_^]?\{?(?P<n>[0-9]+)\}? ?(?P<kind>[CP])_?\{?(?P<k>[0-9]+)\}?(?![0-9A-Za-z])",
-            _choices,
-        ),
-        (
-            r"^(?=.*[CP]\()(?!.*[ABD-OQ-Z] ?\()(?=.*(?:[*/=+-]|\\(?:cdot|times|frac|div))).*$",
-            lambda match: re.sub(_CHOICES, _choices, match[0]),
-        ),
-        # the point A(2, 3)
-        (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
-        (r"^([0-9]+) to ([0-9]+)$", r"\1:\2"),
-        (r"\\overline ?\{([A-Z]{2})\}", r"\1"),
-        (r"\\(triangle|angle|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+)\}?", _figure),
-        (r"(?<=[a-z])\s*!=", r"\\ne "),
-        (r"\\varnothing|^\\\{\s*\\\}$", r"\\emptyset"),
-        (r"\\langle", "("),
-        (r"\\rangle", ")"),
-        (r"\\(?:left|right|[bB]ig+[lr]?)(?=\s*(?:[()\[\]|.]|\\[{}]))", ""),
-        (r"\\text\s*\{\s*,?\s*(or|and)\s*\}", r" \1 "),
-        (r"(?<=[0-9)}])(or|and)(?=[0-9A-Za-z(\\-])", r" \1 "),
-        (r"\\(?:lor|vee)(?![a-z])", " or "),
-        (r"\\(?:land|wedge)(?![a-z])", " and "),
-        # 12 500 and 3.141 592
-        (GROUPED_DIGITS, join_digits),
-        (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
-        (r"(?<=[0-9])'(?=[0-9]{3})", ""),
-        # 0.\overline{3}, 0.(3), 0.\dot{1}4285\dot{7}, 0.333... and, cut off, 3.14...
-        (r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{?([0-9]+)\}?", _repeating_decimal),
-        (r"([0-9]*)\.([0-9]*)\(([0-9]+)\)", _repeating_decimal),
-        (r"([0-9]*)\.([0-9]*)\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?", _repeating_decimal),
-        (r"([0-9]*)\.([0-9]*?)([0-9]{1,9}?)\3+" + _ELLIPSIS, _repeating_decimal),
-        (rf"([0-9]*\.[0-9]+){_ELLIPSIS}", r"\1"),
-        # 101_2 and 6e23
-        (r"(?<![\w.}])([0-9]+)_\{?([0-9]+)\}?", lambda match: str(int(match[1], int(match[2])))),
-        (r"(?<=[0-9])[eE]([+-]?[0-9]+)(?![0-9A-Za-z])", r"\\times 10^{\1}"),
-        (r"(?<=[0-9])\s*[xX*]\s*(?=10\s*\^)", r"\\times "),
-        # math-verify reads 2(3) as the mixed number 2 3.
-        (r"(?<![A-Za-z0-9_^{.])([0-9]+(?:\.[0-9]+)?)\s*\((?=[^(),]*\))", r"\1\\cdot ("),
-        # f(x) = x^2 is y = x^2.
-        (r"^[a-z]\([a-z]\)\s*=(?=[^=]*$)", "y="),
-        (r"^(?:\\text\s*\{)?\s*(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?\s*\}?$", r"\\emptyset"),
-        # 1 1/2
-        (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
-        (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
-        (r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty "),
-        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(\\sqrt(?:\[3\])?)\s+([0-9]+|[a-z])", r"\1{\2}"),
-        (r"\^\(([^()]*)\)", r"^{\1}"),
-        (r"\^(-[0-9a-z]+)", r"^{\1}"),
-        (r"\\(sin|cos|tan)\s*\(?([0-9]+)\s*\^\s*\{?\s*\\circ\s*\}?\)?", r"\\\1(\\frac{\2\\pi}{180})"),
-        # 90^\circ, 20^\circ C, 3 million, 50 percent
-        (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm)\s*\{\s*[CF]\s*\}|[CF])$", ""),
-        (r"(?<=[a-z0-9}%!)])\s*\^\s*\{?\s*\\circ\s*\}?\s*$", r"\\text{degrees}"),
-        (
-            r"(?<=[0-9])\s*(?:\\text\{)?\s*(thousand|million|billion|trillion)\b\s*\}?",
-            lambda match: rf"\times {SCALES[match[1]]} ",
-        ),
-        (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
-        # x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
-        (r"^[a-zA-Z]\s*\\in(?![a-z])\s*", ""),
-        (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid)(.*)\\\}$", r"\2"),
-        (r"^([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])$", _interval),
-        # math-verify does not compare 2 > x > 1 with 1 < x < 2.
-        (rf"^([^<>=]+?)({_GREATER})([^<>=]+?)({_GREATER})([^<>=]+)$", _ascending),
-        # 5 = x, x \approx 5
-        (r"^([^A-Za-z=<>]+)=\s*([A-Za-z])$", r"\2=\1"),
-        (r"^(?:[a-z]\s*)?\\approx\s*", ""),
-        (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
-        (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
-    )
+    for phase in (_UNWRAP, _COMMANDS, _COUNTS_AND_FIGURES, _DIGITS, _FUNCTIONS_AND_POWERS, _UNITS, _RELATIONS)
+    for pattern, replacement in phase
 )
 _COMMAS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _TRAILING_UNIT: Final = re.compile(
-    rf"(?P<value>.*[a-z](?=\s*\\text)|.*[0-9}}%!)]|.*\\pi)(?P<space>\s*)"
+    rf"(?P<value>.*?(?:[a-z](?=\s*\\text)|[0-9}}%!)]|\\pi))(?P<space>\s*)"
     rf"(?P<unit>(?:[A-Za-z]+\.?|{_TEXT})(?:\^\{{?-?[1-3]\}}?|\s|/|\\cdot|[A-Za-z]+|{_TEXT})*)"
 )
 _UNIT: Final = re.compile(
-    r"[nmcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|m?s|sec|min|hrs?|h|m[lL]|L|k?[NJWV]|k?Hz|k?Pa|mph|ha|USD|EUR|sq|cu"
+    r"[nmcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|m?s|sec|min|hrs?|h|m[lL]|[lL]|k?[NJWV]|k?Hz|k?Pa|mph|ha|USD|EUR|sq|cu"
 )
 _CHANGES_VALUE: Final = re.compile(
     "or|and|not|to|plus|minus|times|over|squared|cubed|dozens?|hundreds?|(?:thou|mill|bill)[a-z]+|hal(?:f|ves)"
@@ -201,8 +266,9 @@ _CHANGES_VALUE: Final = re.compile(
 )
 _COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
-_TIME: Final = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?")
-_HALF_DAY: Final = re.compile(r"[0-9:]+ ?[apAP]\.?[mM]\.?")
+_TIME: Final = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")
+# 3:45 pm, 2020-12-25, and ABC, which names points in their order and is not a product
+_NAME: Final = re.compile(r"[0-9:]+ ?[apAP]\.?[mM]\.?|[0-9]{4}-[0-9]{2}-[0-9]{2}|[A-Z]{3,}")
 _RATIO_PART: Final = r"[^:=<>,|()\[\]]+"
 _RATIO: Final = re.compile(rf"{_RATIO_PART}(?::{_RATIO_PART})+")  # 1:2:3
 _FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
@@ -210,7 +276,6 @@ _PLUS_MINUS: Final = re.compile(r"\\pm(?![a-z])")
 CONNECTIVE: Final = re.compile(" or | and |, *")
 _BRACKET_OR_INEQUALITY: Final = re.compile(r"[\[<>]|\\\{|^\(")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
-_POINTS: Final = re.compile(r"[A-Z]{3,}")  # ABC names points in their order, and is not a product
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
 
 
@@ -221,7 +286,6 @@ class Formula(NamedTuple):
     is_words: bool  # to be compared as text
     number: float | None = None  # value of a plain number
     unit: str = ""  # unit that was taken off
-    time: str = ""  # the text if it may be a time as well as a ratio, as 3:45 may
 
 
 @lru_cache(maxsize=4096)  # siblings often share their answers
@@ -240,34 +304,49 @@ def read_formula(text: str) -> Formula:
     number = _plain_number(text)
     if number is not None and "e" not in text.lower():
         return Formula(text.replace(",", ""), False, number)
+    whole = _rewrite(text)
+    formula = _drop_unit(whole)
+    unit = re.sub("[{}]", "", _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :])).strip()
+    if _FIGURES_RELATED.search(formula):
+        return Formula(text.replace(" ", ""), True)
+    if _NAME.fullmatch(formula):
+        return Formula(re.sub("[ .]", "", formula).lower(), True)
+    if _has_words(formula):
+        return _read_words(text)
+    if _TIME.fullmatch(formula):
+        formula = formula.replace(" ", "").lstrip("0")
+        if gcd(*map(int, whole.split(":"))) > 1:  # a ratio would be in lowest terms
+            return Formula(formula, True)
+    formula = _RATIO.sub(_ratio, formula)
+    if _UNREADABLE.search(formula) or not formula:
+        raise ValueError("not one formula")
+    chosen = re.fullmatch(_CHOICES, text)
+    value = _plain_number(_choices(chosen) if chosen else formula)
+    if _PLUS_MINUS.search(formula) and not _BRACKET_OR_INEQUALITY.search(formula):
+        formula = _both_signs(formula)
+    return Formula(formula, False, value, unit or ("%" if formula.endswith("%") else ""))
+
+
+def _rewrite(text: str) -> str:
+    """Return a text after all rewrites. Raises ValueError for digits of another script."""
     formula = write_exponents(re.sub(r",\\! ?", ",", text).replace(r"\!", "").translate(_SYMBOLS))
     formula = _SPACES.sub(" ", formula).strip()
     if any(character.isdigit() and not character.isascii() for character in formula):
         raise ValueError("in digits of another script")
     for pattern, replacement in _REWRITES:
         formula = pattern.sub(replacement, formula)
-    whole = _join_thousands(formula.strip())
-    formula = _drop_unit(whole)
-    unit = _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :]).strip()
-    if _FIGURES_RELATED.search(formula):
-        return Formula(text.replace(" ", ""), True)
-    if _has_words(formula) or _HALF_DAY.fullmatch(formula) or _POINTS.fullmatch(formula):
-        words = _plain_words(text)
-        negated = MINUS.match(words)
-        counted = split_number(words[negated.end() :] if negated else words)
-        if counted is None or counted[1]:
-            return Formula(words, True)
-        number = -counted[0] if negated else counted[0]
-        return Formula(str(number), False, number)
-    time = formula if _TIME.fullmatch(formula) else ""
-    formula = _RATIO.sub(_ratio, formula)
-    if _UNREADABLE.search(formula) or not formula:
-        raise ValueError("not one formula")
-    chosen = re.fullmatch(_CHOICES, text)
-    value = number if number is not None else _plain_number(_choices(chosen) if chosen else formula)
-    if _PLUS_MINUS.search(formula) and not _BRACKET_OR_INEQUALITY.search(formula):
-        formula = _both_signs(formula)
-    return Formula(formula, False, value, unit, time)
+    return _join_thousands(formula.strip())
+
+
+def _read_words(text: str) -> Formula:
+    """Return a number in words as a number, and any other text as words."""
+    words = _plain_words(text)
+    negated = MINUS.match(words)
+    counted = split_number(words[negated.end() :] if negated else words)
+    if counted is None or counted[1]:
+        return Formula(words, True)
+    number = -counted[0] if negated else counted[0]
+    return Formula(str(number), False, number)
 
 
 def _both_signs(formula: str) -> str:
@@ -282,7 +361,8 @@ def _both_signs(formula: str) -> str:
 
 def _plain_number(text: str) -> float | None:
     try:
-        number: float = parse_answer_value(AnswerType.NUMBER, text)
+        # Whole numbers beyond 2^53 stay exact: 262537412640768744.0 is one.
+        number: float = parse_answer_value(AnswerType.NUMBER, re.sub(r"(?<=[0-9])\.0+$", "", text))
     except ValueError:
         return None
     return number

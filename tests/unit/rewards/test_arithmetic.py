@@ -3,7 +3,7 @@
 import pytest
 import sympy
 
-from mmrl_rewards.arithmetic import compare
+from mmrl_rewards.arithmetic import compare, is_huge
 
 FORMULAS = {
     r"\frac{1}{2}": "1/2",
@@ -66,3 +66,18 @@ def test_equations_are_compared_by_their_multiples():
 @pytest.mark.parametrize("tower", ["9^{9^{9^{9}}}", "9^{999}^{999}^{999}", "((9^{999})^{999})^{999}", "9^{9*9*9^{99}}"])
 def test_towers_of_powers_return(tower):
     assert not compare(tower, "1", 6)
+
+
+HUGE = ["1000000!", "(9!)!", r"\binom{1000000}{2}", "9^{9^{9}}", "10^{10^{10}}", "10^9^9", "e^{e^{e^{e}}}"]
+HUGE += ["((9^{99})^{99})^{99}", r"10^{10\cdot10^{9}}", "10^{10!}", "(1+10^{-9})^{10^9}", "x^{10000}"]
+NOT_HUGE = ["52!", r"\binom{52}{5}", "2^{100}", "10^{400}", "2^{3^{2}}", "e^{e^{x}}", "x^{2^n}", "x^{2023}"]
+
+
+@pytest.mark.parametrize("formula", HUGE)
+def test_a_number_or_power_of_thousands_of_digits_or_terms_is_huge(formula):
+    assert is_huge(formula)
+
+
+@pytest.mark.parametrize("formula", [*NOT_HUGE, "e^{0.12345}", "(x^2)^{3}", r"6.02\times10^{23}", r"\sum_{k=1}^{4}k"])
+def test_a_number_that_sympy_computes_at_once_is_not_huge(formula):
+    assert not is_huge(formula)

@@ -217,6 +217,7 @@ READ_OTHERWISE = {
     ("-1", "i^2"),  # a variable to math-verify
     ("0", "A-a"),  # and these are one
     ("f(2) = 4", "4"),  # a name to ours
+    *(("5", "2+3 = 5 = x"), ("1.414", r"\sqrt{2}\approx 1.414")),  # chains to ours
 }
 
 

@@ -260,7 +260,10 @@ def test_a_deadline_or_a_function_of_the_users_needs_a_process(make_scorer, opti
 @pytest.mark.parametrize(
     ("fn", "args", "sample", "hanging", "right"),
     [
-        ("maths:equal", {}, make_sample("x+1", AnswerType.LATEX), "9^{9^{9^{9}}}", "1+x"),
+        (
+            *("maths:equal", {}, make_sample("x+1", AnswerType.LATEX)),
+            *(r"\sum_{k=1}^{99}\sum_{j=1}^{99}\sin(kj)", "1+x"),
+        ),
         (
             *("schema:valid", {"schema": {"pattern": "^(a|aa)+$"}}),
             *(make_sample("aa", AnswerType.JSON), f'"{"a" * 60}b"', '"aaa"'),
