@@ -45,15 +45,11 @@ class DrawingRequest(NamedTuple):
     side: int  # pixels of the square that an SVG is fitted into; formulas keep their size
 
 
-class ProcessLimits(NamedTuple):
-    """Limits of the process that draws once."""
+def load_drawing(cpu_s: int, memory_bytes: int, report: ReportActivity) -> Callable[[DrawingRequest], bytes]:
+    """Return the function that draws, after fonts and tables have been loaded for all drawings at once.
 
-    cpu_s: int  # seconds of processor time
-    memory_bytes: int  # of address space
-
-
-def load_drawing(limits: ProcessLimits, report: ReportActivity) -> Callable[[DrawingRequest], bytes]:
-    """Return the function that draws, after fonts and tables have been loaded for all drawings at once."""
+    It may use `cpu_s` seconds of processor time and `memory_bytes` of address space.
+    """
     report("loading fonts")
     os.environ.clear()
     # Libraries print what they think of a source, and a drawing that fails leaves a traceback: it is the response's.
@@ -62,7 +58,7 @@ def load_drawing(limits: ProcessLimits, report: ReportActivity) -> Callable[[Dra
     os.dup2(null, sys.stderr.fileno())
     draw_svg("<svg/>", 32)
     draw_latex(r"\frac{1}{2}", 0)
-    return partial(_draw_within_limits, limits)
+    return partial(_draw_within_limits, cpu_s, memory_bytes)
 
 
 def draw_svg(source: str, side: int) -> bytes:
@@ -106,10 +102,10 @@ def draw_latex(source: str, _: int) -> bytes:
     return _rasterize(ElementTree.tostring(formula, encoding="unicode"))
 
 
-def _draw_within_limits(limits: ProcessLimits, request: DrawingRequest) -> bytes:
+def _draw_within_limits(cpu_s: int, memory_bytes: int, request: DrawingRequest) -> bytes:
     """Limit this process for good, then draw."""
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # No file can be written, nor can a core dump.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

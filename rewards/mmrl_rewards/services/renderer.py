@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mmrl.types import Unscorable
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
-from mmrl_rewards.services.drawing import DrawingRequest, ProcessLimits, load_drawing
+from mmrl_rewards.services.drawing import DrawingRequest, load_drawing
 from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds, find_kept_reply, keep_reply
 
 ImageArray = NDArray[np.uint8]
@@ -200,7 +200,5 @@ def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[Draw
     """Return the pool of this process."""
     # `process_id` is only a key of the cache: a fork must not use its parent's pool, whose threads it does not have.
     del process_id
-    process_limits = ProcessLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_mb * _MEGABYTE)
-    return WorkerPool(
-        partial(load_drawing, process_limits), 1, limits=WorkerLimits(STARTUP_TIMEOUT_S), fork_each_call=True
-    )
+    load = partial(load_drawing, limits.cpu_s, limits.memory_mb * _MEGABYTE)
+    return WorkerPool(load, 1, limits=WorkerLimits(STARTUP_TIMEOUT_S), fork_each_call=True)
