@@ -68,12 +68,12 @@ def draw_reward_case(name: str, row: int, file: Path) -> None:
     Raises:
         UserError: there is no such row, its picture cannot be opened, or the file cannot be written.
     """
-    cases, _ = find_cases(name, Path())
+    cases, folder = find_cases(name, Path())
     if not 0 <= row < len(cases):
         raise UserError(f"the case table of {name!r} has no row {row}; it has {len(cases)}, counted from 0")
     reward = load_bound_reward(name, Path(), cases[row].args)
     try:
-        with use_media_opener(case_media(find_own_folder(name, Path()))):
+        with use_media_opener(case_media(folder)):
             draw_case(cases[row], reward).save(file, "PNG")
     except Unscorable as error:
         raise UserError(f"row {row} cannot be drawn: {error}") from error
@@ -137,15 +137,14 @@ def _score_cases(cases: Sequence[Case], base_dir: Path, reward_dir: Path | None 
     rewards = [load_bound_reward(case.fn, reward_dir or base_dir, case.args) for case in cases]
     # Any of these calls may be the first of its reward.
     timeout_s = max([first_call_timeout_s(reward.reward.timeout_s) for reward in rewards], default=0.0)
-    with use_media_opener(case_media(base_dir)):
-        tasks = [partial(case.score, reward) for case, reward in zip(cases, rewards, strict=True)]
-        outcomes = list(run_in_forks(tasks, timeout_s))
+    tasks = [partial(case.score, reward) for case, reward in zip(cases, rewards, strict=True)]
     results = []
-    for reward, outcome in zip(rewards, outcomes, strict=True):
-        if isinstance(outcome, RewardFailure):
-            results.append(CaseResult(None, f"{outcome.reason} ({reward.reward.place})", False))
-        else:
-            results.append(outcome)
+    with use_media_opener(case_media(base_dir)):
+        for reward, outcome in zip(rewards, run_in_forks(tasks, timeout_s), strict=True):
+            if isinstance(outcome, RewardFailure):
+                results.append(CaseResult(None, f"{outcome.reason} ({reward.reward.place})", False))
+            else:
+                results.append(outcome)
     return results
 
 
