@@ -164,17 +164,9 @@ def _ask_all(
     services: Sequence[ServiceT], ask: Callable[[ServiceT], tuple[float, str]], ensemble: Ensemble
 ) -> RewardValue:
     """Return the services' values, combined. If one fails, the reward abstains: without it, the reward would differ."""
-    values, reasons = [], []
-    for service in services:
-        value, reason = ask(service)
-        values.append(value)
-        reasons.append(reason)
-    if ensemble == "mean":
-        combined = fmean(values)
-    elif ensemble == "minimum":
-        combined = min(values)
-    else:
-        combined = float(np.quantile(values, ensemble))
+    values, reasons = zip(*map(ask, services), strict=True)
+    quantile = 0.0 if ensemble == "minimum" else ensemble
+    combined = fmean(values) if quantile == "mean" else float(np.quantile(values, quantile))
     return RewardValue(combined, "; ".join(reasons))
 
 
