@@ -256,9 +256,8 @@ def part_text(response: Response, of: Of = "answer") -> str:
         BadAnswer: the part is absent or empty, or occurs more than once.
     """
     answer = response.answer
-    text = answer.text
-    if of != "answer":
-        text = {**answer.sections, "thought": answer.thinking, "response": response.text}.get(of)
+    parts = {**answer.sections, "answer": answer.text, "thought": answer.thinking, "response": response.text}
+    text = parts.get(of)
     if of in answer.repeated:
         raise BadAnswer(f"more than one {of}")
     if text is None:
