@@ -72,11 +72,8 @@ def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     """
     target = _ranking_target(sample)
     relevant = target.relevant if target.num_items is None else target.relevant[:1]
-    reciprocal_rank = 0.0
-    for rank, name in enumerate(_blank_repeats(answer_value(response))[:k], 1):
-        if name in relevant:
-            reciprocal_rank = 1.0 / rank
-            break
+    names = _blank_repeats(answer_value(response))[:k]
+    reciprocal_rank = next((1.0 / rank for rank, name in enumerate(names, 1) if name in relevant), 0.0)
     chance = 0.0
     if target.num_items:
         chance = sum(1.0 / rank for rank in range(1, min(k, target.num_items) + 1)) / target.num_items
