@@ -467,10 +467,8 @@ def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterato
             f"reward {reward.reward.name!r}: there is no attack {unknown[0]!r}; there are {', '.join(names)}"
         )
     for name in names:
-        earned: list[tuple[RewardValue, Sample]] = []
-        for attack, sample, outcome in attempts:
-            if attack == name and isinstance(outcome, RewardValue):
-                earned.append((outcome, sample))
+        tried = [(outcome, sample) for attack, sample, outcome in attempts if attack == name]
+        earned = [(outcome, sample) for outcome, sample in tried if isinstance(outcome, RewardValue)]
         if earned:
             best, sample = max(earned, key=lambda pair: pair[0].value)
             max_allowed = low + (high - low) * shares.get(name, 0.0)
