@@ -39,7 +39,7 @@ RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], flo
 Of: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 """Part of a response that a reward reads: `answer`, `thought`, `response` for its whole text, or a section's tag."""
 FallbackOn: TypeAlias = Literal["abstention", "bad_answer", "low"]
-"""What raises Unscorable, so that the term's fallback decides: besides an abstention a bad answer, or any low value."""
+"""When the term's fallback decides: if the reward abstains, also if it cannot read the answer, or at any low value."""
 
 
 class TurnRewards(RewardValue):

@@ -1,4 +1,4 @@
-"""What `rewards=` and `dataset=` of `mmrl.train` become in the config."""
+"""`rewards=` and `dataset=` of `mmrl.train` replace sections of the config."""
 
 from pathlib import Path
 
