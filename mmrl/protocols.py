@@ -69,7 +69,7 @@ class Processor(Protocol):
 class Sampler(Protocol):
     """Generates tokens from the policy.
 
-    Called by the steps of a rollout pipeline, and by the loops at the end of a step. Implemented by
+    Called by the steps of a rollout pipeline, and by the RL loop at the end of a step. Implemented by
     `mmrl.rollout.engine_sampler.EngineSampler`, on top of any engine of `mmrl.rollout.engines`.
     """
 
@@ -98,7 +98,7 @@ class Sampler(Protocol):
 class RolloutPipeline(Protocol):
     """Makes groups of rollouts from prompts: generates, then runs the steps of `rollout_steps`.
 
-    Called by the loops and by evaluation; implemented in `mmrl.rollout.pipeline`.
+    Called by the RL loop and by evaluation; implemented in `mmrl.rollout.pipeline`.
     """
 
     def run(
@@ -134,7 +134,7 @@ class EvalScorer(Protocol):
 class RewardScorer(EvalScorer, Protocol):
     """Calls the reward functions of `rewards.terms`.
 
-    Called by the loops; implemented by `mmrl.scoring.scorer.RewardFunctionScorer`.
+    Called by the RL loop; implemented by `mmrl.scoring.scorer.RewardFunctionScorer`.
     """
 
     def score_groups(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmrl.config.schema import ReplayConfig
-from mmrl.types import Experience, Rollout, TrainingState, UserError
+from mmrl.types import Experience, Rollout, TrainingState
 from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
@@ -142,33 +142,6 @@ def update_buffer(
         insort(by_age, experience, key=get_version)
     start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=get_version)
     return tuple(by_age[start:][-capacity:])
-
-
-def find_media_problems(rollouts: Iterable[Rollout], check_media: Callable[[Rollout], None]) -> dict[MediaDigests, str]:
-    """Return why `check_media` refuses rollouts: media that they saw have changed, or cannot be used any more."""
-    problems = {}
-    for rollout in rollouts:
-        try:
-            check_media(rollout)
-        except UserError as error:
-            problems[rollout.media_digests] = str(error)
-    return problems
-
-
-def find_changed_media(
-    rollouts: Iterable[Rollout],
-    *,
-    find_problems: Callable[[Sequence[Rollout]], Mapping[MediaDigests, str]],
-    warn: Callable[[str], None],
-) -> set[MediaDigests]:
-    """Return the media digests of rollouts of earlier steps that cannot be used any more, and warn of each problem."""
-    # Most rollouts of a group saw the same media, which need not be checked again for each. Two files may have equal
-    # content, and one of them may be gone.
-    distinct = {(rollout.media_digests, rollout.media): rollout for rollout in rollouts}
-    problems = find_problems(list(distinct.values()))
-    for problem in dict.fromkeys(problems.values()):
-        warn(f"rollouts of earlier steps are dropped: {problem}")
-    return set(problems)
 
 
 def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:

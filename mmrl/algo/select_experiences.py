@@ -97,8 +97,6 @@ class ExperienceSelector:
             ValueError: an advantage is not finite.
         """
         sample_means = self._record_rewards(groups, state)
-        # The next step starts here. An order by priority draws its samples by the rewards recorded so far.
-        state.step_data_start = state.data_position
         decisions, metrics = self._filter_groups(groups, state)
         rows = self._make_experiences(decisions, state.version)
         experiences: list[Experience] = []
@@ -180,8 +178,8 @@ class ExperienceSelector:
     def _measure_staleness(self, experiences: Sequence[Experience]) -> dict[str, float]:
         if not (self.rollouts_span_versions or self.carry_over) or not experiences:
             return {}
-        ages = [experience.staleness for experience in experiences]
-        return {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
+        staleness = [experience.staleness for experience in experiences]
+        return {"rollout/staleness_mean": fmean(staleness), "rollout/staleness_max": float(max(staleness))}
 
     def _filter_groups(
         self, groups: Sequence[Group], state: TrainingState

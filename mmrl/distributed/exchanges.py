@@ -95,30 +95,6 @@ def count_dropped_samples(
     return {"data/dropped": float(num_requested - total)}
 
 
-def find_media_problems_on_all_ranks(
-    rollouts: Sequence[Rollout],
-    *,
-    check: Callable[[Sequence[Rollout]], Mapping[tuple[str, ...], str]],
-    ranks: Ranks,
-    media_ranks: dict[str, int],
-) -> dict[tuple[str, ...], str]:
-    """Check the media of each rollout on one rank; return the problems on all ranks, by `media_digests`.
-
-    `media_ranks` records which rank has just decoded a prompt's media, so that the learner trains on it there.
-    """
-    # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
-    # ranks would drop different rollouts and disagree about the step from then on.
-    own_rollouts = []
-    for index, rollout in enumerate(rollouts):
-        rank = media_ranks.setdefault(rollout.prompt.digest, index % ranks.size)
-        if rank == ranks.rank:
-            own_rollouts.append(rollout)
-    problems: dict[tuple[str, ...], str] = {}
-    for found in ranks.all_gather(dict(check(own_rollouts))):
-        problems |= found
-    return problems
-
-
 def measure_on_all_ranks(
     measure: Callable[[Sequence[Sample]], EvalRewards], samples: Sequence[Sample], ranks: Ranks
 ) -> EvalRewards:

@@ -67,6 +67,11 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
     return range(indices[0], indices[-1] + 1) if indices else range(0)
 
 
+def own_unfinished(unfinished: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
+    """Return this rank's share of the groups that an earlier round left unfinished. `own_rows` has the rest of it."""
+    return unfinished[rank_slice(prompts_per_round, ranks)]
+
+
 def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
     """Return this rank's share of the rows that a round takes.
 

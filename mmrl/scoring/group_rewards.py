@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from numbers import Real
-from operator import attrgetter, call
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,6 @@ class IsolatedGroupReward:
     load: Callable[[], GroupRewardFunction]  # picklable; loads the function in the worker
     options: ScoringConfig
     media_opener: MediaOpener | None  # picklable
-    # Runs a call on rank 0 for all ranks: they must agree on which call took too long.
-    run_on_rank0: Callable[[Callable[[], Any]], Any]
     _pool: WorkerPool[Group, Sequence[RewardValue] | RewardFailure] | None = None
 
     def __call__(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
@@ -117,16 +115,6 @@ class IsolatedGroupReward:
             UserError: the function raised, or no process can be started.
             KeyboardInterrupt: this process was told to stop while the function hangs.
         """
-        values: Sequence[RewardValue] | RewardFailure = self.run_on_rank0(partial(self._call_in_worker, group))
-        return values
-
-    def close(self) -> None:
-        """End the process."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-    def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
         try:
             if self._pool is None:
                 load = partial(_start_group_reward, self.name, self.load, self.media_opener)
@@ -142,6 +130,12 @@ class IsolatedGroupReward:
         except KeyboardInterrupt:
             self.close()
             raise
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
 
 def _load_group_reward(options: GroupRewardConfig, base: Path) -> GroupRewardFunction:
@@ -217,13 +211,10 @@ def isolate_group_rewards(
     options: ScoringConfig,
     base: Path,
     media_opener: MediaOpener | None = None,
-    run_on_rank0: Callable[[Callable[[], Any]], Any] = call,
 ) -> tuple[BoundGroupReward, ...]:
     """Move the user's group rewards into worker processes, unless `options` keep them in this one.
 
     They see pictures through `media_opener`, of which worker processes receive a pickled copy.
-
-    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
     """
     isolated = []
     for group_reward in group_rewards:
@@ -236,7 +227,7 @@ def isolate_group_rewards(
             isolated.append(replace(bound, compute=compute))
             continue
         load = partial(_load_group_reward, group_reward.options, base)
-        in_worker = IsolatedGroupReward(group_reward.name, load, options, media_opener, run_on_rank0)
+        in_worker = IsolatedGroupReward(group_reward.name, load, options, media_opener)
         isolated.append(replace(bound, compute=in_worker, close=in_worker.close))
     return tuple(isolated)
 

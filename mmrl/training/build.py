@@ -255,9 +255,7 @@ def build_rewards(setup: RunSetup, resources: ExitStack) -> tuple[RewardFunction
     media_policy = make_dataset_context(config, base_dir, setup.run_dir.data).media_policy
     pixel_reader = PixelReader(media_policy, config.data.media_limits)
     scorer = resources.enter_context(closing(RewardFunctionScorer(functions.rewards, config.rewards, pixel_reader)))
-    group_rewards = isolate_group_rewards(
-        functions.group_rewards, config.rewards, base_dir, pixel_reader, run_on_rank0=setup.ranks.on_rank0
-    )
+    group_rewards = isolate_group_rewards(functions.group_rewards, config.rewards, base_dir, pixel_reader)
     for group_reward in group_rewards:
         resources.callback(group_reward.close)
     registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)

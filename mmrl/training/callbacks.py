@@ -34,6 +34,7 @@ from mmrl.utils.plugin_args import check_methods, locate_function
 
 if TYPE_CHECKING:
     from mmrl.checkpoint import CheckpointManager
+    from mmrl.rollout.logprob_check import LogprobCheck
     from mmrl.training.build import RunComponents
 
 EvalMoment = Literal["before", "step", "after"]
@@ -182,6 +183,20 @@ class StepLogger:
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
             self.logger.log(state, result.metrics, times)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobChecker:
+    """Repeats the check of the engine's log-probs with the weights after a step, if it is due, and logs the result."""
+
+    check: LogprobCheck
+    log_metrics: Callable[[TrainingState, Mapping[str, float]], None]
+
+    def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
+        """Check and log if it is due. Raises as `LogprobCheck.measure`."""
+        metrics = self.check.measure_if_due(state.version)
+        if metrics:
+            self.log_metrics(state, metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ none if groups of earlier steps fill it. Three kinds of rollouts cross from one 
 are `carried_over`.
 
 The functions of `mmrl.distributed.exchanges`, all but `own_share`, are collective: all ranks of a run call them, in the
-same order, even a rank without samples. So are selection, learner, weight sync and callbacks; docs/design.md lists all.
-In a single process they exchange nothing.
+same order, even a rank without samples. So are `gather_for_sampling`, the rollout pipeline with partial rollouts,
+selection, learner, reference, weight sync and callbacks; docs/design.md lists what each exchanges. In a single process
+they exchange nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mmrl.distributed.exchanges import (
     own_share,
     sum_metrics,
 )
-from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.distributed.ranks import Ranks, own_unfinished
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.scoring.group_rewards import BoundGroupReward, apply_group_rewards
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
@@ -77,6 +78,8 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
         # Collective: ranks agree on which replayed rollouts have media that changed.
         with timer.time("select"):
             selected = parts.selector.select(groups, state)
+        # The next step's samples begin here. An order by priority draws them by the rewards recorded so far.
+        state.step_data_start = state.data_position
         # With `async_rollouts`, the next step's first round is generated while the learner works.
         next_round = None
         if parts.async_rollouts is not None and state.step + 1 < parts.num_steps:
@@ -91,7 +94,7 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
         if next_round is not None:
             with timer.time("rollout"):
                 state.next_batch = finish_next_round(next_round, parts.prompts_per_round, parts.ranks)
-        with timer.time("learn"):
+        with timer.time("learn"), parts.activity.during("sync"):
             parts.sync_weights(state.version + 1)
 
         # From here on rollouts are sampled from the new weights, whose number is `state.version`.
@@ -126,11 +129,11 @@ def collect_groups(
             state.next_batch = None
         with timer.time("score"):
             # Probes are rollouts that never train, such as answers with the image hidden; they are only scored.
-            own_groups = parts.scorer.score_groups(own_batch.groups, step=state.step, probes=own_batch.probes)
-            for group in gather_groups(own_groups, parts.ranks, parts.media_ranks):
-                # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
-                groups.append(apply_group_rewards(group, state.step, group_rewards=parts.group_rewards))
-        metrics.update(round_metrics)
+            own_groups = []
+            for group in parts.scorer.score_groups(own_batch.groups, step=state.step, probes=own_batch.probes):
+                own_groups.append(apply_group_rewards(group, state.step, group_rewards=parts.group_rewards))
+            groups += gather_groups(own_groups, parts.ranks, parts.media_ranks)
+        metrics.update(round_metrics)  # a Counter adds
         num_rounds += 1
     return groups, metrics
 
@@ -144,11 +147,11 @@ def generate_round(parts: RlParts, state: TrainingState, timer: StepTimer) -> tu
     # its own slice of that sequence.
     num_unfinished = len(state.unfinished)
     num_prompts = parts.prompts_per_round - num_unfinished
-    own_unfinished = state.unfinished[rank_slice(parts.prompts_per_round, parts.ranks)]
     prompts = build_prompts(parts, state, num_prompts, timer)
+    unfinished = own_unfinished(state.unfinished, parts.prompts_per_round, parts.ranks)
     with timer.time("rollout"):
         with parts.engine.gather_for_sampling():  # collective under ZeRO-3, if the policy itself generates
-            batch = parts.rollout_pipeline.run(prompts, step=state.step, unfinished=own_unfinished)
+            batch = parts.rollout_pipeline.run(prompts, step=state.step, unfinished=unfinished)
         metrics = sum_metrics(batch.metrics, parts.ranks)
         state.unfinished = gather_items(batch.unfinished, parts.ranks)
     metrics |= count_dropped_samples(num_prompts, len(prompts), parts.ranks, may_be_all=num_unfinished > 0)
@@ -158,7 +161,7 @@ def generate_round(parts: RlParts, state: TrainingState, timer: StepTimer) -> tu
 def build_prompts(parts: RlParts, state: TrainingState, count: int, timer: StepTimer) -> list[Prompt]:
     """Build this rank's prompts of the next `count` samples. Samples that cannot be used are missing."""
     with timer.time("prompt"):
-        samples = parts.source.take(state.data_position, count)
+        samples = parts.source.take(state.data_position, count)  # this rank's part of them: `own_rows`
         state.data_position += count
         return [parts.processor.build(sample) for sample in samples]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from mmrl import checkpoint
 from mmrl.algo.advantages import compute_advantages
 from mmrl.algo.credit import compute_turn_advantages
-from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
+from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
 from mmrl.data.stage_data import merge_visits_of_copies
 from mmrl.data.stage_tables import write_history_table
-from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
@@ -23,6 +21,7 @@ from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
+from mmrl.training.media_recheck import MediaRecheck
 from mmrl.training.rl import RlParts, run_rl_stage
 from mmrl.training.stage import (
     StageServices,
@@ -87,13 +86,6 @@ def build_parts(
     if stage.async_rollouts:
         async_rollouts = AsyncRollouts(pipeline=pipeline, executor=engine.rollout_thread)
 
-    def sync_weights(version: int) -> None:
-        with run.console.activity.during("sync"):
-            sampler.sync(version)
-        if logprob_check is not None and (metrics := logprob_check.measure_if_due(version)):
-            # These are the weights after the step, which the loop counts once they are synced.
-            services.logger.log_metrics(replace(state, step=state.step + 1), metrics)
-
     def save_optimizer() -> OptimizerState:
         return {**optimizer.state(), **(reference.state() if reference else {})}
 
@@ -115,8 +107,8 @@ def build_parts(
         selector=build_selector(stage, run, media_ranks),
         learner=learner,
         update_reference=update_reference,
-        sync_weights=sync_weights,
-        callbacks=build_callbacks(stage, services, learner, save_optimizer, health),
+        sync_weights=sampler.sync,
+        callbacks=build_callbacks(stage, services, learner, save_optimizer, health, logprob_check),
         ranks=run.ranks,
         media_ranks=media_ranks,
         activity=run.console.activity,
@@ -184,13 +176,6 @@ def start_logprob_check(
 def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, int]) -> Selector:
     """Return the part that selects the experiences of each step of the stage."""
     seed = run.config.run.seed
-    # Collective: one rank may still hold a file in memory that another finds changed on disk, so ranks must agree.
-    check_media = partial(
-        find_media_problems_on_all_ranks,
-        check=partial(find_media_problems, check_media=run.processor.check_media),
-        ranks=run.ranks,
-        media_ranks=media_ranks,
-    )
     replay = None
     if stage.replay is not None:
         rollouts_per_step = stage.prompts_per_step * stage.group_size
@@ -212,7 +197,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, in
         carry_over=stage.carries_groups,
         mask_truncated=stage.loss.mask_truncated,
         replay=replay,
-        find_changed_media=partial(find_changed_media, find_problems=check_media, warn=run.console.warn),
+        find_changed_media=MediaRecheck(run.processor, run.ranks, media_ranks, run.console.warn).find_changed,
         # A rollout correction, which requires `loss.old_logprobs: recomputed`, treats stale rollouts like fresh ones.
         stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
         rollouts_span_versions=stage.async_rollouts or stage.has_partial_rollouts,

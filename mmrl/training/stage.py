@@ -19,6 +19,7 @@ from mmrl.training.build import RunComponents
 from mmrl.training.callbacks import (
     BenchmarkRunner,
     Callback,
+    LogprobChecker,
     PeriodicCheckpointer,
     RolloutRecorder,
     StepLogger,
@@ -31,6 +32,7 @@ from mmrl.types import TrainingState
 
 if TYPE_CHECKING:
     from mmrl.learner.optimizer_deepspeed import DeepspeedModel
+    from mmrl.rollout.logprob_check import LogprobCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,8 @@ def build_callbacks(
     services: StageServices,
     learner: Learner,
     save_optimizer: Callable[[], OptimizerState],
-    health: HealthMonitor | None,
+    health: HealthMonitor | None = None,
+    logprob_check: LogprobCheck | None = None,
 ) -> list[Callback]:
     """Return the callbacks of each step, in order. `save_optimizer` returns the optimizer state of a checkpoint."""
     config, console, logger = services.run.config, services.run.console, services.logger
@@ -139,6 +142,8 @@ def build_callbacks(
     )
     if health is not None:
         callbacks.append(health)
+    if logprob_check is not None:
+        callbacks.append(LogprobChecker(logprob_check, logger.log_metrics))
     max_steps = stage.max_steps_without_signal if isinstance(stage, RlStage) else None
     limit = FailedStepLimit(max_nonfinite_steps=stage.max_nonfinite_steps, max_steps_without_signal=max_steps)
     callbacks.append(limit)

@@ -209,7 +209,7 @@ class RolloutBatch:
     """Result of the rollout steps for a batch of prompts."""
 
     groups: tuple[tuple[Rollout, ...], ...]  # complete groups of rollouts, one for each prompt, in order
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups to continue in the next step
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups to continue in the next round
     # For each of `groups`, rollouts that never train, by the name of the probe; empty without probes.
     probes: tuple[Mapping[str, tuple[Rollout, ...]], ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the rollout steps, by their full names

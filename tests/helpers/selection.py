@@ -1,19 +1,33 @@
 """Groups of rollouts by their rewards, and selectors, for tests of what a step trains on."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 
-from mmrl.algo.replay import find_changed_media
+from mmrl.algo.replay import ChangedMediaFinder
 from mmrl.algo.select_experiences import AdvantageFunction, ExperienceSelector
+from mmrl.distributed.ranks import Ranks, SingleProcess
+from mmrl.training.media_recheck import MediaRecheck
 from mmrl.types import Experience, FinishReason, Group, Rollout
 
-NO_CHANGED_MEDIA = partial(find_changed_media, find_problems=lambda prompts: {}, warn=lambda text: None)
-"""A finder for media that never change."""
+
+def make_media_finder(
+    check_media: Callable[[Rollout], None],
+    warn: Callable[[str], None] = lambda text: None,
+    ranks: Ranks | None = None,
+    media_ranks: dict[str, int] | None = None,
+) -> ChangedMediaFinder:
+    """Return a finder of changed media by `check_media`, which raises UserError for one that changed."""
+    processor: Any = SimpleNamespace(check_media=check_media)
+    ranks, media_ranks = ranks or SingleProcess(), {} if media_ranks is None else media_ranks
+    return MediaRecheck(processor, ranks, media_ranks, warn).find_changed
+
+
+NO_CHANGED_MEDIA = make_media_finder(lambda rollout: None)
 
 
 def select_all(compute_advantages: AdvantageFunction, **settings: Any) -> ExperienceSelector:

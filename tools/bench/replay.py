@@ -13,16 +13,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
+from types import SimpleNamespace
 
 from made_rollouts import make_prompt, make_rollout
 from results import make_parser, write_results
 
-from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
+from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import ReplayConfig
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.protocols import Selector
+from mmrl.training.media_recheck import MediaRecheck
 from mmrl.types import Answer, AnswerType, Group, Prompt, Rollout, Sample, Score, Target, TrainingState, UserError
 
 NUM_PROMPTS, GROUP_SIZE, ROUNDS = 32, 8, 60
@@ -75,7 +77,7 @@ def main() -> None:
         if asked[rollout.prompt.digest].digest != rollout.prompt.digest:
             raise UserError("its media changed")
 
-    media = partial(find_changed_media, find_problems=partial(find_media_problems, check_media=check_media), warn=print)
+    media = MediaRecheck(SimpleNamespace(check_media=check_media), SingleProcess(), {}, print).find_changed
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
     without = ExperienceSelector(compute_advantages=center_rewards, find_changed_media=media)

@@ -10,25 +10,23 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from rl_loop import ImmediateExecutor
-from selection import centered
+from selection import centered, make_media_finder
 
-from mmrl.algo.replay import ReplaySettings, find_changed_media
+from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
-from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
 from mmrl.distributed.ranks import Ranks, SingleProcess, own_rows
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
 from mmrl.training.async_rollouts import AsyncRollouts
-from mmrl.types import Author, FinishReason, SamplingParams, Segment, TrainingState
+from mmrl.types import Author, FinishReason, SamplingParams, Segment, TrainingState, UserError
 
 LONGEST, GROUP_SIZE, STEPS = 12, 2, 14
 PARAMS = SamplingParams(max_new_tokens=LONGEST)
@@ -118,9 +116,9 @@ class Run:
             groups.append(make_group(prompt, siblings, [make_score(right=reward) for reward in rewards]))
         return tuple(groups)
 
-    def find_problems(self, rollouts):
-        changed = [rollout for rollout in rollouts if self.plan.media_changed(rollout.prompt.sample.id)]
-        return {rollout.media_digests: "changed" for rollout in changed}
+    def check_media(self, rollout):
+        if self.plan.media_changed(rollout.prompt.sample.id):
+            raise UserError("changed")
 
     def build(self, sample):
         return make_prompt(sample)
@@ -167,9 +165,6 @@ class Run:
                 ranks=ranks,
             )
         pipeline = StepPipeline(sampler=sampler, group_size=GROUP_SIZE, sampling_params=PARAMS, partial_rollouts=parts)
-        problems = partial(
-            find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_ranks=media_ranks
-        )
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = ExperienceSelector(
             compute_advantages=centered,
@@ -177,7 +172,7 @@ class Run:
             dynamic_sampling=plan.dynamic_sampling,
             carry_over=plan.carry_over,
             replay=ReplaySettings(options=replay, rollouts_per_step=8, seed=("s",)) if plan.replay else None,
-            find_changed_media=partial(find_changed_media, find_problems=problems, warn=lambda text: None),
+            find_changed_media=make_media_finder(self.check_media, ranks=ranks, media_ranks=media_ranks),
         )
         rl_parts = rl.RlParts(
             num_steps=STEPS,

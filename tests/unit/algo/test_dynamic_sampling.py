@@ -1,12 +1,9 @@
 """Dynamic sampling: which groups pass, how many rounds a step samples, and what becomes of extra groups."""
 
-from functools import partial
-
 import pytest
 from factories import make_group, make_prompt
-from selection import NO_CHANGED_MEDIA, centered, group, select_all
+from selection import NO_CHANGED_MEDIA, centered, group, make_media_finder, select_all
 
-from mmrl.algo.replay import find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import TrainingState, UserError
@@ -130,8 +127,7 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
         if rollout.prompt.sample.id == "c":
             raise UserError("c.png: no such file")
 
-    problems = partial(find_media_problems, check_media=check_media)
-    media = partial(find_changed_media, find_problems=problems, warn=warnings.append)
+    media = make_media_finder(check_media, warnings.append)
     state = TrainingState(carried_over=(group("b", 0.0, 1.0), group("c", 0.0, 1.0)))
     selector = make_selector(ACCURACY, media)
     assert not selector.needs_another_round([], state, rounds=0)  # they would fill the step

@@ -3,19 +3,16 @@
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from itertools import permutations
 from statistics import fmean
 
 import pytest
 from factories import make_prompt, make_rollout, make_sample
-from selection import NO_CHANGED_MEDIA, Bank, at_version, centered, group, select_all
+from selection import NO_CHANGED_MEDIA, Bank, at_version, centered, group, make_media_finder, select_all
 
 from mmrl.algo.replay import (
     ReplaySettings,
     effective_sample_size,
-    find_changed_media,
-    find_media_problems,
     log_weights,
     replay_experiences,
     sample_indices,
@@ -271,8 +268,7 @@ def test_rollouts_whose_media_changed_are_dropped_counted_and_named():
         if rollout.prompt.sample.id in lost:
             raise UserError("0-0.png: changed since it was referenced")
 
-    problems = partial(find_media_problems, check_media=check_media)
-    media = partial(find_changed_media, find_problems=problems, warn=warnings.append)
+    media = make_media_finder(check_media, warnings.append)
     selections, state = run(bank, make_options(), 3, size=16, media=media)
     [warning] = warnings
     assert warning == "rollouts of earlier steps are dropped: 0-0.png: changed since it was referenced"
@@ -298,8 +294,7 @@ def test_each_of_two_files_with_equal_content_is_checked(lost):
         prompt = make_prompt(make_sample(parts=(image, "How many?")))
         rollouts.append(make_rollout(replace(prompt, digest="same")))
     warnings = []
-    problems = partial(find_media_problems, check_media=check_media)
-    assert find_changed_media(rollouts, find_problems=problems, warn=warnings.append) == {("same",)}
+    assert make_media_finder(check_media, warnings.append)(rollouts) == {("same",)}
     assert warnings == [f"rollouts of earlier steps are dropped: {lost}: no such file"]
 
 

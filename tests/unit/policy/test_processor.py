@@ -2,7 +2,6 @@
 
 import pickle
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,8 @@ from config_samples import SMALL, write
 from factories import image_ref, make_rollout, make_sample
 from PIL import Image
 from processors import make_media_cache
+from selection import make_media_finder
 
-from mmrl.algo.replay import find_changed_media, find_media_problems
 from mmrl.config import load_config
 from mmrl.policy.build import build_encoder
 from mmrl.policy.encoder import ChatTemplate
@@ -159,8 +158,7 @@ def test_an_image_that_changes_during_the_run_is_refused_once_it_has_left_the_ca
 
 
 def make_finder(processor, warnings):
-    problems = partial(find_media_problems, check_media=processor.check_media)
-    return partial(find_changed_media, find_problems=problems, warn=warnings.append)
+    return make_media_finder(processor.check_media, warnings.append)
 
 
 def test_replayed_rollouts_whose_prompts_changed_are_found(forgetful, write_image, red_sample):

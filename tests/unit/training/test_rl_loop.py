@@ -49,6 +49,7 @@ def test_rl_step_makes_its_calls_in_order():
     ]
     assert run.calls == [*before_update, ("record rollouts", 5), ("log", 5), ("callback", 5)]
     assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
+    assert state.step_data_start == 10
     assert run.logger.metrics[0]["learner/loss"] == 0.25
     activities = ("prompt", "rollout", "score", "select", "learn")
     times = run.logger.times[0]
@@ -112,7 +113,7 @@ def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
     assert run.pipeline.calls == [("rollout", "rollout")]
     assert run.scorer.calls == [("score", "score")]
     assert run.learner.calls == [("learn", "learn")]
-    assert run.calls == [("sleep", "learn"), ("update reference", "learn"), ("sync", "learn"), ("callback", "")]
+    assert run.calls == [("sleep", "learn"), ("update reference", "learn"), ("sync", "sync"), ("callback", "")]
     assert activity.name == ""
 
 
