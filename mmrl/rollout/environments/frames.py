@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 from mmrl.types import ImageRef
-from mmrl.utils.files import TEMPORARY_SUFFIX, report_write_errors
+from mmrl.utils.files import random_temporary_path, report_write_errors
 
 FRAMES_FOLDER: Final = "frames"
 """Folder of the pictures, inside the folder of a run's data."""
@@ -30,7 +29,7 @@ def save_frame(folder: Path, content: bytes) -> ImageRef:
             folder.mkdir(parents=True, exist_ok=True)
             # Other ranks may write the same picture. It is not synced to disk, which would take longer than the rest
             # of a step: its size, or its digest when it is opened, shows damage by a power cut.
-            fresh = path.with_name(f".{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
+            fresh = random_temporary_path(path)
             fresh.write_bytes(content)
             fresh.replace(path)
     return ImageRef(path=str(path), sha256=sha256)
