@@ -59,6 +59,7 @@ from mmrl.rollout.shared_engine import (
 )
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.rethink import tokenize_trigger
+from mmrl.rollout.steps.rewording import check_rewordings
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.coverage import find_coverage_gaps
@@ -172,6 +173,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     response_format = build_response_format(config)
     opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
     check_demonstrations(config, data.samples.train, response_format, opening)
+    check_rewordings(config, data.samples.train, data.samples.source_indices)
 
     load_model = partial(build_trained_model, config, processor_bundle)
     model_bundle, adapter, policy = console.wait_for("loading the model", load_model)
