@@ -63,7 +63,7 @@ from mmrl.rollout.steps.rewording import check_rewordings
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.coverage import find_coverage_gaps
-from mmrl.scoring.group_rewards import BoundGroupReward, check_group_rewards, isolate_group_rewards
+from mmrl.scoring.group_reward_calls import BoundGroupReward, check_group_rewards, isolate_group_rewards
 from mmrl.training.functions import Functions
 from mmrl.types import DatasetContext, Sample, SamplingParams, UserError
 from mmrl.utils.file_index import shared_file_index

@@ -29,7 +29,7 @@ from mmrl.rollout.available import check_family_engine
 from mmrl.rollout.load import load_engine, load_steps
 from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_reward_terms
-from mmrl.scoring.group_rewards import BoundGroupReward, load_group_rewards
+from mmrl.scoring.group_reward_calls import BoundGroupReward, load_group_rewards
 from mmrl.scoring.registry import check_names, check_step_terms
 from mmrl.scoring.terms import find_counted_terms
 from mmrl.training.callbacks import Callback

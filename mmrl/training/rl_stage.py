@@ -18,12 +18,12 @@ from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.scoring.group_rewards import reward_weights
+from mmrl.scoring.group_reward_calls import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
-from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
 from mmrl.training.rl import RlParts, run_rl_stage
+from mmrl.training.run_checkpoints import OptimizerState
 from mmrl.training.stage import (
     StageServices,
     build_callbacks,

@@ -23,11 +23,11 @@ from mmrl.trackers.process import follow_run
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
-from mmrl.training.checkpoints import RunCheckpoints
 from mmrl.training.functions import Functions, load_functions
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
 from mmrl.training.preflight import FINISHED_MESSAGE, effective_config
 from mmrl.training.rl_stage import train_rl_stage
+from mmrl.training.run_checkpoints import RunCheckpoints
 from mmrl.training.sample_stage import run_sample_stage
 from mmrl.training.select_stage import run_select_stage
 from mmrl.training.sft_stage import train_sft_stage
