@@ -49,7 +49,7 @@ from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor,
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import CONTEXT_TOKENS
 from mmrl.protocols import RolloutPipeline, Sampler
-from mmrl.rollout.environments.frames import FRAMES_FOLDER
+from mmrl.rollout.environments.pictures import PICTURES_FOLDER
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.shared_engine import (
     SharedEngine,
@@ -186,7 +186,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     check_model_supports_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model_bundle, console)
     engine = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
-    tool_runner = ToolRunner(setup.base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
+    tool_runner = ToolRunner(setup.base_dir, pictures_dir=setup.run_dir.data / PICTURES_FOLDER)
     resources.enter_context(closing(tool_runner))
     return RunComponents(
         **vars(setup),

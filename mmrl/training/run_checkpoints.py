@@ -13,7 +13,7 @@ from mmrl.config.schema import RlStage
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.run_dir import check_same_run
 from mmrl.policy.policy import PolicyModel
-from mmrl.rollout.environments.frames import FRAMES_FOLDER, delete_unused_frames
+from mmrl.rollout.environments.pictures import PICTURES_FOLDER, delete_unused_pictures
 from mmrl.training.build import RunComponents, is_zero3
 from mmrl.types import TrainingState
 
@@ -89,7 +89,7 @@ class RunCheckpoints:
 
     def save(self, state: TrainingState, optimizer: OptimizerState) -> None:
         """Save the run; every rank writes its own share."""
-        self._delete_frames()
+        self._delete_pictures()
         state.metrics_bytes = self._logger.metrics.position()
         best, policy = self._run.config.checkpoints.best, self._run.policy
         trained = policy.runner.local_shard(policy.trainable, self._run.ranks)
@@ -103,16 +103,16 @@ class RunCheckpoints:
         )
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
 
-    def _delete_frames(self) -> None:
+    def _delete_pictures(self) -> None:
         """Delete pictures that environments drew before the last save and that no checkpoint or record refers to."""
         run_dir = self._run.run_dir
-        frames = run_dir.data / FRAMES_FOLDER
+        pictures = run_dir.data / PICTURES_FOLDER
         # Rank 0 looks for all: the calls below are collective, and a shared disk may show other ranks an older folder.
-        if self._run.ranks.on_rank0(frames.is_dir):
+        if self._run.ranks.on_rank0(pictures.is_dir):
             # The last checkpoint names the older pictures that are still in use, and must be complete to be read.
             self.manager.wait()
             texts = [*run_dir.checkpoints.glob(f"*/{checkpoint.STATE_FILE}"), *run_dir.rollouts.glob("*.jsonl")]
-            delete = partial(delete_unused_frames, frames, texts, older_than=self._last_save)
+            delete = partial(delete_unused_pictures, pictures, texts, older_than=self._last_save)
             self._run.ranks.on_rank0(delete)
         self._last_save = time()
 
