@@ -183,7 +183,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
     num_embeddings = model_bundle.model.get_input_embeddings().num_embeddings
     banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model_bundle.family)
-    check_model_supports_steps(config, policy, processor, banned_token_ids)
+    check_model_supports_rollout_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model_bundle, console)
     engine = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
     tool_runner = ToolRunner(setup.base_dir, pictures_dir=setup.run_dir.data / PICTURES_FOLDER)
@@ -380,7 +380,7 @@ def start_engine(
     return setup.console.wait_for("starting the rollout engine", start)
 
 
-def check_model_supports_steps(
+def check_model_supports_rollout_steps(
     config: Config, policy: PolicyModel, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
 ) -> None:
     """Refuse rollout steps and a replay of routes that this model cannot run, before anything is trained."""
