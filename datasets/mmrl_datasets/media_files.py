@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import numpy as np
 from PIL import Image
 
 from mmrl.types import ImageRef, UserError, VideoRef
 from mmrl.utils.digests import file_digest
+from mmrl.utils.files import random_temporary_path
 
 _MAX_STORED_BYTES: Final = 1 << 14  # of pixels: a file system has blocks of 4 KiB, so compressing them saves one or two
 # One thread, no B-frames and no macroblock tree, so that one encoder turns the same frames into the same bytes each
@@ -112,8 +112,7 @@ def write_if_changed(path: Path | str, content: bytes) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    # A random name, since two runs may make the same file, even on two machines.
-    partial = f"{os.path.splitext(path)[0]}.{uuid4().hex}.partial"
+    fresh = random_temporary_path(Path(path))  # two runs may make the same file, even on two machines
     try:
         # The file is read in one call, so a buffer would only add a copy.
         with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
@@ -121,12 +120,12 @@ def write_if_changed(path: Path | str, content: bytes) -> None:
                 return
         if not os.path.isdir(os.path.dirname(path)):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(partial, "wb") as file:
+        with open(fresh, "wb") as file:
             file.write(content)
-        os.replace(partial, path)
+        os.replace(fresh, path)
     except OSError as error:
         with suppress(OSError):
-            os.unlink(partial)
+            os.unlink(fresh)
         reason = error.strerror or type(error).__name__
         raise UserError(f"{path}: cannot write the file: {reason}; free space or choose another folder") from error
 

@@ -96,7 +96,11 @@ class ExperienceSelector:
         Raises:
             ValueError: an advantage is not finite.
         """
-        sample_means = self._record_rewards(groups, state)
+        sample_means: Sequence[float] = ()
+        if self.tracked_terms:
+            sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
+        if sample_means:
+            state.reset_rewards.append(fmean(sample_means))
         decisions, metrics = self._filter_groups(groups, state)
         rows = self._make_experiences(decisions, state.version)
         experiences: list[Experience] = []
@@ -107,7 +111,11 @@ class ExperienceSelector:
         replay = ReplayResult(current=experiences)
         if self.replay is not None:
             replay = replay_experiences(unmasked, state, self.replay, self.find_changed_media)
-        metrics |= {**self._measure_staleness(experiences), **replay.metrics}
+        if (self.rollouts_span_versions or self.carry_over) and experiences:
+            staleness = [experience.staleness for experience in experiences]
+            metrics["rollout/staleness_mean"] = fmean(staleness)
+            metrics["rollout/staleness_max"] = float(max(staleness))
+        metrics |= replay.metrics
         if self.curriculum_phases:
             # Until here the current phase is the one that this step began in.
             metrics["data/curriculum_phase"] = float(state.phase)
@@ -122,15 +130,6 @@ class ExperienceSelector:
             has_signal=any(experience.has_signal for experience in unmasked),
             metrics=metrics,
         )
-
-    def _record_rewards(self, groups: Sequence[Group], state: TrainingState) -> Sequence[float]:
-        """Record the tracked rewards of the step's samples in `state`, and return the mean of each sample."""
-        if not self.tracked_terms:
-            return ()
-        sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
-        if sample_means:
-            state.reset_rewards.append(fmean(sample_means))
-        return sample_means
 
     def _make_experiences(self, decisions: Sequence[GroupDecision], version: int) -> list[tuple[Experience, ...]]:
         """Return a row of experiences for each group, with advantages of 0 if it is not trained on."""
@@ -174,12 +173,6 @@ class ExperienceSelector:
             )
             experiences.append(experience)
         return tuple(experiences)
-
-    def _measure_staleness(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        if not (self.rollouts_span_versions or self.carry_over) or not experiences:
-            return {}
-        staleness = [experience.staleness for experience in experiences]
-        return {"rollout/staleness_mean": fmean(staleness), "rollout/staleness_max": float(max(staleness))}
 
     def _filter_groups(
         self, groups: Sequence[Group], state: TrainingState

@@ -384,10 +384,11 @@ class DistinctOrder:
 
     def _take_new(self, position: int) -> DataRow:
         """Return the first row from `position` on that the step does not have, swapped with the one at `position`."""
-        found = position
-        while self._step_has(self._row_at(found)):
+        found, row = position, self._row_at(position)
+        repeated = row
+        while isinstance(row, Sample) and _sample_key(row) in self._step_samples:
             found += 1
-        row, repeated = self._row_at(found), self._row_at(position)
+            row = self._row_at(found)
         if isinstance(row, Sample):
             self._step_samples.add(_sample_key(row))
         origin = self._state.moved_samples.pop(position, position)
@@ -396,9 +397,6 @@ class DistinctOrder:
             self._state.moved_samples[found] = origin
             self._moved_rows[found] = repeated
         return row
-
-    def _step_has(self, row: DataRow) -> bool:
-        return isinstance(row, Sample) and _sample_key(row) in self._step_samples
 
     def _row_at(self, position: int) -> DataRow:
         """Return the row that comes at a position unless the step has it; read more rows if necessary."""

@@ -67,13 +67,16 @@ class Prefetcher:
         self._max_count = max(self._max_count, count)
         rows = _reject_repeated_ids(self._order.take(start_position, count))
         for row, future in self._schedule(rows):
+            if isinstance(row, RejectedRow):
+                remedy = "repair it, or leave such rows out with data.on_bad_sample=skip"
+                self._drop_or_raise(UserError(f"row {row.id}: {row.reason}; {remedy}"))
+                continue
             try:
-                sample = _check_row(row)
-                prompt = self._processor.encode(sample) if future is None else future.result()
+                prompt = self._processor.encode(row) if future is None else future.result()
             except UserError as error:
                 self._drop_or_raise(error)
                 continue
-            samples.append(sample)
+            samples.append(row)
             encoded.append(prompt)
         # Keep these before the next step is scheduled, because it skips prompts that the processor already has.
         self._processor.retain(samples, encoded, step=self._current_step())
@@ -121,10 +124,3 @@ def _reject_repeated_ids(rows: Sequence[DataRow]) -> list[DataRow]:
         else:
             checked.append(row)
     return checked
-
-
-def _check_row(row: DataRow) -> Sample:
-    """Return a row that is a sample; raise a UserError for a rejected one."""
-    if isinstance(row, RejectedRow):
-        raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip")
-    return row

@@ -15,7 +15,7 @@ from mmrl.evaluation.session import open_pipeline
 from mmrl.log.console import Console
 from mmrl.protocols import RolloutPipeline
 from mmrl.rollout.available import check_model_and_libraries
-from mmrl.rollout.load import load_steps
+from mmrl.rollout.load import load_rollout_steps
 from mmrl.scoring.scorer import make_response
 from mmrl.types import Response, Sample, Score, UserError
 
@@ -48,7 +48,7 @@ def open_model(
         settings,
         model,
         _NoRewards(),
-        custom_steps=load_steps(settings.evaluation.rollout_steps, source.base_dir),
+        custom_steps=load_rollout_steps(settings.evaluation.rollout_steps, source.base_dir),
         work_dir=work_dir,
         console=console,
     ) as pipeline:

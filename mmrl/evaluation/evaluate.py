@@ -36,9 +36,9 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
-from mmrl.rollout.load import load_steps
+from mmrl.rollout.load import load_rollout_steps
 from mmrl.rollout.steps.base import StepFactory
-from mmrl.scoring.registry import check_step_terms
+from mmrl.scoring.registry import check_rollout_step_terms
 from mmrl.types import DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService
 
@@ -77,8 +77,8 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         closing(_make_question_set(request, model_source, eval_config)) as question_set,
     ):
         steps = eval_config.evaluation.rollout_steps
-        check_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
-        custom_steps, eval_dir = load_steps(steps, model_source.base_dir), EvalDir(request.out_dir)
+        check_rollout_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
+        custom_steps, eval_dir = load_rollout_steps(steps, model_source.base_dir), EvalDir(request.out_dir)
         return _EvalCommand(request, model_source, eval_config, question_set, custom_steps, eval_dir, console).run()
 
 

@@ -64,12 +64,18 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     `base_dir`; generated data go below `out_dir`.
 
     Raises:
-        UserError: the run has no such split, or a sample of it cannot be used.
+        UserError: the run has no such split, streams it, or a sample of it cannot be used.
     """
     split = name.removeprefix(RUN_DATA_PREFIX)
     if split not in _RUN_DATA_SPLITS:
         known = ", ".join(RUN_DATA_PREFIX + known_split for known_split in _RUN_DATA_SPLITS)
         raise UserError(f"--benchmark {name}: a run has {known}")
+    if split == "train" and config.data.streaming:
+        raise UserError(
+            f"--benchmark {name}: the run streams data.train (`data.streaming`), and a stream may have no end; write "
+            "the questions to measure to a file (docs/evaluation.md has its format), and give it by "
+            "`--benchmark canonical --data FILE`"
+        )
     data = config.data.model_copy(update={"media_limits": eval_config.media_limits})
     config = config.model_copy(update={"media": eval_config.media, "data": data})
     dataset_context = make_dataset_context(config, base_dir, out_dir / "data")

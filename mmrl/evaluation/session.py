@@ -23,7 +23,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
-from mmrl.rollout.environments.frames import FRAMES_FOLDER
+from mmrl.rollout.environments.pictures import PICTURES_FOLDER
 from mmrl.rollout.load import load_engine
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.shared_engine import SharedEngine, build_sampling_params
@@ -206,7 +206,7 @@ def open_pipeline(
         console=console,
         make_custom_engine=load_engine(eval_config.rollout.engine, model.base_dir),
     )
-    tool_runner = ToolRunner(model.base_dir, frames_dir=RunDir(work_dir).data / FRAMES_FOLDER)
+    tool_runner = ToolRunner(model.base_dir, pictures_dir=RunDir(work_dir).data / PICTURES_FOLDER)
     with closing(engine), closing(tool_runner):
         # The version stays 0, because the weights do not change here.
         engine.sync_weights(0)

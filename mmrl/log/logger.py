@@ -286,3 +286,23 @@ def read_records(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], i
                 return
             end += len(line)
             yield json.loads(line), end
+
+
+class GlobalSteps:
+    """Counts the steps of a run over all its stages, from the lines of metrics.jsonl in their order."""
+
+    def __init__(self) -> None:
+        self.first_steps: dict[str, int] = {}  # global step of each stage's step 0, in the order of the stages
+        self.last = 0  # largest global step so far
+
+    def count(self, stage: str | None, step: int) -> int:
+        """Return the global step of a line. A line between stages, whose `stage` is None, has that of the line before.
+
+        A measurement before the first step of a later stage would have the step of the earlier stage's last one, which
+        may have the same metrics, so it gets a step of its own.
+        """
+        if stage is not None:
+            if stage not in self.first_steps:
+                self.first_steps[stage] = self.last + (step == 0 and len(self.first_steps) > 0)
+            self.last = max(self.last, self.first_steps[stage] + step)
+        return self.last

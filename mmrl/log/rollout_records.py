@@ -319,21 +319,21 @@ def parse_resize_map(medium: Mapping[str, Any]) -> ResizeMap | None:
 
 def record_marks(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the marks of the `target` or the `answer` of a recorded rollout, on the medium of the target."""
-    frame = record.get("target_frame" if key == "target" else "frame")
+    coordinate_system = record.get("target_frame" if key == "target" else "frame")
     media = record.get("media")
     medium = record.get("media_index") or 0
     # A sample of only text has answers, too, but no medium.
     resize_map = parse_resize_map(media[medium]) if isinstance(media, list) and 0 <= medium < len(media) else None
-    return make_marks(record.get("answer_type") or "", record.get(key), frame, medium, resize_map)
+    return make_marks(record.get("answer_type") or "", record.get(key), coordinate_system, medium, resize_map)
 
 
 def make_marks(
-    answer_type: str, value: object, frame: str | None, medium: int, resize_map: ResizeMap | None
+    answer_type: str, value: object, coordinate_system: str | None, medium: int, resize_map: ResizeMap | None
 ) -> list[dict[str, Any]]:
     """Return the marks of an answer: coordinates as fractions of the medium, times in seconds of a video.
 
-    `frame` is the coordinate system of `value`. Without it or a resize map, boxes and points are left out. A value that
-    does not fit its type has no marks at all, since some of them would mislead.
+    Without the coordinate system of `value` or a resize map, boxes and points are left out. A value that does not fit
+    its type has no marks at all, since some of them would mislead.
     """
     marks = []
     try:
@@ -342,10 +342,10 @@ def make_marks(
             if answer_type in (AnswerType.SPAN, AnswerType.SPANS):
                 start, end = numbers
                 shape, at = "span", (float(start), float(end))
-            elif frame is None or resize_map is None:
+            elif coordinate_system is None or resize_map is None:
                 continue
             else:
-                at = resize_map.convert(numbers, CoordinateSystem(frame), CoordinateSystem.NORM_1)
+                at = resize_map.convert(numbers, CoordinateSystem(coordinate_system), CoordinateSystem.NORM_1)
                 shape = {2: "point", 4: "box"}[len(at)]
             if all(map(isfinite, at)):
                 marks.append({"shape": shape, "medium": medium, "at": list(at), "label": label, "second": second})

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
 from mmrl.rollout.responses import append_generated, empty_rollout
-from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
-
-
-@dataclass(slots=True)
-class SyncedEngine:
-    """An engine that loads each version of the policy's weights once, however many samplers share it."""
-
-    engine: RolloutEngine
-    weights: WeightStream
-    version: int | None = None  # of the weights that the engine has; None before the first sync
-
-    def sync(self, version: int) -> None:
-        """Load the weights unless the engine has those of `version`. Raises as `RolloutEngine.load_weights`."""
-        if version != self.version:
-            self.engine.load_weights(self.weights)
-            self.version = version
 
 
 @dataclass(slots=True)
 class EngineSampler:
     """Samples with an engine that several samplers share, each with random numbers of its own."""
 
-    synced_engine: SyncedEngine
+    engine: RolloutEngine
     processor: PromptProcessor
     _: KW_ONLY
+    load_version: Callable[[int], None]  # has the engine load the policy's weights, which are of this version
     seed_parts: Sequence[str | int]
     """Root of all random seeds, such as the run's seed and the stage's name. No other sampler has the same parts."""
     version: int = 0  # policy version that segments carry
@@ -42,7 +27,7 @@ class EngineSampler:
 
     def sync(self, version: int) -> None:
         """Have the engine load the learner's weights, and stamp further segments with `version`."""
-        self.synced_engine.sync(version)
+        self.load_version(version)
         self.version = version
 
     def generate(
@@ -80,7 +65,7 @@ class EngineSampler:
 
     def _continue(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> list[list[Rollout]]:
         """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
-        engine = self.synced_engine.engine
+        engine = self.engine
         max_new_tokens = sampling_params.max_new_tokens
         for request in requests:
             rollout = request.rollout

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mmrl.rollout.steps.base import StepFactory
 
 
-def load_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
+def load_rollout_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
     """Return the functions that make the user's rollout steps, by step name; check that tools and environments load.
 
     Tools and environments are loaded again by the processes that run them. Raises as `load_plugin`.

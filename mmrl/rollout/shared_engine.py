@@ -32,7 +32,7 @@ from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import Sampler
 from mmrl.rollout.available import VLLM_ENGINES, check_family_engine
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.engines.vllm_start import start_vllm
@@ -97,7 +97,7 @@ class SharedEngine:
             case _:
                 self._engine = start_vllm(config, self._context)
         self._weights = PolicyWeightStream(policy)
-        self._synced_engine = SyncedEngine(self._engine, self._weights)
+        self._version: int | None = None  # of the weights that the engine has; None before the first sync
         try:
             self._check_engine()
         except UserError:
@@ -117,18 +117,31 @@ class SharedEngine:
         in `rollout_thread` while the learner updates the policy. With `record_routes` rollouts carry the experts that
         their tokens were sent to.
         """
-        synced_engine = self._synced_engine
-        if concurrent and self._engine.shares_weights:
+        engine, load_version = self._engine, self.sync_weights
+        if concurrent and engine.shares_weights:
             # The learner changes the shared weights meanwhile, so this sampler generates from a copy of its own.
             engine = HfEngine(self._policy, self._processor, copy_policy=True, activity=self._context.activity)
-            synced_engine = SyncedEngine(engine, self._weights)
+
+            def load_version(version: int) -> None:
+                engine.load_weights(self._weights)
+
         return EngineSampler(
-            synced_engine, self._processor, seed_parts=seed_parts, version=version, record_routes=record_routes
+            engine,
+            self._processor,
+            load_version=load_version,
+            seed_parts=seed_parts,
+            version=version,
+            record_routes=record_routes,
         )
 
     def sync_weights(self, version: int) -> None:
-        """Have the engine load the policy's weights, unless it has those of `version`."""
-        self._synced_engine.sync(version)
+        """Have the engine load the policy's weights, unless it has those of `version`.
+
+        Each version is loaded once, however many samplers ask for it. Raises as `RolloutEngine.load_weights`.
+        """
+        if version != self._version:
+            self._engine.load_weights(self._weights)
+            self._version = version
 
     def sleep(self) -> None:
         """Free the engine's memory on the learner's device until it next generates or gets weights.

@@ -386,13 +386,13 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
         if event.startswith(_FORBIDDEN_EVENTS) and not _runs(sys._getframe(1), (_IMPORTING, _OPENING)):
             found[event] = None
 
-    def profile(frame: FrameType, event: str, called: object) -> None:
-        if event == "call" and _OPENING in frame.f_code.co_filename:
+    def profile(call_frame: FrameType, event: str, called: object) -> None:
+        if event == "call" and _OPENING in call_frame.f_code.co_filename:
             found[_OPENS_MEDIA] = None
         if event != "c_call" or not isinstance(called, BuiltinFunctionType) or not _is_random_or_clock(called):
             return
         # numpy and scipy seed generators and read clocks while they are imported, which is not the reward's fault.
-        if not _runs(frame, (_IMPORTING,)):
+        if not _runs(call_frame, (_IMPORTING,)):
             found[f"{called.__module__ or 'random'}.{called.__name__}"] = None
 
     sys.addaudithook(audit)
@@ -404,9 +404,9 @@ def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sa
     return list(found)
 
 
-def _runs(frame: FrameType, files: Sequence[str]) -> bool:
-    """Return True if a frame, or one that called it, is code of a file with one of these in its name."""
-    names = {caller.f_code.co_filename for caller, _ in walk_stack(frame)}
+def _runs(call_frame: FrameType, files: Sequence[str]) -> bool:
+    """Return True if a call, or one that led to it, is of code in a file with one of these in its name."""
+    names = {caller.f_code.co_filename for caller, _ in walk_stack(call_frame)}
     return any(file in name for name in names for file in files)
 
 

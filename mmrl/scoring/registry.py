@@ -87,7 +87,7 @@ def load_bound_reward(
         return replace(bind(load_reward(name, base), args), fallback_on=fallback_on)
 
 
-def check_step_terms(steps: RolloutStepConfigs, terms: Sequence[str], *, key: str) -> None:
+def check_rollout_step_terms(steps: RolloutStepConfigs, terms: Sequence[str], *, key: str) -> None:
     """Raise UserError if `correct` of a rollout step names no reward term; `key` is the dotted path of the steps."""
     for index, step in enumerate(steps):
         if isinstance(step, RethinkConfig):

@@ -122,9 +122,18 @@ class RewardCaller:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        all_pending = [self._make_pending(pair, evaluation=evaluation, trial=abstained is not None) for pair in pairs]
+        trial = abstained is not None
+        all_pending = [self._make_pending(pair, evaluation=evaluation, trial=trial) for pair in pairs]
+        # The first round calls the terms of all responses, each later one the fallbacks of those that failed.
         while due := [pending for pending in all_pending if pending.terms]:
-            self._run_round(due, abstained)
+            calls = [(pending, term) for pending in due for term in pending.terms]
+            if trial:
+                calls = [(pending, term) for pending, term in calls if not asks_remote_service(term)]
+            outcomes = self.call_terms([(term, pending.pair) for pending, term in calls], trial=trial)
+            for (pending, term), outcome in zip(calls, outcomes, strict=True):
+                pending.outcomes[term.name] = outcome
+            for pending in due:
+                pending.terms = self._list_fallbacks(pending, abstained)
         return [pending.outcomes for pending in all_pending]
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]], *, trial: bool = False) -> list[RewardOutcome]:
@@ -189,18 +198,6 @@ class RewardCaller:
             else:
                 pending.terms.append(term)
         return pending
-
-    def _run_round(self, due: Sequence[_PendingResponse], abstained: dict[str, str] | None) -> None:
-        """Call the terms of all responses, then replace them with the fallbacks of those that failed."""
-        trial = abstained is not None
-        calls = [(pending, term) for pending in due for term in pending.terms]
-        if trial:
-            calls = [(pending, term) for pending, term in calls if not asks_remote_service(term)]
-        outcomes = self.call_terms([(term, pending.pair) for pending, term in calls], trial=trial)
-        for (pending, term), outcome in zip(calls, outcomes, strict=True):
-            pending.outcomes[term.name] = outcome
-        for pending in due:
-            pending.terms = self._list_fallbacks(pending, abstained)
 
     def _list_fallbacks(self, pending: _PendingResponse, abstained: dict[str, str] | None) -> list[BoundTerm]:
         """Return the terms to call in place of those that failed in this round, each once.

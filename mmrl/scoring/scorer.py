@@ -45,7 +45,7 @@ _CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 
-STEP_PREFIX = "step/"
+ROLLOUT_STEP_PREFIX = "step/"
 """Failures of rollout steps are counted under this and the step's name, next to the names of reward terms."""
 
 
@@ -247,7 +247,7 @@ class RewardFunctionScorer:
         judged: list[Dropped] = []  # all rollouts; those without failures are kept
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
-            failures = {} if rollout.failure is None else {STEP_PREFIX + rollout.failure.step: rollout.failure}
+            failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
             for chain in self._find_failed_chains(outcomes):
                 if chain.action != "fallback":
                     failures |= chain.failures

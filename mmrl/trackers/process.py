@@ -34,7 +34,7 @@ from PIL import Image, ImageDraw
 from mmrl.config import Config, flatten_settings, load_config
 from mmrl.config.secrets import mask_secret
 from mmrl.log.console import Console
-from mmrl.log.logger import RunState, read_records, report_end
+from mmrl.log.logger import GlobalSteps, RunState, read_records, report_end
 from mmrl.log.rollout_records import parse_medium, record_marks
 from mmrl.log.run_dir import RunDir
 from mmrl.media.image import open_shown_image
@@ -136,8 +136,7 @@ class RunReader:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir, self._ends = run_dir, dict[Path, int]()  # bytes that were read of each file
-        self._first_steps: dict[str, int] = {}  # global step of each stage's step 0, in the order of the stages
-        self._last_step = 0  # global step of the last line of metrics.jsonl
+        self._global_steps = GlobalSteps()
 
     def read_new(self) -> list[StepRow]:
         """Return what was appended since the last call, a row for each step."""
@@ -149,21 +148,18 @@ class RunReader:
         for record, end in self._read(self._run_dir.metrics):
             self._ends[self._run_dir.metrics] = end
             stage, step = record["stage"], record["step"]
+            global_step = self._global_steps.count(stage, step)
             if stage is not None:  # None between stages and after the last one
-                if stage not in self._first_steps:
-                    # A measurement before the first step of a later stage would have the step of the earlier stage's
-                    # last one, which may have the same metrics, so it gets a step of its own.
-                    self._first_steps[stage] = self._last_step + (step == 0 and len(self._first_steps) > 0)
-                self._last_step = max(self._last_step, self._first_steps[stage] + step)
-                record |= {"stage/index": list(self._first_steps).index(stage) + 1, "stage/step": step}
-            row = self._add(rows, self._last_step, record)
+                stage_index = list(self._global_steps.first_steps).index(stage) + 1
+                record |= {"stage/index": stage_index, "stage/step": step}
+            row = self._add(rows, global_step, record)
             rollouts = self._run_dir.rollouts / f"{stage}-{step:06d}.jsonl"
             row.rollouts = rollouts if rollouts.exists() else row.rollouts
         times: dict[int, dict[str, Any]] = {}
         for record, end in self._read(timings):
-            global_step = self._first_steps.get(record["stage"], math.inf) + record["step"]
-            if global_step <= self._last_step:
-                times[int(global_step)] = record
+            timed_step = self._global_steps.first_steps.get(record["stage"], math.inf) + record["step"]
+            if timed_step <= self._global_steps.last:
+                times[int(timed_step)] = record
             elif end > old_timings_end:
                 # Its metrics were written after metrics.jsonl was read: the next call reads both. An older line
                 # without metrics comes from a killed run, whose step has yet to be repeated.

@@ -49,7 +49,7 @@ from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor,
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import CONTEXT_TOKENS
 from mmrl.protocols import RolloutPipeline, Sampler
-from mmrl.rollout.environments.frames import FRAMES_FOLDER
+from mmrl.rollout.environments.pictures import PICTURES_FOLDER
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.shared_engine import (
     SharedEngine,
@@ -59,10 +59,11 @@ from mmrl.rollout.shared_engine import (
 )
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.rethink import tokenize_trigger
+from mmrl.rollout.steps.rewording import check_rewordings
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.coverage import find_coverage_gaps
-from mmrl.scoring.group_rewards import BoundGroupReward, check_group_rewards, isolate_group_rewards
+from mmrl.scoring.group_reward_calls import BoundGroupReward, check_group_rewards, isolate_group_rewards
 from mmrl.training.functions import Functions
 from mmrl.types import DatasetContext, Sample, SamplingParams, UserError
 from mmrl.utils.file_index import shared_file_index
@@ -172,6 +173,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     response_format = build_response_format(config)
     opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
     check_demonstrations(config, data.samples.train, response_format, opening)
+    check_rewordings(config, data.samples.train, data.samples.source_indices)
 
     load_model = partial(build_trained_model, config, processor_bundle)
     model_bundle, adapter, policy = console.wait_for("loading the model", load_model)
@@ -181,10 +183,10 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
     num_embeddings = model_bundle.model.get_input_embeddings().num_embeddings
     banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model_bundle.family)
-    check_model_supports_steps(config, policy, processor, banned_token_ids)
+    check_model_supports_rollout_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model_bundle, console)
     engine = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
-    tool_runner = ToolRunner(setup.base_dir, frames_dir=setup.run_dir.data / FRAMES_FOLDER)
+    tool_runner = ToolRunner(setup.base_dir, pictures_dir=setup.run_dir.data / PICTURES_FOLDER)
     resources.enter_context(closing(tool_runner))
     return RunComponents(
         **vars(setup),
@@ -376,7 +378,7 @@ def start_engine(
     return setup.console.wait_for("starting the rollout engine", start)
 
 
-def check_model_supports_steps(
+def check_model_supports_rollout_steps(
     config: Config, policy: PolicyModel, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
 ) -> None:
     """Refuse rollout steps and a replay of routes that this model cannot run, before anything is trained."""

@@ -26,11 +26,11 @@ from mmrl.config.schema import (
 from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
 from mmrl.rollout.available import check_family_engine
-from mmrl.rollout.load import load_engine, load_steps
+from mmrl.rollout.load import load_engine, load_rollout_steps
 from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_reward_terms
-from mmrl.scoring.group_rewards import BoundGroupReward, load_group_rewards
-from mmrl.scoring.registry import check_names, check_step_terms
+from mmrl.scoring.group_reward_calls import BoundGroupReward, load_group_rewards
+from mmrl.scoring.registry import check_names, check_rollout_step_terms
 from mmrl.scoring.terms import find_counted_terms
 from mmrl.training.callbacks import Callback
 from mmrl.types import UserError
@@ -90,10 +90,10 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
     for index, stage in enumerate(config.stages):
         if not isinstance(stage, SelectStage):
             key = f"stages.{index}.rollout_steps"
-            check_step_terms(stage.rollout_steps, scored, key=key)
-            rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir)
-    check_step_terms(config.evaluation.rollout_steps, scored, key="evaluation.rollout_steps")
-    evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir)
+            check_rollout_step_terms(stage.rollout_steps, scored, key=key)
+            rollout_steps[stage.name] = load_rollout_steps(stage.rollout_steps, base_dir)
+    check_rollout_step_terms(config.evaluation.rollout_steps, scored, key="evaluation.rollout_steps")
+    evaluation_steps = load_rollout_steps(config.evaluation.rollout_steps, base_dir)
     datasets = {}
     for split, sources in sources_by_split(config.data).items():
         datasets[split] = tuple(load_dataset_function(source, base_dir) for source in sources)

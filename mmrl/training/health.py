@@ -12,7 +12,7 @@ from mmrl.algo.group_metrics import count_missing_values
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
 from mmrl.rollout.tools.executor import FAILURE_KINDS
-from mmrl.scoring.scorer import STEP_PREFIX
+from mmrl.scoring.scorer import ROLLOUT_STEP_PREFIX
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.types import Dropped, Group, RewardErrorKind, Score, TrainingState, UserError, WorstToken
 
@@ -247,15 +247,15 @@ class HealthMonitor:
     def _find_failing_calls(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Find rollout steps in which too many tool calls or episodes fail."""
         for name, count in means.items():
-            step_name, _, counted = name.rpartition("/")
+            rollout_step, _, counted = name.rpartition("/")
             if counted not in KINDS_OF_FAILURE or not count:
                 continue
-            failures = {kind: means.get(f"{step_name}/{kind}", 0.0) for kind in KINDS_OF_FAILURE[counted]}
+            failures = {kind: means.get(f"{rollout_step}/{kind}", 0.0) for kind in KINDS_OF_FAILURE[counted]}
             failed = sum(failures.values()) / count
             if counted == "calls" and failed > MAX_FAILED_TOOL_CALL_FRAC:
                 yield (
                     name,
-                    f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises, hangs or exceeds a "
+                    f"{failed:.0%} of the tool calls in step {rollout_step} fail: a tool raises, hangs or exceeds a "
                     "limit; the rollouts contain its error messages. Fix it, or end the run there with "
                     "`on_error: stop`",
                 )
@@ -263,7 +263,7 @@ class HealthMonitor:
                 most_by = max(failures, key=failures.__getitem__)
                 yield (
                     name,
-                    f"{failed:.0%} of the episodes in step {step_name} fail, most by {most_by}: they leave their "
+                    f"{failed:.0%} of the episodes in step {rollout_step} fail, most by {most_by}: they leave their "
                     "groups, so little is learned. The records in rollouts/ give the reasons; fix the environment, "
                     "raise its limits, or end the run there with `on_error: stop`",
                 )
@@ -292,9 +292,9 @@ def _find_failures(metrics: Mapping[str, float], groups: Sequence[Group]) -> Ite
     for group in groups:
         outcomes += (*group.dropped, *group.scores)
     for name, count in count_missing_values(metrics).items():
-        if name.startswith(STEP_PREFIX):
-            step = name.removeprefix(STEP_PREFIX)
-            problem = f"{count} of {len(outcomes)} rollouts failed in step {step} and leave their groups"
+        if name.startswith(ROLLOUT_STEP_PREFIX):
+            rollout_step = name.removeprefix(ROLLOUT_STEP_PREFIX)
+            problem = f"{count} of {len(outcomes)} rollouts failed in step {rollout_step} and leave their groups"
         else:
             problem = (
                 f"reward term {name} has no value for {count} of {len(outcomes)} rollouts, which `on_missing_score` or "

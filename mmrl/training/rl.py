@@ -32,7 +32,7 @@ from mmrl.distributed.exchanges import (
 )
 from mmrl.distributed.ranks import Ranks, own_unfinished
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
-from mmrl.scoring.group_rewards import BoundGroupReward, apply_group_rewards
+from mmrl.scoring.group_reward_calls import BoundGroupReward, apply_group_rewards
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Group, Prompt, RolloutBatch, TrainingState

@@ -16,13 +16,13 @@ from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.scoring.group_rewards import reward_weights
+from mmrl.scoring.group_reward_calls import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
-from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
 from mmrl.training.media_recheck import MediaRecheck
 from mmrl.training.rl import RlParts, run_rl_stage
+from mmrl.training.run_checkpoints import OptimizerState
 from mmrl.training.stage import (
     StageServices,
     build_callbacks,
@@ -33,18 +33,18 @@ from mmrl.training.stage import (
 from mmrl.types import TrainingState
 
 
-def train_rl_stage(
-    stage: RlStage, services: StageServices, state: TrainingState, optimizer_state: OptimizerState
-) -> None:
-    """Train an RL stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
+def train_rl_stage(stage: RlStage, services: StageServices, state: TrainingState) -> None:
+    """Train an RL stage to its end."""
     run = services.run
     health = HealthMonitor(stage.health, run.console.warn, services.logger.log_event)
     health.restore(services.logger.step_metrics(stage.name))
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
-        reference = build_reference(stage, services, state, optimizer_state)
-        if optimizer_state:
-            optimizer.load_state(optimizer_state)
+        loaded = services.checkpoints.take_optimizer_state()
+        reference = build_reference(stage, services, state, loaded)
+        if loaded:
+            optimizer.load_state(loaded)
+        del loaded  # a copy that would stay in memory for the whole stage
         parts = build_parts(
             stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
         )
@@ -116,9 +116,11 @@ def build_parts(
 
 
 def build_reference(
-    stage: RlStage, services: StageServices, state: TrainingState, optimizer_state: OptimizerState
+    stage: RlStage, services: StageServices, state: TrainingState, loaded: OptimizerState
 ) -> ReferencePolicy | None:
     """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
+
+    `loaded` is what the last checkpoint of the stage has of the optimizer and of a moving reference, if any.
 
     A copy that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint. No copy is
     needed if the model without its adapter can serve as the reference.
@@ -135,8 +137,8 @@ def build_reference(
     reference = ReferencePolicy(run.policy, options, ranks=run.ranks)
     folder = run.run_dir.reference_weights / stage.name
     if not reference.is_frozen:
-        if optimizer_state:
-            reference.load_state(optimizer_state)
+        if loaded:
+            reference.load_state(loaded)
     elif state.step == 0:
         weights = checkpoints.checkpoint_weights(reference.policy)
         run.ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))

@@ -23,11 +23,11 @@ from mmrl.trackers.process import follow_run
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
-from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
 from mmrl.training.functions import Functions, load_functions
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
 from mmrl.training.preflight import FINISHED_MESSAGE, effective_config
 from mmrl.training.rl_stage import train_rl_stage
+from mmrl.training.run_checkpoints import RunCheckpoints
 from mmrl.training.sample_stage import run_sample_stage
 from mmrl.training.select_stage import run_select_stage
 from mmrl.training.sft_stage import train_sft_stage
@@ -112,7 +112,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
     with ExitStack() as stack:
         stack.enter_context(log_library_messages(setup.run_dir.log, rank=ranks.rank))
         run, benchmarks, user_callbacks = stack.enter_context(open_run(setup, has_begun=has_begun))
-        services, state, optimizer_state = stack.enter_context(restore_or_start(run, benchmarks, user_callbacks, stop))
+        services, state = stack.enter_context(restore_or_start(run, benchmarks, user_callbacks, stop))
         if ranks.rank == 0:
             stack.enter_context(follow_run(config, setup.base_dir, setup.run_dir, setup.console))
         with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
@@ -120,11 +120,10 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                 # A restart empties a run directory without a checkpoint; this stage would lose the rows of its table.
                 save_between_stages(services, state)
             for stage in config.stages[state.stage_index :]:
-                run_stage(stage, services, state, optimizer_state)
+                run_stage(stage, services, state)
                 state = TrainingState(
                     stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards
                 )
-                optimizer_state = {}
                 save_between_stages(services, state)
                 if services.stop_requested():
                     raise RunInterrupted
@@ -132,17 +131,14 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
 
 
 def run_stage(
-    stage: SftStage | RlStage | SampleStage | SelectStage,
-    services: StageServices,
-    state: TrainingState,
-    optimizer_state: OptimizerState,
+    stage: SftStage | RlStage | SampleStage | SelectStage, services: StageServices, state: TrainingState
 ) -> None:
-    """Run a stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
+    """Run a stage from `state` to its end."""
     match stage:
         case SftStage():
-            train_sft_stage(stage, services, state, optimizer_state)
+            train_sft_stage(stage, services, state)
         case RlStage():
-            train_rl_stage(stage, services, state, optimizer_state)
+            train_rl_stage(stage, services, state)
         case SampleStage():
             run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
         case SelectStage():
@@ -205,7 +201,7 @@ def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
 @contextmanager
 def restore_or_start(
     run: RunComponents, benchmarks: TrainingBenchmarks, user_callbacks: Sequence[Callback], stop: StopSignal
-) -> Iterator[tuple[StageServices, TrainingState, OptimizerState]]:
+) -> Iterator[tuple[StageServices, TrainingState]]:
     """Load the latest checkpoint, if there is one; yield the stages' services, and the state that they start from.
 
     Collective; raises as `RunCheckpoints.load`.
@@ -217,7 +213,7 @@ def restore_or_start(
         logger = RunLogger(run_dir, run.console, run.processor)
     held_out = HeldOutEvaluation(run, logger)
     checkpoints = RunCheckpoints(run, logger)
-    state, optimizer_state = checkpoints.load()
+    state = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
     sharded_model = None
     if config.deepspeed is not None:
@@ -237,7 +233,7 @@ def restore_or_start(
         stop_requested=partial(stop.reached_any, ranks),
     )
     with logger.status.report(), checkpoints.manager:
-        yield services, state, optimizer_state
+        yield services, state
 
 
 def write_results(services: StageServices, state: TrainingState) -> None:

@@ -6,23 +6,22 @@ from mmrl.config.schema import EnvironmentConfig, SftStage, ToolsConfig
 from mmrl.protocols import DemonstrationCompleter
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunComponents
-from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.sft import SftParts, run_sft_stage
 from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
 from mmrl.utils.seeds import derive_seed
 
 
-def train_sft_stage(
-    stage: SftStage, services: StageServices, state: TrainingState, optimizer_state: OptimizerState
-) -> None:
-    """Train a supervised stage to its end. `optimizer_state` is that of its last checkpoint, if any."""
+def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingState) -> None:
+    """Train a supervised stage to its end."""
     run = services.run
     media_ranks: dict[str, int] = {}
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
-        if optimizer_state:
-            optimizer.load_state(optimizer_state)
+        loaded = services.checkpoints.take_optimizer_state()
+        if loaded:
+            optimizer.load_state(loaded)
+        del loaded  # a copy that would stay in memory for the whole stage
         learner = build_learner(stage, run, optimizer, None, media_ranks)
         parts = SftParts(
             source=source,

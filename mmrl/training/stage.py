@@ -25,9 +25,9 @@ from mmrl.training.callbacks import (
     StepLogger,
     Validation,
 )
-from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
+from mmrl.training.run_checkpoints import OptimizerState, RunCheckpoints
 from mmrl.types import TrainingState
 
 if TYPE_CHECKING:

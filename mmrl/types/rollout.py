@@ -35,10 +35,10 @@ class Response:
     resize_maps: tuple[ResizeMap, ...]  # one for each image or video of the sample; a video's frames share one
     coordinate_system: CoordinateSystem  # units of the coordinates in `answer`
     tool_resize_maps: tuple[ResizeMap, ...] = ()  # of images that tools showed; `answer` never refers to them
-    num_turns: int = 1  # times that the model wrote; a tool's reply ends a turn
+    num_turns: int = 1  # times that the model wrote: a reply of a tool or an environment ends a turn
     used_tool: bool = False  # a tool replied, even if only to refuse
     rethought: bool = False  # a forced rethink continued a first response
-    turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
+    turns: tuple[Turn, ...] = ()  # the turns in an environment, with action and reply; empty without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Experience:
     @property
     def has_signal(self) -> bool:
         """True if an advantage is not 0: a policy loss that is proportional to it learns from the rollout."""
-        return self.mean_abs_advantage != 0.0
+        return any(self.advantages)
 
 
 class TokenValues(NamedTuple):

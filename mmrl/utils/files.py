@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from mmrl.types import UserError
 
@@ -116,6 +117,11 @@ def temporary_path(path: Path) -> Path:
     A killed run may leave it behind; `remove_leftovers` deletes it.
     """
     return path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+
+
+def random_temporary_path(path: Path) -> Path:
+    """Return a `temporary_path` with a random name, for a file that several processes or machines may write at once."""
+    return temporary_path(path.with_name(f"{path.name}.{uuid4().hex}"))
 
 
 def remove_leftovers(folder: Path) -> None:

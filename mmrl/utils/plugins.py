@@ -190,7 +190,7 @@ def _import_deadline(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+    def stop(signum: int, call_frame: FrameType | None) -> NoReturn:
         raise _ImportTimeoutError
 
     previous_handler = signal.signal(signal.SIGALRM, stop)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from mmrl.config import flatten_settings
 from mmrl.config.secrets import mask_secret
+from mmrl.log.logger import GlobalSteps
 from mmrl.log.metric_registry import find_builtin_metric
 from mmrl.log.rollout_records import BAD_VALUE
 from mmrl.types import UserError
@@ -256,17 +257,9 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
         stage, step = row.get("stage"), row.get("step")
         if isinstance(step, int) and isinstance(stage, str | None):
             points.setdefault((stage, step), {}).update(row)
-    # Steps from the start of the run. A measurement between stages belongs to the end of the earlier stage.
-    running: dict[tuple[str | None, int], int] = {}
-    starts: dict[str, int] = {}
-    latest = 0
+    global_steps, running = GlobalSteps(), dict[tuple[str | None, int], int]()
     for stage, step in points:
-        if stage is not None:
-            if stage not in starts:
-                # A measurement before the first step of a later stage gets a step of its own, as in trackers.
-                starts[stage] = latest + (step == 0 and len(starts) > 0)
-            latest = starts[stage] + step
-        running[stage, step] = latest
+        running[stage, step] = global_steps.count(stage, step)
     places = sorted(points, key=lambda place: running[place])
     columns: dict[str, list[float | None]] = {}
     for index, place in enumerate(places):

@@ -35,7 +35,7 @@ from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine
 from mmrl.rollout.engines.vllm_start import build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
@@ -181,8 +181,13 @@ class Scene:
         )
 
     def sampler(self, engine: RolloutEngine, *, record_routes: bool = False) -> EngineSampler:
-        synced_engine = SyncedEngine(engine, PolicyWeightStream(self.policy))
-        return EngineSampler(synced_engine, self.processor, seed_parts=("test",), record_routes=record_routes)
+        return EngineSampler(
+            engine,
+            self.processor,
+            load_version=lambda _: engine.load_weights(PolicyWeightStream(self.policy)),
+            seed_parts=("test",),
+            record_routes=record_routes,
+        )
 
     def draw(
         self, sampler: EngineSampler, params: SamplingParams | None = None, step: int = STEP

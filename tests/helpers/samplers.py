@@ -9,7 +9,7 @@ from scoring import make_scorer
 from mmrl.config.schema import GenerateConfig
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.pipeline import StepPipeline, build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
@@ -25,10 +25,17 @@ def hf_sampler(
     seed_parts: tuple[str | int, ...] = ("test",),
     version: int = 0,
     record_routes: bool = False,
-    **engine: Any,
+    **options: Any,
 ) -> EngineSampler:
-    synced_engine = SyncedEngine(HfEngine(policy, processor, **engine), PolicyWeightStream(policy))
-    return EngineSampler(synced_engine, processor, seed_parts=seed_parts, version=version, record_routes=record_routes)
+    engine = HfEngine(policy, processor, **options)
+    return EngineSampler(
+        engine,
+        processor,
+        load_version=lambda _: engine.load_weights(PolicyWeightStream(policy)),
+        seed_parts=seed_parts,
+        version=version,
+        record_routes=record_routes,
+    )
 
 
 def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:

@@ -107,7 +107,7 @@ def test_run_killed_during_a_benchmark_resumes_it(taken, again, here):
 
 def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(taken, again, here, monkeypatch):
     # Just after it was evaluated.
-    done = mmrl("train", again, strike=("mmrl.training.checkpoints:RunCheckpoints.save", 4, "SIGKILL"))
+    done = mmrl("train", again, strike=("mmrl.training.run_checkpoints:RunCheckpoints.save", 4, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     settings = again.parent / "run" / "benchmarks" / "ten" / "01-000008" / "settings.json"
     settings.parent.mkdir()

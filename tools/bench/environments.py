@@ -20,7 +20,7 @@ from results import make_parser, write_results
 
 from mmrl.config.schema import EnvironmentConfig
 from mmrl.rollout.environments.episodes import EpisodeReply, EpisodeRequest, EpisodeWorkers
-from mmrl.rollout.environments.frames import save_frame
+from mmrl.rollout.environments.pictures import save_picture
 from mmrl.types import AnswerType, Environment, Observation, Sample, StepResult, Target
 
 MOST_MS = 2.0
@@ -62,7 +62,7 @@ def time_alone(episodes: int, steps: int) -> float:
     return (time.perf_counter() - start) / (episodes * steps)
 
 
-def time_in_workers(episodes: int, steps: int, workers: int, frames: Path) -> float:
+def time_in_workers(episodes: int, steps: int, workers: int, folder: Path) -> float:
     """Return the seconds of a step in worker processes, its picture saved as a file."""
     options = EnvironmentConfig(kind="environment", fn=f"{__file__}:make", workers=workers)
     processes = EpisodeWorkers(Path(), options)
@@ -88,7 +88,7 @@ def time_in_workers(episodes: int, steps: int, workers: int, frames: Path) -> fl
                 assert not reply.replayed
                 (picture,) = reply.result.observation.media
                 assert isinstance(picture, bytes)
-                save_frame(frames, picture)
+                save_picture(folder, picture)
                 past[episode].append(f"action {step}")
                 digests[episode].append(reply.digest)
         return (time.perf_counter() - start) / (episodes * steps)

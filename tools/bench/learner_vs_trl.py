@@ -59,9 +59,8 @@ from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.hf import HfEngine
-from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.functions import load_functions
 from mmrl.training.stage import build_learner
@@ -387,8 +386,8 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     tokenizer = world.processor.tokenizer
     no_tokens = range(len(tokenizer), world.policy.model.get_output_embeddings().out_features)
     endless = replace(plain, banned_token_ids=(*world.banned_token_ids, tokenizer.eos_token_id, *no_tokens))
-    synced_engine = SyncedEngine(HfEngine(world.policy, world.processor), PolicyWeightStream(world.policy))
-    sampler = EngineSampler(synced_engine, world.processor, seed_parts=("bench",))
+    engine = HfEngine(world.policy, world.processor)  # with the learner's own weights, so it never has to load any
+    sampler = EngineSampler(engine, world.processor, load_version=lambda _: None, seed_parts=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
     # TRL's learner has no banned tokens, so ours gets none either.
     return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]

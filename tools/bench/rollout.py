@@ -50,9 +50,8 @@ from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.hf import HfEngine
-from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
 from mmrl.utils.seeds import derive_seed
 
@@ -132,8 +131,8 @@ class GenerationComparison:
 
     def make_sampler(self) -> EngineSampler:
         """Return a new sampler."""
-        synced_engine = SyncedEngine(HfEngine(self.policy, self.processor), PolicyWeightStream(self.policy))
-        return EngineSampler(synced_engine, self.processor, seed_parts=SEED_PARTS)
+        engine = HfEngine(self.policy, self.processor)  # with the learner's own weights, so it never has to load any
+        return EngineSampler(engine, self.processor, load_version=lambda _: None, seed_parts=SEED_PARTS)
 
     def logprob_diff(self) -> float:
         """Return the mean difference, in nats, between log-probs as sampled and as the learner computes them."""

@@ -41,7 +41,7 @@ from mmrl.policy.policy import PolicyModel, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.base import EngineContext, GenerationRequest
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.engines.vllm_requests import sampling_arguments
@@ -114,8 +114,8 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     )
     engine = VllmEngine(context.model_folder(), arguments, context, restarts=0)
     weights = PolicyWeightStream(policy)
-    sampler = EngineSampler(SyncedEngine(engine, weights), processor, seed_parts=("bench",))
-    sampler.sync(0)
+    engine.load_weights(weights)
+    sampler = EngineSampler(engine, processor, load_version=lambda _: None, seed_parts=("bench",))
     sampling_params = SamplingParams(
         banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=cli_args.tokens
     )

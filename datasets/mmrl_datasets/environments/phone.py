@@ -10,7 +10,8 @@ name and these arguments. Names are as in `mmrl_rewards.gui`:
     back, home   leave an app
     finish       ends the episode; the reward is 1 if the task is done and nothing else has changed, 0 otherwise
 
-Pictures have a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`.
+Pictures have a size that the processors of all families keep: multiples of 28 and 32 with an even `scale`. So the
+pixels of the resized picture, in which Qwen2.5-VL writes coordinates, are those of the picture itself (`px_original`).
 
 Source: after the tasks of Mobile-R1 (arXiv:2506.20332). Departures: four apps that a program draws.
 """
@@ -58,7 +59,7 @@ class Phone(Environment):
 
     Options:
         scale: pixels of the picture for each of the 112 x 224 that are drawn.
-        coordinates: what the coordinates of actions are measured in: px_original for Qwen2.5-VL, else norm_1000.
+        coordinates: the system in which the model writes coordinates: px_original for Qwen2.5-VL, else norm_1000.
     """
 
     scale: Annotated[int, Field(ge=1, le=16)] = 2

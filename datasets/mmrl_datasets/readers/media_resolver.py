@@ -21,12 +21,11 @@ from typing import Final, NamedTuple
 from urllib import request
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
-from uuid import uuid4
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, UserError, VideoRef
 from mmrl.utils.digests import file_digest, frames_digest
 from mmrl.utils.file_index import shared_file_index
-from mmrl.utils.files import list_frames, resolve_inside
+from mmrl.utils.files import list_frames, random_temporary_path, resolve_inside
 from mmrl_datasets.formats.row import BadRowError, short_repr
 from mmrl_datasets.media_files import write_if_changed
 
@@ -208,7 +207,7 @@ class MediaResolver:
         """Return the stored file of a URL, downloading it unless an earlier run did."""
         # The note, named by the sha256 of the URL, holds the path of the stored file.
         note = self.store_dir / "urls" / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
-        partial_file = note.with_suffix(f".{uuid4().hex}.partial")
+        fresh = random_temporary_path(note)
         try:
             if note.is_file():
                 path = self.store_dir / note.read_text(encoding="utf-8")
@@ -217,13 +216,13 @@ class MediaResolver:
                     return path, path.stem
             note.parent.mkdir(parents=True, exist_ok=True)
             try:
-                sha256, head = _download_to(partial_file, url, self._byte_limit(media_type)[1])
+                sha256, head = _download_to(fresh, url, self._byte_limit(media_type)[1])
                 extension = media_type.detect_extension(head, f"{media_type.name} {short_repr(url)}")
                 path = self._stored_path(sha256, extension)
                 path.parent.mkdir(exist_ok=True)
-                partial_file.replace(path)
+                fresh.replace(path)
             finally:
-                partial_file.unlink(missing_ok=True)
+                fresh.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"{self.store_dir}: cannot store {short_repr(url)}: {error}; free space") from error
         write_if_changed(note, str(path.relative_to(self.store_dir)).encode())

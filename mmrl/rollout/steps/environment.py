@@ -20,7 +20,7 @@ from mmrl.config.schema import EnvironmentConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.environments.episodes import Ask, EpisodeReply, EpisodeRequest, EpisodeWorkers
-from mmrl.rollout.environments.frames import save_frame
+from mmrl.rollout.environments.pictures import save_picture
 from mmrl.rollout.steps.base import RolloutContext, with_metrics
 from mmrl.rollout.tools.executor import ToolRunner, append_reply, cut_text, encode_part
 from mmrl.rollout.tools.media_results import find_media
@@ -77,7 +77,7 @@ class EnvironmentStep:
     options: EnvironmentConfig
     workers: EpisodeWorkers
     processor: PromptProcessor
-    frames_dir: Path  # folder of the pictures that environments draw
+    pictures_dir: Path  # folder of the pictures that environments draw
     seed: int  # root of the seeds for samples that state none
     context: RolloutContext | None = None  # the policy's, with `sampling_params` for one turn; None for an expert
     probe: str | None = None  # the probe that these rollouts belong to; its name follows "~" in their samples' ids
@@ -252,13 +252,13 @@ class EnvironmentStep:
     def _list_media(self, rollout: Rollout, observation: Observation) -> list[MediaRef]:
         """Return references to the media of an observation, corrupted like the media of the question.
 
-        Raises ValueError, in words for the model, if a medium has no such part; UserError if a frame cannot be saved.
+        Raises ValueError, in words for the model, if a medium has no such part; UserError if a picture cannot be saved.
         """
         refs: list[MediaRef] = []
         for medium in observation.media:
             match medium:
                 case bytes():
-                    refs.append(save_frame(self.frames_dir, medium))
+                    refs.append(save_picture(self.pictures_dir, medium))
                 case ImageRef() | VideoRef():
                     refs.append(medium)
                 case _:
@@ -280,8 +280,8 @@ def make_environment_step(
     media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
     workers = EpisodeWorkers(tool_runner.base_dir, options, media_opener)
     tool_runner.close_workers.append(workers.close)
-    frames_dir = tool_runner.frames_dir
-    return EnvironmentStep(options=options, workers=workers, processor=processor, frames_dir=frames_dir, seed=seed)
+    pictures_dir = tool_runner.pictures_dir
+    return EnvironmentStep(options=options, workers=workers, processor=processor, pictures_dir=pictures_dir, seed=seed)
 
 
 def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class ToolRunner:
     """Owns the processes that run tools and environments. They stay from step to step, until `close`."""
 
     base_dir: Path  # folder that relative files of tools and environments start from
-    frames_dir: Path = Path()  # folder for pictures that environments draw
+    pictures_dir: Path = Path()  # folder for pictures that environments draw
     close_workers: list[Callable[[], None]] = field(default_factory=list)  # each ends the processes of one step
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:

@@ -14,11 +14,11 @@ from pathlib import Path
 from threading import Event, Timer
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Unscorable
+from mmrl.utils.files import random_temporary_path
 
 ReplyT = TypeVar("ReplyT")
 Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
@@ -126,10 +126,10 @@ def find_kept_reply(folder: str, request: bytes) -> Path:
 def keep_reply(path: Path, reply: bytes) -> None:
     """Write a reply to its file. Several threads, processes and machines may do so at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed once it is complete, so that nobody reads a part of it; the random name is this call's own.
-    temporary_path = path.with_suffix(f".{uuid4().hex}")
-    temporary_path.write_bytes(reply)
-    temporary_path.replace(path)
+    # Renamed once it is complete, so that nobody reads a part of it.
+    fresh = random_temporary_path(path)
+    fresh.write_bytes(reply)
+    fresh.replace(path)
 
 
 @contextmanager

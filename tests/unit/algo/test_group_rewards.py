@@ -35,7 +35,7 @@ from mmrl.config.load import load_config
 from mmrl.config.schema import AdvantageConfig, GroupRewardConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.build import build_scorer, load_reward_terms
-from mmrl.scoring.group_rewards import (
+from mmrl.scoring.group_reward_calls import (
     BoundGroupReward,
     apply_group_rewards,
     check_group_rewards,

@@ -196,7 +196,7 @@ def test_step_shows_pages_and_parts_of_their_files(make_tiny):
         config = EnvironmentConfig(
             kind="environment", fn="mmrl_datasets.environments.pages:make", args={"corpus": str(table)}, turns=turns
         )
-        with closing(ToolRunner(Path(), frames_dir=root / "frames")) as runner:
+        with closing(ToolRunner(Path(), pictures_dir=root / "frames")) as runner:
             step = make_pipeline(tiny, config, tool_runner=runner).steps[0]
             return step(RolloutBatch(groups=(tuple(group),)), step=0).groups[0]
 

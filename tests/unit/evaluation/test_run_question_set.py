@@ -2,11 +2,13 @@
 
 from contextlib import closing
 
+import pytest
 from config_samples import SMALL, write
 
 from mmrl.config import load_config, load_eval_config
 from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import run_question_set
+from mmrl.types import UserError
 
 
 def test_media_are_read_with_the_library_and_the_limits_of_the_evaluation(tmp_path):
@@ -20,3 +22,10 @@ def test_media_are_read_with_the_library_and_the_limits_of_the_evaluation(tmp_pa
         assert (policy.video_reader, policy.max_bytes) == ("decord", 7_000_000)
         assert (policy.max_video_bytes, policy.max_data_url_bytes) == (8_000_000, 9_000_000)
         assert len(question_set.questions.entries) == 2
+
+
+def test_a_stream_is_refused_because_it_may_have_no_end(tmp_path):
+    config = load_config(write(tmp_path, SMALL), ["data.streaming={shuffle_buffer_size: 4}"]).config
+    eval_config = load_eval_config(inherit_settings(config, by_rule=False), "run", [])
+    with pytest.raises(UserError, match=r"run:train: .* may have no end; write .* `--benchmark canonical --data FILE`"):
+        run_question_set("run:train", config, eval_config, tmp_path, tmp_path / "out")

@@ -20,7 +20,7 @@ from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config import load_config
 from mmrl.policy.build import build_response_format
 from mmrl.scoring.build import load_reward_terms
-from mmrl.scoring.group_rewards import apply_group_rewards, load_group_rewards
+from mmrl.scoring.group_reward_calls import apply_group_rewards, load_group_rewards
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, SampleStats, Segment, Turn
 from mmrl_datasets.environments.frames import make
 from mmrl_rewards.contract import bind

@@ -12,7 +12,7 @@ from serving import reply, served
 from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring.build import load_reward_terms
-from mmrl.scoring.group_rewards import apply_group_rewards, load_group_rewards
+from mmrl.scoring.group_reward_calls import apply_group_rewards, load_group_rewards
 from mmrl.types import AnswerType
 from mmrl_datasets.readers import table
 from mmrl_rewards.services.judge import sigmoid

@@ -19,7 +19,7 @@ from mmrl.policy.expert_routing import UNKNOWN_EXPERT, RoutePiece, find_routers,
 from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.training.build import check_model_supports_steps
+from mmrl.training.build import check_model_supports_rollout_steps
 from mmrl.types import Author, Experience, Segment, UserError
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
@@ -217,7 +217,7 @@ def test_replay_is_refused_for_a_model_without_experts(make_tiny, routing_replay
     tiny = make_tiny()
     stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "loss": {"routing_replay": routing_replay}}
     with pytest.raises(UserError, match="loss.routing_replay: this qwen2_5_vl has no experts"):
-        check_model_supports_steps(make_config(stages=[stage]), tiny.policy, tiny.processor, ())
+        check_model_supports_rollout_steps(make_config(stages=[stage]), tiny.policy, tiny.processor, ())
 
 
 def check_logprobs(tiny, rollout):

@@ -17,7 +17,7 @@ from mmrl.log.console import Console
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import PolicyModel
-from mmrl.rollout.engine_sampler import EngineSampler, SyncedEngine
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines import vllm_start
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
@@ -63,7 +63,7 @@ class FakeEngine(RolloutEngine):
 
 
 def fake_sampler(tiny, engine, *seed_parts):
-    return EngineSampler(SyncedEngine(engine, weights=None), tiny.processor, seed_parts=seed_parts)
+    return EngineSampler(engine, tiny.processor, load_version=lambda _: None, seed_parts=seed_parts)
 
 
 def fingerprints(weights):

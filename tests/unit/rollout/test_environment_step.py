@@ -155,7 +155,7 @@ def play(tiny, base):
 
     def run(*texts, batch=None, args=None, step=0, **options):
         media_root = Path(tiny.samples[0].images[0].path).parent
-        runners.append(ToolRunner(base, frames_dir=media_root / "frames"))
+        runners.append(ToolRunner(base, pictures_dir=media_root / "frames"))
         defaults = {"turns": 3, "timeout_s": 20.0}
         defaults["fn"] = "./world.py:make"
         config = EnvironmentConfig(kind="environment", args=args or {}, **{**defaults, **options})
@@ -365,7 +365,7 @@ def test_siblings_and_probes_get_one_seed_and_other_samples_another(tiny, base, 
         return [rollout.turns[0].state for rollout in played]
 
     config = EnvironmentConfig(kind="environment", fn="./seeded.py:make", turns=3, timeout_s=20.0)
-    with closing(ToolRunner(base, frames_dir=base / "frames")) as runner:
+    with closing(ToolRunner(base, pictures_dir=base / "frames")) as runner:
         ordinary, prober = make_pipeline(tiny, config, probe, tool_runner=runner).steps
         ids = ("own", "other", "own~1", "own~2", f"own~{name}")
         seeds = play(ordinary, replace(rename("own"), index=sibling.index), *map(rename, ids))
@@ -428,7 +428,7 @@ def test_expert_makes_demonstrations(tiny, base):
     empty = [tiny.processor.build_demonstration(prompt, "") for prompt in prompts]
     config = EnvironmentConfig(kind="environment", fn="./world.py:make", args={"expert": True}, turns=5)
     frames = Path(tiny.samples[0].images[0].path).parent / "frames"
-    with closing(ToolRunner(base, frames_dir=frames)) as runner:
+    with closing(ToolRunner(base, pictures_dir=frames)) as runner:
         demonstrations, metrics = make_pipeline(tiny, config, tool_runner=runner).steps[0].complete(empty)
         with pytest.raises(UserError, match="no method `expert`"):
             plain = make_pipeline(tiny, config.model_copy(update={"args": {}}), tool_runner=runner).steps[0]

@@ -4,14 +4,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from factories import make_answer, make_prompt, make_rollout, make_sample
+from factories import make_answer, make_config, make_prompt, make_rollout, make_sample
 from samplers import make_pipeline
 from scoring import make_scorer, term
 
 from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
 from mmrl.config.schema import BlindProbeConfig, CustomStepConfig, GreedyConfig, RethinkConfig, ToolConfig, ToolsConfig
 from mmrl.rollout.steps.custom import CustomStep
-from mmrl.rollout.steps.rewording import MajorityTargets
+from mmrl.rollout.steps.rewording import MajorityTargets, check_rewordings
 from mmrl.types import AnswerType, RolloutBatch, SamplingParams, UserError
 from mmrl_rewards.number import exact
 
@@ -84,6 +84,22 @@ def test_a_reworded_question_keeps_its_media():
 def test_samples_without_another_wording_or_equality_are_refused(given, said):
     with pytest.raises(UserError, match=said):
         run(OtherAnswers({}), given)
+
+
+def test_a_training_sample_without_another_wording_is_refused_before_the_first_step():
+    complete = make_sample(id="a/line-1", meta={"reworded": "how many?", "part": "1"})
+    incomplete = make_sample(id="a/line-2", meta={"part": "2"})
+
+    def check(column="reworded", **stage):
+        steps = [{"kind": "generate"}, {**STEP.model_dump(exclude_unset=True), "args": {"column": column}}]
+        stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "rollout_steps": steps, **stage}
+        check_rewordings(make_config(stages=[stage]), [complete, incomplete], {"a/line-1": 0, "a/line-2": 1})
+
+    with pytest.raises(UserError, match="'a/line-2' has no text in the column 'reworded' of its meta; ") as refused:
+        check()
+    assert refused.value.key == "data.train.1"
+    check(when={"part": ["1"]})
+    check(column="part")
 
 
 @pytest.fixture

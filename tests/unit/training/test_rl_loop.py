@@ -16,7 +16,7 @@ from mmrl.config.schema import DynamicSamplingConfig, GroupRewardConfig, GroupRe
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.rollout_records import list_step_records
-from mmrl.scoring.group_rewards import BoundGroupReward
+from mmrl.scoring.group_reward_calls import BoundGroupReward
 from mmrl.training import sft
 from mmrl.training.callbacks import StepLogger
 from mmrl.types import (

@@ -13,7 +13,7 @@ from mmrl.config.schema import RlStage
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.run_dir import check_same_run
 from mmrl.policy.policy import PolicyModel
-from mmrl.rollout.environments.frames import FRAMES_FOLDER, delete_unused_frames
+from mmrl.rollout.environments.pictures import PICTURES_FOLDER, delete_unused_pictures
 from mmrl.training.build import RunComponents, is_zero3
 from mmrl.types import TrainingState
 
@@ -30,14 +30,15 @@ class RunCheckpoints:
         self._config_yaml = dump_yaml(run.config)
         self._frozen_fingerprint = checkpoint.fingerprint_weights(run.policy.frozen.items())
         self._last_save = time()
+        self._optimizer: OptimizerState = {}  # that of the loaded checkpoint, until a stage takes it
         self.manager = checkpoint.CheckpointManager(
             run.run_dir.checkpoints, run.config.checkpoints, run.console.warn, run.ranks
         )
 
-    def load(self) -> tuple[TrainingState, OptimizerState]:
-        """Load the weights of the latest checkpoint, if there is one, and return the state that the run continues from.
+    def load(self) -> TrainingState:
+        """Load the latest checkpoint, if there is one, and return the state that the run continues from.
 
-        Between stages the optimizer state is empty.
+        The first stage to run gets the state of its optimizer by `take_optimizer_state`.
 
         Raises:
             UserError: the checkpoint is damaged or belongs to another config.
@@ -48,9 +49,9 @@ class RunCheckpoints:
         lengthened = ranks.on_rank0(run_dir.find_lengthened_stage)
         folder = checkpoint.find_latest(run_dir.checkpoints, console.warn, ranks, until=lengthened)
         if folder is None:
-            return TrainingState(), {}
+            return TrainingState()
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), config))
-        state, optimizer = checkpoint.load_checkpoint(
+        state, self._optimizer = checkpoint.load_checkpoint(
             folder,
             weights=self.checkpoint_weights(run.policy),
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
@@ -76,11 +77,19 @@ class RunCheckpoints:
             state.unfinished, state.next_batch = (), None
         if state.stage_index < len(config.stages):
             console.info(f"Resuming from {folder}: stage {config.stages[state.stage_index].name}, step {state.step}.")
-        return state, optimizer
+        return state
+
+    def take_optimizer_state(self) -> OptimizerState:
+        """Return the optimizer state of the loaded checkpoint, and forget it.
+
+        It is empty if nothing was loaded, if the checkpoint was saved between stages, and at every later call.
+        """
+        taken, self._optimizer = self._optimizer, {}
+        return taken
 
     def save(self, state: TrainingState, optimizer: OptimizerState) -> None:
         """Save the run; every rank writes its own share."""
-        self._delete_frames()
+        self._delete_pictures()
         state.metrics_bytes = self._logger.metrics.position()
         best, policy = self._run.config.checkpoints.best, self._run.policy
         trained = policy.runner.local_shard(policy.trainable, self._run.ranks)
@@ -94,16 +103,16 @@ class RunCheckpoints:
         )
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
 
-    def _delete_frames(self) -> None:
+    def _delete_pictures(self) -> None:
         """Delete pictures that environments drew before the last save and that no checkpoint or record refers to."""
         run_dir = self._run.run_dir
-        frames = run_dir.data / FRAMES_FOLDER
+        pictures = run_dir.data / PICTURES_FOLDER
         # Rank 0 looks for all: the calls below are collective, and a shared disk may show other ranks an older folder.
-        if self._run.ranks.on_rank0(frames.is_dir):
+        if self._run.ranks.on_rank0(pictures.is_dir):
             # The last checkpoint names the older pictures that are still in use, and must be complete to be read.
             self.manager.wait()
             texts = [*run_dir.checkpoints.glob(f"*/{checkpoint.STATE_FILE}"), *run_dir.rollouts.glob("*.jsonl")]
-            delete = partial(delete_unused_frames, frames, texts, older_than=self._last_save)
+            delete = partial(delete_unused_pictures, pictures, texts, older_than=self._last_save)
             self._run.ranks.on_rank0(delete)
         self._last_save = time()
 
