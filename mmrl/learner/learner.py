@@ -219,14 +219,14 @@ class PolicyLearner:
                 # Only tokens with a log-prob: the other tokens of a row depend on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is micro_batches[-1])
-            metrics.mean("learner/loss", loss.detach())
+            metrics.add_mean("learner/loss", loss.detach())
             own_metrics.merge(metrics)
             if columns is not None:
                 self._loss_columns.append(columns)
             self._activity.advance("learn")
         norms = self._optimizer.update(lr)
 
-        own_metrics.read()
+        own_metrics.read_tensors()
         metrics = Metrics()
         for rank_metrics in self._ranks.all_gather(own_metrics):
             metrics.merge(rank_metrics)
@@ -242,8 +242,8 @@ class PolicyLearner:
         routing = summarize_routing(self._policy.routers, sums)
         scored_tokens = denominators.policy_tokens_with_gradient + denominators.demonstration_tokens
         metrics = Metrics()
-        metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
-        metrics.mean("policy/router_margin", routing.margin, scored_tokens)
+        metrics.add_mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
+        metrics.add_mean("policy/router_margin", routing.margin, scored_tokens)
         return metrics
 
     def _compute_loss(
@@ -273,8 +273,8 @@ class PolicyLearner:
             # as for the router's load: a prompt runs once for each part that its group is split into.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
-            result.metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
-            result.metrics.ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
+            result.metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
+            result.metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
@@ -330,8 +330,8 @@ def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:
     """Return metrics of an update's gradient, from the norm of each component."""
     metrics = Metrics()
     total_norm = math.hypot(*norms.values())
-    metrics.mean("learner/grad_norm", total_norm)
+    metrics.add_mean("learner/grad_norm", total_norm)
     for component, norm in norms.items():
-        metrics.mean(f"learner/grad_norm/{component}", norm)
-    metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
+        metrics.add_mean(f"learner/grad_norm/{component}", norm)
+    metrics.add_sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
     return metrics
