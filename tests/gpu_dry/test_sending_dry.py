@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from learning import KeepGradients, make_learner, make_off_policy_experiences
+from processors import pad_prompts
 from samplers import hf_sampler
 
 import mmrl
-from mmrl.policy.batch import collate_prompts
 from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.gated_delta_net import plan_fork
 from mmrl.policy.policy import PolicyModel
@@ -163,7 +163,7 @@ def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, device, waits)
     tiny = make_tiny()
     device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3:2]]  # an image, and text
-    batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
+    batch = pad_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
 
     def extend_rows():
         for shares_prompts in (False, True):

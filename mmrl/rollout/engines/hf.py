@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from mmrl.policy.batch import collate_prompts, collate_responses
+from mmrl.policy.batch import TokenSpan, pad_left
 from mmrl.policy.expert_routing import encode_routes, get_routes
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import PolicyModel
@@ -142,7 +142,8 @@ class HfEngine(RolloutEngine):
 
         device = self._policy.model.device
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
-        batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
+        spans = [TokenSpan.from_prompt(prompt, self._processor) for prompt in prompts.values()]
+        batch = pad_left(spans, self._processor.placeholders, self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
         number_of_prompt = {digest: number for number, digest in enumerate(prompts)}
         prompt_of_row = [number_of_prompt[rollout.prompt.digest] for rollout in rollouts]
@@ -163,7 +164,8 @@ class HfEngine(RolloutEngine):
         self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None
     ) -> _DecodeState:
         """Append the tokens that responses already have to the caches of their prompts."""
-        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.model.device)
+        spans = [TokenSpan.from_response(rollout, self._processor) for rollout in rollouts]
+        responses = pad_left(spans, self._processor.placeholders, self._eos_id).to(self._policy.model.device)
         # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
         logits_RV = self._policy.append(state.cache, replace(responses, position_ids_3BP=positions_3RP))
