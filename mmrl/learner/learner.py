@@ -131,6 +131,13 @@ class PolicyLearner:
         if not with_gradient:
             return metrics
 
+        if self._replays_engine_routes:
+            check_routes_recorded(with_gradient)
+        if not self._shared_prefix_checked:
+            # Once, before the first update; on the experiences of all ranks, since ZeRO-3 needs all ranks in a forward.
+            self._shared_prefix_checked = check_shared_prefix(
+                self._policy, with_gradient, self._processor, pad_id=config.pad_id, ranks=self._ranks
+            )
         mini_batches = self._prepare_mini_batches(in_loss, with_gradient)
         nonfinite_updates = 0.0
         for epoch in range(config.epochs):
@@ -166,15 +173,20 @@ class PolicyLearner:
     def _prepare_mini_batches(
         self, in_loss: Sequence[Experience], with_gradient: Sequence[Experience]
     ) -> list[_MiniBatch]:
-        """Return this rank's mini-batches, ready for their first update. Raises as `step` says."""
-        if self._replays_engine_routes:
-            check_routes_recorded(with_gradient)
-        if not self._shared_prefix_checked:
-            # Once, before the first update; on the experiences of all ranks, since ZeRO-3 needs all ranks in a forward.
-            self._shared_prefix_checked = check_shared_prefix(
-                self._policy, with_gradient, self._processor, pad_id=self._config.pad_id, ranks=self._ranks
-            )
-        mini_batches = self._make_mini_batches(in_loss)
+        """Return this rank's share of each mini-batch with a gradient, in the order of the updates.
+
+        They are ready for the first update: micro-batches have the old log-probs and routes that the loss needs.
+        """
+        mini_batches = []
+        for part in split_into_mini_batches(in_loss, self._config.mini_batches):
+            part_with_gradient = list(filter(self._objective.has_gradient, part))
+            if part_with_gradient:
+                micro_batches = rank_micro_batches(part_with_gradient, self._media_ranks, self._ranks, self._pack)
+                # Of the whole part: experiences without a gradient still count in the mean of the loss.
+                denominators = self._objective.count_denominators(part)
+                mini_batches.append(_MiniBatch(micro_batches, denominators))
+        # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
+        mini_batches.sort(key=_oldest_last)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(with_gradient):
@@ -182,27 +194,12 @@ class PolicyLearner:
             self._recompute_logprobs(mini_batches[1:])
         return mini_batches
 
-    def _make_mini_batches(self, experiences: Sequence[Experience]) -> list[_MiniBatch]:
-        """Return this rank's share of each mini-batch with a gradient, in the order of the updates."""
-        mini_batches = []
-        for part in split_into_mini_batches(experiences, self._config.mini_batches):
-            with_gradient = list(filter(self._objective.has_gradient, part))
-            if with_gradient:
-                micro_batches = rank_micro_batches(with_gradient, self._media_ranks, self._ranks, self._pack)
-                # Of the whole part: experiences without a gradient still count in the mean of the loss.
-                denominators = self._objective.count_denominators(part)
-                mini_batches.append(_MiniBatch(micro_batches, denominators))
-        # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
-        mini_batches.sort(key=_oldest_last)
-        return mini_batches
-
     @torch.no_grad()
     def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
         """Store old log-probs and routes of each micro-batch, before the first update. Collective under ZeRO-3."""
         for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
             self._ranks.set_activity("recomputing old log-probs")
-            token_logprobs = self._forward(micro_batch, self._build_batch(micro_batch))
-            self._store_first_pass(micro_batch, token_logprobs)
+            self._forward(micro_batch, self._build_batch(micro_batch))
 
     def _update(self, mini_batch: _MiniBatch, *, step: int, lr: float, is_first: bool) -> Metrics:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks.
@@ -222,14 +219,14 @@ class PolicyLearner:
                 # Only tokens with a log-prob: the other tokens of a row depend on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is micro_batches[-1])
-            metrics.mean("learner/loss", loss.detach())
+            metrics.add_mean("learner/loss", loss.detach())
             own_metrics.merge(metrics)
             if columns is not None:
                 self._loss_columns.append(columns)
             self._activity.advance("learn")
         norms = self._optimizer.update(lr)
 
-        own_metrics.read()
+        own_metrics.read_tensors()
         metrics = Metrics()
         for rank_metrics in self._ranks.all_gather(own_metrics):
             metrics.merge(rank_metrics)
@@ -245,8 +242,8 @@ class PolicyLearner:
         routing = summarize_routing(self._policy.routers, sums)
         scored_tokens = denominators.policy_tokens_with_gradient + denominators.demonstration_tokens
         metrics = Metrics()
-        metrics.mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
-        metrics.mean("policy/router_margin", routing.margin, scored_tokens)
+        metrics.add_mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
+        metrics.add_mean("policy/router_margin", routing.margin, scored_tokens)
         return metrics
 
     def _compute_loss(
@@ -254,7 +251,6 @@ class PolicyLearner:
     ) -> LossResult:
         """Return a micro-batch's share of an update's loss and metrics. Collective under ZeRO-3."""
         token_logprobs = self._forward(micro_batch, batch)
-        self._store_first_pass(micro_batch, token_logprobs)
         if self._reference is not None and micro_batch.reference_logprobs_N is None:
             # Once a step: later epochs find it in the micro-batch.
             with torch.no_grad():
@@ -262,7 +258,7 @@ class PolicyLearner:
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
-        assert micro_batch.first_pass_logprobs_N is not None  # set by `_store_first_pass`
+        assert micro_batch.first_pass_logprobs_N is not None  # set by `_forward`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
@@ -277,21 +273,19 @@ class PolicyLearner:
             # as for the router's load: a prompt runs once for each part that its group is split into.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
-            result.metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
-            result.metrics.ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
+            result.metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
+            result.metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
         return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
-        """Return the log-probs of a micro-batch. Its tokens go to the experts of its first pass if it stored them."""
+        """Return the log-probs of a micro-batch. Its first pass stores the log-probs and routes that later ones use."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
-        return self._policy.compute_logprobs(batch, routes_XTK)
-
-    def _store_first_pass(self, micro_batch: MicroBatch, token_logprobs: TokenLogprobs) -> None:
-        """On a micro-batch's first pass, store the log-probs and routes that later passes reuse."""
+        token_logprobs = self._policy.compute_logprobs(batch, routes_XTK)
         if micro_batch.first_pass_logprobs_N is None:
             micro_batch.first_pass_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
+        return token_logprobs
 
     def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.
@@ -336,8 +330,8 @@ def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:
     """Return metrics of an update's gradient, from the norm of each component."""
     metrics = Metrics()
     total_norm = math.hypot(*norms.values())
-    metrics.mean("learner/grad_norm", total_norm)
+    metrics.add_mean("learner/grad_norm", total_norm)
     for component, norm in norms.items():
-        metrics.mean(f"learner/grad_norm/{component}", norm)
-    metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
+        metrics.add_mean(f"learner/grad_norm/{component}", norm)
+    metrics.add_sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
     return metrics

@@ -40,36 +40,36 @@ class Metrics:
     """Named metrics of a part of a step. `merge` adds the metrics of another part, each by its kind.
 
     Methods accumulate, and floating point sums depend on the order of calls. Values may be tensors of any float type.
-    They stay on the device until `read`, which waits for it once and copies them all.
+    They stay on the device until `read_tensors`, which waits for it once and copies them all.
     """
 
     _metrics: dict[str, _Metric] = field(default_factory=dict)
     _unread: list[_UnreadMetric] = field(default_factory=list)
 
-    def sum(self, name: str, value: float | Tensor) -> None:
+    def add_sum(self, name: str, value: float | Tensor) -> None:
         """Add a scalar to a sum over all parts of a step."""
         self._add(name, "sum", value)
 
-    def mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
+    def add_mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
         """Add a micro-batch's share of a mean, a scalar: the sum over its tokens, divided by those of the whole update.
 
         `weight` is what it was divided by, or 1 for a value that weighs the same in every update.
         """
         self._add(name, "mean", share, weight)
 
-    def ratio(self, name: str, numerator: float, denominator: float) -> None:
+    def add_ratio(self, name: str, numerator: float, denominator: float) -> None:
         """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
         self._add(name, "ratio", numerator, denominator)
 
-    def max(self, name: str, value: float | Tensor) -> None:
+    def keep_max(self, name: str, value: float | Tensor) -> None:
         """Keep the largest value, a scalar."""
         self._add(name, "max", value)
 
-    def min(self, name: str, value: float | Tensor) -> None:
+    def keep_min(self, name: str, value: float | Tensor) -> None:
         """Keep the smallest value, a scalar."""
         self._add(name, "min", value)
 
-    def worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
+    def keep_worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
         """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
         index_1 = values_N.argmax().reshape(1)  # [1]: the CPU would have to read a scalar index
         columns = (values_N, tokens.response_N)
@@ -82,7 +82,7 @@ class Metrics:
             self._add(name, *metric)
         self._unread += other._unread
 
-    def read(self) -> None:
+    def read_tensors(self) -> None:
         """Fetch all values that are still tensors, in one transfer."""
         if not self._unread:
             return
@@ -99,7 +99,7 @@ class Metrics:
 
     def values(self) -> dict[str, float]:
         """Return the value of each metric. A ratio is 0 if nothing was counted."""
-        self.read()
+        self.read_tensors()
         values = {}
         for name, metric in self._metrics.items():
             values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
@@ -135,7 +135,7 @@ def merge_updates(updates: Iterable[Metrics]) -> Metrics:
         for name, metric in update._metrics.items():
             if metric.kind == "mean":
                 # The mean has all its shares by now, so this is the sum over the update's tokens.
-                merged.ratio(name, metric.value * metric.weight, metric.weight)
+                merged.add_ratio(name, metric.value * metric.weight, metric.weight)
             else:
                 merged._add(name, *metric)
     return merged
@@ -188,9 +188,9 @@ def measure_tokens(
     metrics = Metrics()
     count = denominators.policy_tokens_with_gradient
     for name, total in sums.items():
-        metrics.mean(name, total.double() / count, count)
-    metrics.min("policy/importance_ratio_min", ratio_N.min())
-    metrics.worst_token("policy/importance_ratio_max", ratio_N, sampled)
+        metrics.add_mean(name, total.double() / count, count)
+    metrics.keep_min("policy/importance_ratio_min", ratio_N.min())
+    metrics.keep_worst_token("policy/importance_ratio_max", ratio_N, sampled)
     columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
     return metrics, LossColumns(sampled.experiences, sampled.response_N, columns)
 
@@ -208,8 +208,8 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
         if count:
             share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
-            metrics.sum(names[age], share)
+            metrics.add_sum(names[age], share)
     if any(denominators.policy_tokens_with_gradient_by_age):
         recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
-        metrics.worst_token("rollout/logprob_diff_max", recent_N, sampled)
+        metrics.keep_worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics

@@ -124,7 +124,7 @@ class Objective:
             imitated = tokens.select(tokens.in_sft_loss_N)
             nll = -imitated.current_logprobs_N.sum() / denominators.sft_loss_tokens
             loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
-            metrics.mean("learner/sft_loss_nats", nll.detach(), denominators.sft_loss_tokens)
+            metrics.add_mean("learner/sft_loss_nats", nll.detach(), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
             rl_loss, rl_metrics, columns = self._rl_loss(sampled, denominators, step)

@@ -5,7 +5,8 @@ Suffixes of tensor names as in `mmrl.policy.batch`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -61,25 +62,21 @@ def check_shared_prefix(
     if not siblings and len(groups) < 2:
         return False
     groups = siblings[:1] or groups[:2]
-    layout = partial(collate, processor=processor, pad_id=pad_id)
-    # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
-    complete = partial(add_dummy_media, placeholders=processor.placeholders, images=policy.runner.uses_deepspeed)
+
+    def build_batch(*, shared_prefix: bool) -> Batch:
+        """Return the tensors of the groups, packed into one row or plain."""
+        batch = collate(groups, processor, pad_id=pad_id, shared_prefix=shared_prefix)
+        # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
+        return add_dummy_media(batch, processor.placeholders, images=policy.runner.uses_deepspeed, videos=False)
+
     if policy.routers:
         # Both follow the same routes: where two experts are close, rounding could send a token to a different one.
         with torch.no_grad():
-            policy.compute_logprobs(complete(layout(groups, shared_prefix=True), videos=False))
+            policy.compute_logprobs(build_batch(shared_prefix=True))
         groups = with_routes_of_row(policy.routers, groups)
-    packed = complete(layout(groups, shared_prefix=True), videos=False)
-    plain = complete(layout(groups, shared_prefix=False), videos=False)
-    # With dropout, the two passes would drop different activations.
-    rates = {module: module.p for module in policy.model.modules() if isinstance(module, nn.Dropout)}
-    for module in rates:
-        module.p = 0.0
-    try:
+    packed, plain = build_batch(shared_prefix=True), build_batch(shared_prefix=False)
+    with _no_dropout(policy.model):
         found = compare_layouts(policy, packed, plain, ranks)
-    finally:
-        for module, rate in rates.items():
-            module.p = rate
     bound = TOLERANCES[policy.model.dtype]
     advice = ""
     if policy.family.has_recurrent_layers:
@@ -98,6 +95,19 @@ def check_shared_prefix(
             "of torch and transformers"
         )
     return True
+
+
+@contextmanager
+def _no_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off inside this block: two passes would drop different activations."""
+    rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    for module in rates:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, rate in rates.items():
+            module.p = rate
 
 
 def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:

@@ -319,19 +319,29 @@ def collate(
     )
 
 
-def collate_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pad_id: int) -> LeftPaddedBatch:
-    """Pack prompts into tensors, padded on the left. Raises as `TokenSpan.from_prompt`."""
-    spans = [TokenSpan.from_prompt(prompt, processor) for prompt in prompts]
-    return _pad_left(spans, processor.placeholders, pad_id)
+def pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> LeftPaddedBatch:
+    """Return the tensors of prompts, or of responses without their prompts, padded on the left with `pad_id`.
 
-
-def collate_responses(rollouts: Sequence[Rollout], processor: PromptProcessor, *, pad_id: int) -> LeftPaddedBatch:
-    """Pack responses so far, without their prompts, padded on the left; positions count from the first token of each.
-
-    Raises as `TokenSpan.from_response`.
+    Positions of a response count from its first token.
     """
-    spans = [TokenSpan.from_response(rollout, processor) for rollout in rollouts]
-    return _pad_left(spans, processor.placeholders, pad_id)
+    # At least two columns: transformers withholds a mask of one column from recurrent layers, which would then read
+    # the padding of an empty row as a token.
+    shape = (len(spans), max(2, *(len(span.ids) for span in spans)))
+    input_ids_BP, attention_mask_BP = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
+    position_ids_3BP = torch.zeros(3, *shape, dtype=torch.int64)
+    for row, span in enumerate(spans):
+        # On the left, so that the last column predicts the next token of every row.
+        start = shape[1] - len(span.ids)
+        input_ids_BP[row, start:] = torch.tensor(span.ids, dtype=torch.int64)
+        attention_mask_BP[row, start:] = 1
+        position_ids_3BP[:, row, start:] = span.position_ids_3S
+    return LeftPaddedBatch(
+        input_ids_BP=input_ids_BP,
+        token_types_BP=placeholders.token_types(input_ids_BP),
+        attention_mask_BP=attention_mask_BP,
+        position_ids_3BP=position_ids_3BP,
+        media=collect_media(spans),
+    )
 
 
 def collect_media(spans: Sequence[TokenSpan]) -> BatchMedia:
@@ -391,27 +401,6 @@ def check_placeholders(
         raise UserError(f"{owner}: {len(ids)} tokens, positions {list(tensors.position_ids_3P.shape)}")
 
 
-def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> LeftPaddedBatch:
-    # At least two columns: transformers withholds a mask of one column from recurrent layers, which would then read
-    # the padding of an empty row as a token.
-    shape = (len(spans), max(2, *(len(span.ids) for span in spans)))
-    input_ids_BP, attention_mask_BP = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
-    position_ids_3BP = torch.zeros(3, *shape, dtype=torch.int64)
-    for row, span in enumerate(spans):
-        # On the left, so that the last column predicts the next token of every row.
-        start = shape[1] - len(span.ids)
-        input_ids_BP[row, start:] = torch.tensor(span.ids, dtype=torch.int64)
-        attention_mask_BP[row, start:] = 1
-        position_ids_3BP[:, row, start:] = span.position_ids_3S
-    return LeftPaddedBatch(
-        input_ids_BP=input_ids_BP,
-        token_types_BP=placeholders.token_types(input_ids_BP),
-        attention_mask_BP=attention_mask_BP,
-        position_ids_3BP=position_ids_3BP,
-        media=collect_media(spans),
-    )
-
-
 def _shared_banned_tokens(experiences: Iterable[Experience]) -> tuple[int, ...]:
     """Return the tokens that all rollouts ban; ValueError if they ban different ones."""
     banned_sets = set()
@@ -434,10 +423,10 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor
         if num_prompts != 1:
             raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
         prompt_span = TokenSpan.from_prompt(prompt, processor)
-        # Siblings that were sampled in one call share the routes of their prompt.
-        prompt_routes = next(filter(None, (experience.rollout.prompt_routes for experience in group)), None)
-        if prompt_routes is not None:
-            row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes))
+        prompt_routes = [experience.rollout.prompt_routes for experience in group if experience.rollout.prompt_routes]
+        if prompt_routes:
+            # The first stands for all: siblings that were sampled in one call share the routes of their prompt.
+            row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes[0]))
         row.append(prompt_span)
         last_prompt_column = len(row.ids) - 1
         next_position = int(prompt_span.position_ids_3S.max()) + 1

@@ -29,7 +29,7 @@ from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.types import UserError
 from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
-from mmrl.utils.torch_transfer import send, send_numbers
+from mmrl.utils.torch_transfer import send_numbers
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -278,7 +278,16 @@ class PolicyModel:
         self.model.eval()
         set_routes(self.routers, None)
         cache = DynamicCache(config=self.model.config.get_text_config())
-        logits_BV = self._append(batch, batch.attention_mask_BP, {"past_key_values": cache, "use_cache": True})
+        batch = batch.to(self.model.device)
+        with self._use_vision_cache(batch.media):
+            logits_BV: torch.Tensor = self.model(
+                input_ids=batch.input_ids_BP,
+                attention_mask=batch.attention_mask_BP,
+                **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
         return cache, logits_BV
 
     @torch.no_grad()
@@ -287,18 +296,13 @@ class PolicyModel:
 
         The new tokens are padded on the left. The cache is extended in place.
         """
-        mask_RK = rows.mask_after_append(send(batch.attention_mask_BP, self.model.device))
-        return self._append(batch, mask_RK, rows.model_arguments())
-
-    def _append(self, batch: LeftPaddedBatch, mask_RK: torch.Tensor, cache: Mapping[str, object]) -> torch.Tensor:
-        """Return the logits after the last column, [R, V]; `cache` has the arguments that extend a cache."""
         batch = batch.to(self.model.device)
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=send(mask_RK, self.model.device),
+                attention_mask=rows.mask_after_append(batch.attention_mask_BP),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
-                **cache,
+                **rows.model_arguments(),
                 logits_to_keep=1,
             ).logits[:, -1]
         return logits_RV

@@ -101,21 +101,32 @@ def shared_prefix_attention(
             "shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off"
         )
     if query.is_cuda:
-        if query.shape[-1] < _LEAST_FLEX_CHANNELS:
-            raise UserError(
-                f"shared_prefix: heads of {query.shape[-1]} channels are too narrow for FlexAttention on CUDA, which "
-                f"needs {_LEAST_FLEX_CHANNELS}; use off"
-            )
-        mask = build_block_mask(packed_groups, query.device)
-        attend = _compiled_flex_attention()
-        # For fewer than 128 queries torch would take its kernel for decoding, which this mask does not suit.
-        options = {"FORCE_USE_FLEX_ATTENTION": True}
-        flex: torch.Tensor = attend(
-            query, key, value, block_mask=mask, scale=scaling, enable_gqa=True, kernel_options=options
-        )
-        return flex.transpose(1, 2).contiguous(), None
+        return _attend_by_flex(query, key, value, packed_groups, scaling), None
     merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, packed_groups, scaling)  # type: ignore[no-untyped-call]
     return merged, None
+
+
+def _attend_by_flex(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed_groups: PackedGroups, scaling: float
+) -> torch.Tensor:
+    """Return the output [1, T, H, D] that FlexAttention computes; arguments and errors as `shared_prefix_attention`."""
+    if query.shape[-1] < _LEAST_FLEX_CHANNELS:
+        raise UserError(
+            f"shared_prefix: heads of {query.shape[-1]} channels are too narrow for FlexAttention on CUDA, which "
+            f"needs {_LEAST_FLEX_CHANNELS}; use off"
+        )
+    attend = _compiled_flex_attention()
+    output: torch.Tensor = attend(
+        query,
+        key,
+        value,
+        block_mask=build_block_mask(packed_groups, query.device),
+        scale=scaling,
+        enable_gqa=True,
+        # For fewer than 128 queries torch would take its kernel for decoding, which this mask does not suit.
+        kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
+    )
+    return output.transpose(1, 2).contiguous()
 
 
 def attention_blocks(packed_groups: PackedGroups) -> Iterator[AttentionBlock]:

@@ -103,18 +103,16 @@ def _attend_by_length(tensors_THD: Sequence[torch.Tensor], lengths: Sequence[int
         members = [number for number, run in enumerate(runs) if run[0] == length]
         batch = []
         for runs_THD in split_tensors:
-            joined = _join([runs_THD[number] for number in members])
+            pieces = [runs_THD[number] for number in members]
+            # `torch.cat` would copy a single tensor, here and below.
+            joined = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
             batch.append(joined.view(-1, length, *joined.shape[1:]).transpose(1, 2))  # [windows, H, length, D]
         output = scaled_dot_product_attention(batch[0], batch[1], batch[2], scale=scaling)
         member_sizes = [run_sizes[number] for number in members]
         member_outputs = torch.split(output.transpose(1, 2).flatten(0, 1), member_sizes)
         outputs |= zip(members, member_outputs, strict=True)
-    return _join([outputs[number] for number in range(len(runs))])
-
-
-def _join(pieces: list[torch.Tensor]) -> torch.Tensor:
-    # `torch.cat` would copy a single tensor.
-    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    in_order = [outputs[number] for number in range(len(runs))]
+    return torch.cat(in_order) if len(in_order) > 1 else in_order[0]
 
 
 def _find_varlen_kernel(query: torch.Tensor) -> Callable[..., Any] | None:
@@ -157,15 +155,12 @@ def _forward(self: Any, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **o
                 spatial_merge_size=merge_size,
             )
         )
-    inputs: dict[str, object] = {}
-    for name, tensor in indices.items():
-        moved = send(tensor, hidden_states.device)
-        if name.startswith("cu_") and self.config._attn_implementation == ATTENTION_NAME:
-            lengths = tuple(tensor.diff().tolist())
-            inputs[name] = PatchWindows(lengths, moved)
-            inputs[name.replace("cu_", "max_").removesuffix("s")] = max(lengths)
-        else:
-            inputs[name] = moved
+    inputs: dict[str, Any] = {name: send(tensor, hidden_states.device) for name, tensor in indices.items()}
+    if self.config._attn_implementation == ATTENTION_NAME:
+        for borders, longest in (("cu_seqlens", "max_seqlen"), ("cu_window_seqlens", "max_window_seqlen")):
+            if borders in indices:
+                lengths = tuple(indices[borders].diff().tolist())
+                inputs[borders], inputs[longest] = PatchWindows(lengths, inputs[borders]), max(lengths)
     output: ModelOutput = type(self).forward(self, hidden_states, grid_thw=grid_thw, **inputs, **options)
     return output
 

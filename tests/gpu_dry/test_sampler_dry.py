@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from processors import pad_prompts
 from samplers import hf_sampler, make_pipeline
 from scoring import make_scorer, term
 from tool_calls import responses, zoom_response
 
 from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
-from mmrl.policy.batch import collate_prompts
 from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.families import FAMILIES
 from mmrl.rollout.steps.partial import PartialRollouts
@@ -44,7 +44,7 @@ def test_rows_that_end_wait_for_nothing(make_tiny, family, device, waits):
     tiny = make_tiny(family)
     device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
-    batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
+    batch = pad_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
     cache, _ = tiny.policy.prefill(batch)
     shares_prompts = tiny.policy.supports_shared_prefix
     rows = DecodeCache(cache, [0, 0, 1, 2], batch.attention_mask_BP, shares_prompts=shares_prompts)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from learning import KeepGradients, make_learner, make_off_policy_experiences
+from processors import pad_prompts
 from samplers import hf_sampler
 
 import mmrl
-from mmrl.policy.batch import collate_prompts
 from mmrl.policy.decode_cache import DecodeCache
 from mmrl.policy.gated_delta_net import plan_fork
 from mmrl.policy.policy import PolicyModel
@@ -40,8 +40,6 @@ MODULES = {
     "sampler": ("mmrl.rollout.engines.hf",),
     "cache": ("mmrl.policy.decode_cache",),
 }
-POLICY = "mmrl.policy.policy"
-OF_CACHE = {"append", "_append"}  # functions of this module that extend a cache
 
 
 class Call(NamedTuple):
@@ -124,7 +122,7 @@ def test_a_tensor_of_a_micro_batch_that_is_not_sent_is_found(make_tiny, device, 
     device.place(tiny.policy.model.to(torch.bfloat16))
     learner = make_learner(tiny, routing_replay="engine", optimizer=ForwardAlone())
     learner._shared_prefix_checked = True
-    calls = [call for call in find_calls(*MODULES["micro-batch"]) if call.function not in OF_CACHE]
+    calls = find_calls(*MODULES["micro-batch"])
     assert find_needless(calls, lambda: learner.step(experiences, step=0), waits) == []
 
 
@@ -161,13 +159,11 @@ def test_a_tensor_of_the_sampler_that_is_not_sent_is_found(make_tiny, device, wa
 
 
 @pytest.mark.slow
-# Recurrent layers read the mask of prompts; others leave it to transformers, which sends it.
-@pytest.mark.parametrize(("module", "family"), [("mmrl.policy.decode_cache", "qwen2_5_vl"), (POLICY, "qwen3_5")])
-def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, module, family, device, waits):
-    tiny = make_tiny(family)
+def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, device, waits):
+    tiny = make_tiny()
     device.place(tiny.policy.model.to(torch.bfloat16))
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3:2]]  # an image, and text
-    batch = collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
+    batch = pad_prompts(prompts, tiny.processor, pad_id=tiny.eos_id)
 
     def extend_rows():
         for shares_prompts in (False, True):
@@ -176,8 +172,7 @@ def test_a_tensor_of_a_cache_that_is_not_sent_is_found(make_tiny, module, family
             tiny.policy.append(rows, batch)
             rows.keep_rows([1])
 
-    calls = [call for call in find_calls(module) if module != POLICY or call.function in OF_CACHE]
-    assert find_needless(calls, extend_rows, waits) == []
+    assert find_needless(find_calls(*MODULES["cache"]), extend_rows, waits) == []
 
 
 def test_no_module_that_sends_is_forgotten():

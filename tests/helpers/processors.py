@@ -1,5 +1,6 @@
 """Makes prompt processors for tests; what a test does not say is that of the tiny models."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ from videos import SMALL
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.cache import MediaCache
+from mmrl.policy.batch import LeftPaddedBatch, TokenSpan, pad_left
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import ModelFamily
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
-from mmrl.types import MediaPolicy
+from mmrl.types import MediaPolicy, Prompt
 
 
 def make_media_cache(root: Path = Path("/"), *, max_bytes: int = 0, reader: str = "pyav", **limits: Any) -> MediaCache:
@@ -37,3 +39,9 @@ def make_prompt_processor(
         **{"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500, **options},
     )
     return PromptProcessor(encoder)
+
+
+def pad_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pad_id: int) -> LeftPaddedBatch:
+    """The tensors of prompts, as the engine `hf` makes them."""
+    spans = [TokenSpan.from_prompt(prompt, processor) for prompt in prompts]
+    return pad_left(spans, processor.placeholders, pad_id)

@@ -10,13 +10,12 @@ import torch
 from factories import image_ref, make_sample
 from harness import Command, metrics, succeed
 from PIL import Image
-from processors import make_prompt_processor
+from processors import make_prompt_processor, pad_prompts
 from rounding import LOGPROBS
 from transformers import AutoModelForImageTextToText, AutoProcessor, InternVLForConditionalGeneration
 
 from mmrl.config.schema import ModelConfig, VideoConfig
 from mmrl.log.console import Console
-from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import load_family
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import load_pretrained
@@ -87,7 +86,7 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
     assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
     with torch.no_grad():
         expected = bundle.model.eval()(**theirs).logits[0, -1]
-    batch = collate_prompts([prompt], processor, pad_id=0)
+    batch = pad_prompts([prompt], processor, pad_id=0)
     arguments = bundle.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media)
     assert torch.equal(arguments["pixel_values"], theirs["pixel_values"])
     _, logits = PolicyModel(bundle.model, family=bundle.family).prefill(batch)

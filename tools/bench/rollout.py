@@ -42,7 +42,7 @@ from mmrl.config.schema import (
     VisionFromScratchConfig,
 )
 from mmrl.media.cache import MediaCache
-from mmrl.policy.batch import collate, collate_prompts, group_by_prompt
+from mmrl.policy.batch import TokenSpan, collate, group_by_prompt, pad_left
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
@@ -100,7 +100,8 @@ class GenerationComparison:
     @torch.no_grad()
     def generate_transformers(self) -> list[list[int]]:
         """Token ids by `generate`."""
-        batch = collate_prompts(self.prompts, self.processor, pad_id=self.processor.tokenizer.eos_token_id)
+        spans = [TokenSpan.from_prompt(prompt, self.processor) for prompt in self.prompts]
+        batch = pad_left(spans, self.processor.placeholders, self.processor.tokenizer.eos_token_id)
         batch = batch.to(self.policy.model.device)
         config = GenerationConfig(
             do_sample=True,  # among one token

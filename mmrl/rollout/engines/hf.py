@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from mmrl.policy.batch import collate_prompts, collate_responses
+from mmrl.policy.batch import TokenSpan, pad_left
 from mmrl.policy.expert_routing import encode_routes, get_routes
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import PolicyModel
@@ -91,6 +91,7 @@ class HfEngine(RolloutEngine):
         """Return the dtype that the policy computes logits in, such as `float32`."""
         return {str(self._policy.logits_dtype).removeprefix("torch.")}
 
+    @torch.no_grad()
     def generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
     ) -> list[list[GeneratedTokens]]:
@@ -102,7 +103,21 @@ class HfEngine(RolloutEngine):
         self._activity.begin_count("rollout", len(rows))
         generated: list[GeneratedTokens] = []
         for batch in self._split_into_batches(rows, sampling_params):
-            generated += self._generate_batch(batch, sampling_params, matcher, record_routes=record_routes)
+            recorder = _RouteRecorder(self._policy.routers) if record_routes else None
+            state = self._prefill([row.rollout for row in batch], recorder)
+            uniforms = []
+            for row in batch:
+                # A generator for each row: a rollout must not depend on the others of its batch, nor on how rows are
+                # divided into batches.
+                generator = np.random.Generator(np.random.Philox(row.seed))
+                uniforms.append(generator.random(sampling_params.max_new_tokens))
+            uniforms_RT = send(torch.from_numpy(np.stack(uniforms)), self._policy.model.device)
+            decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
+            del state  # its caches must be gone before those of the next batch are made
+            for index, (ids, logps) in enumerate(decoded):
+                finish_reason = self._find_end(ids, matcher) or FinishReason.LENGTH
+                routes = (None, None) if recorder is None else recorder.routes_of(index)
+                generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
         remaining = iter(generated)
         return [list(islice(remaining, request.num_samples)) for request in requests]
 
@@ -121,21 +136,17 @@ class HfEngine(RolloutEngine):
         if batch:
             yield batch
 
-    @torch.no_grad()
-    def _generate_batch(
-        self, rows: Sequence[_Row], sampling_params: SamplingParams, matcher: StopStringMatcher, *, record_routes: bool
-    ) -> list[GeneratedTokens]:
-        """Return the new tokens of each row. Each prompt of the batch is encoded once."""
+    def _prefill(self, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None) -> _DecodeState:
+        """Run each prompt once, then the responses so far; return the state before the next token of each rollout."""
         from mmrl.policy.decode_cache import DecodeCache
 
         device = self._policy.model.device
-        rollouts = [row.rollout for row in rows]
-        recorder = _RouteRecorder(self._policy.routers) if record_routes else None
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
-        batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
+        spans = [TokenSpan.from_prompt(prompt, self._processor) for prompt in prompts.values()]
+        batch = pad_left(spans, self._processor.placeholders, self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
-        row_of = {digest: row for row, digest in enumerate(prompts)}
-        prompt_of_row = [row_of[rollout.prompt.digest] for rollout in rollouts]
+        number_of_prompt = {digest: number for number, digest in enumerate(prompts)}
+        prompt_of_row = [number_of_prompt[rollout.prompt.digest] for rollout in rollouts]
         prompt_of_R = send_numbers(prompt_of_row, device)
         if recorder is not None:
             recorder.record_prompts(batch.attention_mask_BP, prompt_of_row)
@@ -146,27 +157,15 @@ class HfEngine(RolloutEngine):
             next_position_R=send(batch.position_ids_3BP.amax(dim=(0, 2)) + 1, device)[prompt_of_R],
         )
         if any(rollout.num_tokens for rollout in rollouts):
-            state = self._append_responses(state, rollouts, recorder)
-        uniforms = []
-        for row in rows:
-            # A generator for each row: a rollout must not depend on the others of its batch, nor on how rows are
-            # divided into batches.
-            generator = np.random.Generator(np.random.Philox(row.seed))
-            uniforms.append(generator.random(sampling_params.max_new_tokens))
-        uniforms_RT = send(torch.from_numpy(np.stack(uniforms)), device)
-        generated = []
-        decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
-        for index, (ids, logps) in enumerate(decoded):
-            finish_reason = self._find_end(ids, matcher) or FinishReason.LENGTH
-            routes = (None, None) if recorder is None else recorder.routes_of(index)
-            generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
-        return generated
+            return self._append_responses(state, rollouts, recorder)
+        return state
 
     def _append_responses(
         self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None
     ) -> _DecodeState:
         """Append the tokens that responses already have to the caches of their prompts."""
-        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.model.device)
+        spans = [TokenSpan.from_response(rollout, self._processor) for rollout in rollouts]
+        responses = pad_left(spans, self._processor.placeholders, self._eos_id).to(self._policy.model.device)
         # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
         logits_RV = self._policy.append(state.cache, replace(responses, position_ids_3BP=positions_3RP))

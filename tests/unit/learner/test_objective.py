@@ -395,12 +395,12 @@ def update_metrics(*parts, weight):
     update = Metrics()
     for part in parts:
         own = Metrics()
-        own.mean("mean", part / weight, weight)
-        own.mean("per_update", part)
-        own.sum("sum", part)
-        own.ratio("ratio", part, 2.0)
-        own.max("max", part)
-        own.min("min", part)
+        own.add_mean("mean", part / weight, weight)
+        own.add_mean("per_update", part)
+        own.add_sum("sum", part)
+        own.add_ratio("ratio", part, 2.0)
+        own.keep_max("max", part)
+        own.keep_min("min", part)
         update.merge(own)
     return update
 
@@ -425,5 +425,5 @@ def test_updates_weigh_by_their_tokens():
 
 def test_a_ratio_of_nothing_is_0():
     metrics = Metrics()
-    metrics.ratio("ratio", 0.0, 0)
+    metrics.add_ratio("ratio", 0.0, 0)
     assert metrics.values() == {"ratio": 0.0}

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from factories import make_answer
+from processors import pad_prompts
 
 from mmrl.learner.micro_batches import pack_micro_batches
-from mmrl.policy.batch import PackedGroup, Placeholders, PromptTensors, collate, collate_prompts, group_by_prompt
+from mmrl.policy.batch import PackedGroup, Placeholders, PromptTensors, collate, group_by_prompt
 from mmrl.types import (
     AnswerType,
     Author,
@@ -153,7 +154,7 @@ def test_a_batch_without_media_has_no_patches_and_no_grids():
 
 def test_prompts_are_padded_on_the_left_with_images_and_videos_apart():
     both, video = make_prompt("c", VIDEO, 1, IMAGE, IMAGE), make_prompt("d", 2, VIDEO)
-    batch = collate_prompts([both, A, video], FakeProcessor(), pad_id=PAD)
+    batch = pad_prompts([both, A, video], FakeProcessor(), pad_id=PAD)
     assert batch.input_ids_BP.tolist() == [[8, 1, 9, 9], [0, 1, 9, 2], [0, 0, 2, 8]]
     assert batch.attention_mask_BP.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]]
     assert batch.position_ids_3BP[2].tolist() == [[0, 1, 2, 3], [0, 0, 1, 2], [0, 0, 0, 1]]
@@ -203,7 +204,7 @@ def test_each_token_has_the_temperature_it_was_sampled_at(shared_prefix):
 def test_placeholders_grids_and_patches_that_disagree_are_refused(prompt, processor, words):
     fake = FakeProcessor(**processor)
     with pytest.raises(UserError, match=f"sample a: .*{words}"):
-        collate_prompts([prompt, B], fake, pad_id=PAD)
+        pad_prompts([prompt, B], fake, pad_id=PAD)
     with pytest.raises(UserError, match=f"sample a: .*{words}"):
         pack([make_experience(prompt, (POLICY, (11,))), OTHER], processor=fake)
 

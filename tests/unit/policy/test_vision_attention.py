@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processors import pad_prompts
 from rounding import GRADIENTS
 
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, VisionFromScratchConfig
 from mmrl.policy import vision_attention
-from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.tiny_models import make_model, train_tokenizer
@@ -201,7 +201,7 @@ def test_a_torch_without_the_kernel_attends_by_length(monkeypatch):
 
 def test_a_batch_moves_its_patches_and_keeps_its_grids(make_tiny):
     tiny = make_tiny()
-    batch = collate_prompts([tiny.processor.build(tiny.samples[4])], tiny.processor, pad_id=tiny.eos_id)
+    batch = pad_prompts([tiny.processor.build(tiny.samples[4])], tiny.processor, pad_id=tiny.eos_id)
     media = batch.to(torch.device("meta")).media
     assert media.image_patches_MD.is_meta and media.video_patches_MD.is_meta
     assert media.image_grids_I3.device.type == media.video_grids_V3.device.type == "cpu"
@@ -214,7 +214,7 @@ def test_prefill_attends_in_one_call_a_block(make_tiny, family, calls):
     for samples, kinds in (([4], 2), ([0], 1), ([0, 0], 1)):
         calls.clear()
         prompts = [tiny.processor.build(tiny.samples[number]) for number in samples]
-        tiny.policy.prefill(collate_prompts(prompts, tiny.processor, pad_id=tiny.eos_id))
+        tiny.policy.prefill(pad_prompts(prompts, tiny.processor, pad_id=tiny.eos_id))
         assert sum(calls.values()) == kinds * len(tiny.policy.model.model.visual.blocks)
 
 
