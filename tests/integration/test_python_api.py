@@ -220,7 +220,7 @@ def test_changed_rules_of_a_finished_evaluation_are_refused_until_rescored(finis
 
     assert evaluate(0.25).report["score"] == 0.25
     assert evaluate(0.25).report["score"] == 0.25
-    with pytest.raises(UserError, match="10 verdicts of earlier rules differ, .*; rescore=True replaces them"):
+    with pytest.raises(UserError, match="10 verdicts of earlier rules differ, .*rescore=True. replaces them"):
         evaluate(0.5)
     assert evaluate(0.5, rescore=True).report["score"] == 0.5
 
@@ -233,7 +233,7 @@ def test_an_evaluation_that_fails_before_the_first_response_leaves_nothing(finis
     assert not (folder / "evals").exists()
     for place in (result.run_dir, result.model_dir):
         before = sorted(place.iterdir())
-        with pytest.raises(UserError, match="but is not an evaluation; choose another out_dir"):
+        with pytest.raises(UserError, match="but is not an evaluation; choose another folder"):
             mmrl.evaluate(result.model_dir, "counting", questions(folder / "boxes"), out_dir=place)
         assert sorted(place.iterdir()) == before
 
