@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.benchmarks.compare import changed_verdicts
-from mmrl.benchmarks.llm_judge import add_judge_verdicts
+from mmrl.benchmarks.llm_judge import add_judge_verdicts, keep_judge_verdicts
 from mmrl.benchmarks.predictions import Prediction, read_complete_predictions
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
@@ -125,6 +125,7 @@ class _EvalCommand:
             responses_per_question=eval_config.responses_per_question,
         )
         predictions = read_complete_predictions(self.eval_dir.predictions_file, batches.rows_per_batch)
+        earlier_judge: Mapping[str, Any] | None = None  # section `judge` of the report to be written again
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
@@ -132,13 +133,15 @@ class _EvalCommand:
         # the last file that is written, so its presence shows that grading was finished.
         elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             report = self.eval_dir.read_report()
-            has_own_rules = request.benchmark not in BENCHMARKS and not request.benchmark.startswith(RUN_DATA_PREFIX)
-            # A user's rules may have changed since, so they grade again. The verdicts of a judge would be lost.
-            if not has_own_rules or "judge" in report:
+            if request.benchmark in BENCHMARKS or request.benchmark.startswith(RUN_DATA_PREFIX):
                 self.console.info(f"This evaluation is finished. {RESCORE} grades it again.")
                 return EvalResult(report=report)
+            # A user's rules may have changed since, so they grade again.
+            earlier_judge = report.get("judge")
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
         run = self._grade(identity, predictions)
+        if earlier_judge is not None:
+            run = keep_judge_verdicts(run, old_verdicts, earlier_judge)
         changed = changed_verdicts(old_verdicts, run.verdicts)
         if changed and not request.rescore:
             raise UserError(
