@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict, Unpack, get_type_hints
+from typing import Any, TypedDict, Unpack, get_type_hints
 
 from mmrl.api.functions import name_function
 from mmrl.benchmarks.benchmark import Benchmark
@@ -35,20 +35,6 @@ class Evaluation:
     def predictions(self) -> list[Prediction]:
         """The responses of the model, in the order of the questions."""
         return [parse_prediction(row) for _, row in read_rows(EvalDir(self.out_dir).predictions_file)]
-
-
-_ARGUMENTS: Final = {
-    "--rescore": "rescore=True",
-    "--allow-missing": "allow_missing=True",
-    "--out": "out_dir",
-    "--media-root": "media_root",
-    "--data": "data",
-    "--benchmark": "benchmark",
-    "--checkpoint": "checkpoint",
-    "--split": "split",
-    "--coordinates": "coordinate_system",
-}
-"""Options of `mmrl eval` that messages name, and what they are called here."""
 
 
 class EvalOptions(TypedDict, total=False):
@@ -96,27 +82,20 @@ def evaluate(
     if isinstance(options.get("media_root"), Path):
         options["media_root"] = str(options["media_root"])
     _check_options(options)
-    try:
-        benchmark_name = _name_benchmark(benchmark)
-        request = EvalRequest(
-            model=str(model),
-            benchmark=benchmark_name,
-            data_files=tuple(map(str, files)),
-            out_dir=Path(out_dir) if out_dir else default_out_dir(str(model), benchmark_name),
-            overrides=overrides,
-            **options,
-        )
-        # Before torch is imported, which takes seconds.
-        check_request(request)
-        from mmrl.evaluation.evaluate import evaluate as run_evaluation
+    benchmark_name = _name_benchmark(benchmark)
+    request = EvalRequest(
+        model=str(model),
+        benchmark=benchmark_name,
+        data_files=tuple(map(str, files)),
+        out_dir=Path(out_dir) if out_dir else default_out_dir(str(model), benchmark_name),
+        overrides=overrides,
+        **options,
+    )
+    # Before torch is imported, which takes seconds.
+    check_request(request)
+    from mmrl.evaluation.evaluate import evaluate as run_evaluation
 
-        return Evaluation(request.out_dir, run_evaluation(request, Console()).report)
-    except UserError as error:
-        text = str(error)
-        for option, argument in _ARGUMENTS.items():
-            text = text.replace(option, argument)
-        error.args = (text,)
-        raise
+    return Evaluation(request.out_dir, run_evaluation(request, Console()).report)
 
 
 def _check_options(options: Mapping[str, object]) -> None:

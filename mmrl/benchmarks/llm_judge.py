@@ -9,11 +9,11 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from mmrl.benchmarks.extraction.text import answer_span
 from mmrl.benchmarks.items import COORDINATE_TYPES, Item
@@ -65,10 +65,21 @@ def add_judge_verdicts(
     judged = {}
     for verdict, reply in zip(unread, replies, strict=True):
         judged[verdict.id, verdict.response_index] = None if isinstance(reply, str) else reply
+    summary = JudgeSummary(model=service.model, num_asked=len(unread), num_failed=len(failures))
+    return _with_judge(run, judged, summary)
+
+
+def keep_judge_verdicts(run: ScoredRun, before: Sequence[Verdict], section: Mapping[str, Any]) -> ScoredRun:
+    """Return the run with a judge's verdicts of an earlier grading, whose report has this section `judge`."""
+    judged = {(verdict.id, verdict.response_index): verdict.judge_correct for verdict in before}
+    summary = JudgeSummary(model=section["model"], num_asked=section["asked"], num_failed=section["failed"])
+    return _with_judge(run, judged, summary)
+
+
+def _with_judge(run: ScoredRun, judged: Mapping[tuple[str, int], bool | None], summary: JudgeSummary) -> ScoredRun:
     verdicts = []
     for verdict in run.verdicts:
         verdicts.append(replace(verdict, judge_correct=judged.get((verdict.id, verdict.response_index))))
-    summary = JudgeSummary(model=service.model, num_asked=len(unread), num_failed=len(failures))
     return replace(run, verdicts=verdicts, judge_summary=summary)
 
 

@@ -145,5 +145,5 @@ def read_complete_predictions(path: Path, batch_sizes: Sequence[int]) -> list[Pr
         try:
             predictions.append(parse_prediction(json.loads(line)))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}:{number}: not a prediction of mmrl ({error}); choose another --out") from error
+            raise UserError(f"{path}:{number}: not a prediction of mmrl ({error}); choose another folder") from error
     return predictions

@@ -194,7 +194,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _parse_args(overrides: Sequence[str]) -> dict[str, Any]:
-    from mmrl.config.load import COMMAND_LINE_ORIGIN
+    from mmrl.config.reader import COMMAND_LINE_ORIGIN
     from mmrl.config.yaml_tree import parse_yaml
 
     args = {}

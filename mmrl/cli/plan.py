@@ -51,12 +51,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         from mmrl.plan.report import as_json, stage_lines, table_lines
         from mmrl.plan.shapes import read_shapes
         from mmrl.plan.stage_plan import Plan, find_gpu, make_plan
-        from mmrl.plan.workload import find_workload
+        from mmrl.plan.workload import estimate_workload
 
     gpu, model = find_gpu(arguments.gpu), read_shapes(loaded.config.model)
-    base_dir, response_tokens = loaded.files[0].parent, arguments.response_tokens
+    base_dir, mean_response = loaded.files[0].parent, arguments.response_tokens
     names = [arguments.stage] if arguments.stage else [*stages]
-    workloads = {name: find_workload(loaded.config, stages[name], base_dir, model, response_tokens) for name in names}
+    workloads = {name: estimate_workload(loaded.config, stages[name], base_dir, model, mean_response) for name in names}
 
     def plan_with(settings: Mapping[str, object]) -> Iterator[Plan]:
         overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]

@@ -16,7 +16,7 @@ from mmrl.config.load import load_config as load_config
 from mmrl.config.load import load_eval_config as load_eval_config
 from mmrl.config.load import locate_errors as locate_errors
 from mmrl.config.load import read_flat_settings as read_flat_settings
-from mmrl.config.load import to_json as to_json
+from mmrl.config.reader import to_json as to_json
 from mmrl.config.recipes import check_data_files as check_data_files
 from mmrl.config.recipes import find_config as find_config
 from mmrl.config.schema import Config as Config

@@ -12,6 +12,7 @@ from mmrl.config.schema.objective import (
     AdvantageConfig,
     CustomPolicyLossConfig,
     KlConfig,
+    LossCoefficientConfig,
     LossConfig,
     RolloutCorrectionConfig,
 )
@@ -114,18 +115,18 @@ def _format_loss(stage: RlStage) -> list[str]:
     weight = "" if loss.rollout_correction.method == "none" else "w_t "
     formula = f"L = {sign}{sums} {weight}{_format_policy_loss(loss)}"
     if loss.kl.coef and loss.kl.apply_to == "loss":
-        formula += f" + {loss.kl.coef:g} · KL"
+        formula += f" + {_format_coefficient(loss.kl, stage.steps)} · KL"
     if loss.entropy.coef:
-        formula += f" - {loss.entropy.coef:g} · H(π)"
+        formula += f" - {_format_coefficient(loss.entropy, stage.steps)} · H(π)"
     if loss.sft_loss.coef:
-        formula += f" + {loss.sft_loss.coef:g} · NLL"
+        formula += f" + {_format_coefficient(loss.sft_loss, stage.steps)} · NLL"
     ratio = "r_t = π(y_t) / π_old(y_t)"
     if loss.importance_ratio_level == "sequence":
         ratio = "r_i = geometric mean over t of π(y_t) / π_old(y_t)"
     lines = [formula, counts, f"{ratio}, π_old {loss.old_logprobs}", *_format_old_logprobs(stage)]
     if loss.log_ratio_clip is not None:
         lines.append(f"r uses log π(y_t) - log π_old(y_t) clipped to ±{loss.log_ratio_clip:g}")
-    lines += _format_correction(loss.rollout_correction) + _format_kl(loss.kl)
+    lines += _format_correction(loss.rollout_correction) + _format_kl(loss.kl, stage.steps)
     if loss.sft_loss.coef:
         on_response = loss.sft_loss.on == "response"
         part = "with a positive advantage" if on_response else "after a forced trigger in correct responses"
@@ -176,14 +177,21 @@ def _format_correction(correction: RolloutCorrectionConfig) -> list[str]:
             return [f"w_t = {ratio}, or 0 outside [{correction.low:g}, {correction.high:g}]"]
 
 
-def _format_kl(kl: KlConfig) -> list[str]:
+def _format_kl(kl: KlConfig, stage_steps: int) -> list[str]:
     if not kl.coef:
         return []
     bound = "" if kl.log_ratio_clip is None else f", clipped to ±{kl.log_ratio_clip:g}"
     lines = [f"KL = {_KL_ESTIMATES[kl.estimator]}, d = log π_ref(y_t) - log π(y_t){bound}"]
     if kl.apply_to == "reward":
-        lines.append(f"A_t = A_i - {kl.coef:g} · Σ KL of t and later tokens")
+        lines.append(f"A_t = A_i - {_format_coefficient(kl, stage_steps)} · Σ KL of t and later tokens")
     return lines
+
+
+def _format_coefficient(term: LossCoefficientConfig, stage_steps: int) -> str:
+    if term.schedule == "constant":
+        return f"{term.coef:g}"
+    last_coef, num_steps = term.coef * term.final_frac, term.decay_steps or stage_steps
+    return f"{term.coef:g} ({term.schedule} to {last_coef:g} in {num_steps} steps)"
 
 
 def _format_args(args: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,11 +14,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
+from mmrl.config.reader import COMMAND_LINE_ORIGIN, ConfigReader
 from mmrl.config.recipes import DATA, find_config
 from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
-    MAX_DEPTH,
     ConfigNode,
     ConfigProblem,
     KeyPath,
@@ -27,18 +26,12 @@ from mmrl.config.yaml_tree import (
     format_path,
     iter_leaves,
     iter_settings,
-    merge_configs,
     merge_nodes,
-    parse_yaml,
     set_value,
 )
 from mmrl.types import FunctionCall, UserError
 
-COMMAND_LINE_ORIGIN = "command line"
 DEFAULT_ORIGIN = "default"
-SETTINGS_ORIGIN = "config"  # settings that were given as a mapping in Python
-MAX_BYTES = 1_000_000  # a larger file was named by mistake
-MAX_FILES = 100  # a diamond of `extends` counts a file each time, so that the work stays bounded
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -56,6 +49,7 @@ class LoadedConfig:
     files: tuple[Path, ...]  # `tree_files`, then the overlays
     data_files: tuple[str, ...] = ()  # PATH of each text `${data}/PATH` in the settings
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
+    max_steps: int | None = None  # limit that `cap_steps` has set on the steps of every stage
 
 
 ConfigSource: TypeAlias = str | Path | Mapping[str, Any] | LoadedConfig
@@ -76,61 +70,56 @@ def load_config(
             `file:line: dotted.path: problem`.
     """
     check_overrides(overrides)
-    files = _ConfigFiles()
+    reader = ConfigReader()
     match source:
         case LoadedConfig():
             tree, overrides = source.tree, (*source.overrides, *overrides)
-            files.files = list(source.tree_files)
+            reader.files = list(source.tree_files)
         case Mapping():
-            tree = files.read_settings(source)
+            tree = reader.read_settings(source)
         case str() | Path():
-            tree = files.read(find_config(source))
+            tree = reader.read(find_config(source))
         case _:
             raise UserError(f"a config is a file, a mapping or what load_config returned, not {type(source).__name__}")
-    root, tree_files = tree, tuple(files.files)
-    of_overlays = [text for text in overrides if text.partition("=")[0].strip() in ("overlays", "overlays+")]
-    for override in of_overlays:
-        root = files.apply_override(root, override)
-    root = files.lay_overlays(root)
-    for override in overrides:
-        if override not in of_overlays:
-            root = files.apply_override(root, override)
+    tree_files = tuple(reader.files)
+    root = reader.apply_overrides(tree, overrides)
     for origin, section in sections:
-        root = files.apply_override(root, section, origin)
-    root, data_files = _resolve_data_folder(root, files.files[0].parent)
+        root = reader.apply_override(root, section, origin)
+    root, data_files = _resolve_data_folder(root, reader.files[0].parent)
     # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
-    config = _validate(root, Config, files.problems)
-    origins = {}
-    for setting, _ in iter_leaves(config.model_dump(mode="json")):
-        node = root.find(setting)
-        origins[format_path(setting)] = DEFAULT_ORIGIN if node is None else node.origin
-    warnings = []
-    for key_path, text in (*config.list_warnings(), *_list_overruled(config, root)):
-        nearest, _ = root.find_nearest(key_path)
-        warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
-    return LoadedConfig(
+    config = _validate(root, Config, reader.problems)
+    loaded = LoadedConfig(
         config=config,
         tree=tree,
         tree_files=tree_files,
         overrides=tuple(overrides),
-        origins=MappingProxyType(origins),
-        files=tuple(files.files),
+        origins=MappingProxyType(_list_origins(config, root)),
+        files=tuple(reader.files),
         data_files=data_files,
-        warnings=tuple(warnings),
+        warnings=tuple(_list_warnings(config, root)),
     )
+    if isinstance(source, LoadedConfig) and source.max_steps is not None:
+        return cap_steps(loaded, source.max_steps)
+    return loaded
 
 
-def to_json(settings: object, origin: str) -> str:
-    """Return settings that come from Python as JSON, with paths as texts.
+def _list_origins(config: Config, root: ConfigNode) -> dict[str, str]:
+    """Return the origin of each setting by its dotted path."""
+    origins = {}
+    for setting, _ in iter_leaves(config.model_dump(mode="json")):
+        node = root.find(setting)
+        origins[format_path(setting)] = DEFAULT_ORIGIN if node is None else node.origin
+    return origins
 
-    Raises:
-        UserError: they hold something else.
-    """
-    try:
-        return json.dumps(settings, default=os.fspath)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{origin}: settings are text, numbers, lists and mappings: {error}") from error
+
+def _list_warnings(config: Config, root: ConfigNode) -> list[str]:
+    """Return the valid settings that are probably a mistake, as lines with the origin of each."""
+    warnings = []
+    for key_path, text in (*config.list_warnings(), *_list_overruled(config, root)):
+        nearest, _ = root.find_nearest(key_path)
+        warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
+    return warnings
 
 
 def check_is_list(name: str, given: object) -> None:
@@ -214,15 +203,15 @@ def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: S
     Raises:
         UserError: a setting is invalid; all problems at once, a line each.
     """
-    files = _ConfigFiles()
+    reader = ConfigReader()
     root = _to_node(dict(base_settings), origin)
     for override in overrides:
-        root = files.apply_override(root, override)
-    return _validate(_apply_presets(root), EvalConfig, files.problems)
+        root = reader.apply_override(root, override)
+    return _validate(_apply_presets(root), EvalConfig, reader.problems)
 
 
 def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
-    """Return the same run with at most `steps` steps in every stage, for a smoke test.
+    """Return the same run with at most `steps` steps in every stage, for a smoke test. Later overrides keep the limit.
 
     Raises:
         UserError: fewer than one step.
@@ -236,7 +225,8 @@ def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
             stages[index] = stage.model_copy(update={"steps": steps})
             origins[f"stages.{index}.steps"] = COMMAND_LINE_ORIGIN
     config = loaded.config.model_copy(update={"stages": tuple(stages)})
-    return replace(loaded, config=config, origins=MappingProxyType(origins))
+    max_steps = min(steps, loaded.max_steps or steps)
+    return replace(loaded, config=config, origins=MappingProxyType(origins), max_steps=max_steps)
 
 
 def read_flat_settings(path: Path) -> dict[str, PlainValue]:
@@ -245,168 +235,12 @@ def read_flat_settings(path: Path) -> dict[str, PlainValue]:
     Raises:
         UserError: the file cannot be read or is not YAML.
     """
-    return flatten_settings(_ConfigFiles().read(path).plain_value)
+    return flatten_settings(ConfigReader().read(path).plain_value)
 
 
 def flatten_settings(value: PlainValue) -> dict[str, PlainValue]:
     """Return the leaves of nested settings by dotted path."""
     return {format_path(path): leaf for path, leaf in iter_leaves(value)}
-
-
-@dataclass(slots=True)
-class _ConfigFiles:
-    """Reads the files of one config, and collects their problems."""
-
-    files: list[Path] = field(default_factory=list)
-    problems: list[ConfigProblem] = field(default_factory=list)
-
-    def read(self, path: Path, *, error_prefix: str = "", chain: tuple[Path, ...] = ()) -> ConfigNode:
-        """Return a file's tree merged over the files it extends; `chain` holds the files that led here."""
-        text = _read_text(path, error_prefix)
-        chain_here = (*chain, path.resolve())
-        if chain_here[-1] in chain:
-            raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(file.name for file in chain_here)}")
-        self.files.append(path)
-        if len(self.files) > MAX_FILES:
-            raise UserError(f"{error_prefix}{path} is one file too many; a config builds on {MAX_FILES} at most")
-        root, problems = parse_yaml(text, lambda line: f"{path}:{line}")
-        self.problems += problems
-        return self._merge_bases(root, f"{path}:1", path, error_prefix=error_prefix, chain=chain_here)
-
-    def read_settings(self, settings: Mapping[str, Any]) -> ConfigNode:
-        """Return the tree of settings that come from Python, merged over the files that they extend."""
-        text = to_json(settings, SETTINGS_ORIGIN)
-        # A placeholder, never read: relative paths start from its folder, the working directory.
-        path = Path(SETTINGS_ORIGIN)
-        self.files.append(path)
-        root, problems = parse_yaml(text, lambda line: SETTINGS_ORIGIN)
-        self.problems += problems
-        return self._merge_bases(root, SETTINGS_ORIGIN, path, error_prefix="", chain=())
-
-    def _merge_bases(
-        self, root: ConfigNode | None, origin: str, path: Path, *, error_prefix: str, chain: tuple[Path, ...]
-    ) -> ConfigNode:
-        """Return a tree merged over the files that it extends; `origin` is that of the whole tree."""
-        if root is None:
-            raise UserError(f"{error_prefix}{path} is empty; a config sets run, model, data, rewards and stages")
-        if not isinstance(root.value, dict):
-            raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
-        own = dict(root.value)
-        extends = own.pop("extends", None)
-        tree = ConfigNode(own, origin)
-        if extends is None:
-            return tree
-        # Later bases win over earlier ones, and the file itself over all.
-        merged = ConfigNode({}, tree.origin)
-        for base, base_origin in _list_files(extends, "extends"):
-            file = path.parent / base
-            base_path = file if file.is_file() or file.suffix else find_config(base)
-            base_tree = self.read(base_path, error_prefix=f"{base_origin}: extends: ", chain=chain)
-            merged = merge_configs(merged, base_tree)
-        return merge_configs(merged, tree)
-
-    def lay_overlays(self, root: ConfigNode) -> ConfigNode:
-        """Return a config merged with its `overlays`, then `overlays+`; their names are appended to `run.name`.
-
-        Raises:
-            UserError: an overlay cannot be read, names a stage that is not there, or disagrees with another.
-        """
-        assert isinstance(root.value, dict)
-        own, laid, kept = dict(root.value), dict[Path, str](), dict[KeyPath, tuple[PlainValue, str]]()
-        lists = [own.pop(key) for key in ("overlays", "overlays+") if key in own]
-        merged = ConfigNode(own, root.origin)
-        for name, origin in [file for node in lists for file in _list_files(node, "overlays")]:
-            file = self.files[0].parent / name
-            path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
-            if path.resolve() in laid:
-                continue
-            laid[path.resolve()] = origin
-            overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
-            merged = merge_configs(merged, overlay)
-            settings = dict(iter_settings(merged))
-            for setting, (value, other) in kept.items():
-                new_value = settings[setting].plain_value if setting in settings else None
-                if new_value != value:
-                    text = f"{other} sets {format_path(setting)} to {value!r} and {name} to {new_value!r}"
-                    raise UserError(f"{origin}: overlays: {text}; use one, or try the other order")
-            # A merge takes over the nodes of the overlay themselves; nodes of a copied stage are not among them.
-            nodes = {id(node) for _, node in iter_settings(overlay)}
-            kept |= {setting: (node.plain_value, name) for setting, node in settings.items() if id(node) in nodes}
-        run_name = merged.find(("run", "name"))
-        if laid and run_name is not None:
-            text = "-".join([str(run_name.value), *(path.stem for path in laid)])
-            merged = set_value(merged, ("run", "name"), ConfigNode(text, [*laid.values()][-1]))
-        return merged
-
-    def apply_override(self, root: ConfigNode, text: str, origin: str = COMMAND_LINE_ORIGIN) -> ConfigNode:
-        """Return the tree with one `dotted.path=value` applied."""
-        address, equals, value = text.partition("=")
-        keys = address.strip().split(".")
-        if not equals or not all(keys):
-            raise UserError(
-                f"{COMMAND_LINE_ORIGIN}: {text!r} is not an override; write dotted.path=value, such as run.seed=1"
-            )
-        if len(keys) > MAX_DEPTH:
-            raise UserError(f"{COMMAND_LINE_ORIGIN}: {address[:40]}... is more than {MAX_DEPTH} levels deep")
-        path = _resolve_path(root, keys)
-        node, problems = parse_yaml(value, lambda line: origin, path)
-        self.problems += problems
-        return set_value(root, path, node or ConfigNode(None, origin))
-
-
-def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:
-    """Return the file names below a key, one or a list of them, with their origins."""
-    entries = node.value if isinstance(node.value, list) else [node]
-    files = [(entry.value, entry.origin) for entry in entries if isinstance(entry.value, str) and entry.value]
-    if len(files) < len(entries):
-        raise UserError(f"{node.origin}: {key}: must be a file name or a list of them")
-    return files
-
-
-def _read_text(path: Path, error_prefix: str) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # one byte more shows that the file is too large
-    except FileNotFoundError as error:
-        raise UserError(f"{error_prefix}{path}: no such file (looked in {Path.cwd()})") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{error_prefix}{path} is a directory; name the .yaml file in it") from error
-    except (OSError, ValueError) as error:  # a ValueError for a null character in the name
-        raise UserError(f"{error_prefix}{str(path)!r} cannot be read: {error}") from error
-    if len(data) > MAX_BYTES:
-        raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is not a config")
-    try:
-        return data.decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save it as UTF-8") from error
-
-
-def _resolve_path(root: ConfigNode, keys: Sequence[str]) -> KeyPath:
-    """Return the path that keys of an override name: list entries by index or by their `name`."""
-    path: KeyPath = ()
-    for key in keys:
-        node = root.find(path)
-        if node is None or node.value is None or isinstance(node.value, dict):
-            path = (*path, key)
-        elif isinstance(node.value, list):
-            path = (*path, _find_list_index(node.value, key, path))
-        else:
-            text = f"is {node.value!r}, a single value; nothing can be set beneath it"
-            raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, path, text)))
-    return path
-
-
-def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> int:
-    indices = {str(index): index for index in range(len(items))}
-    for index, item in enumerate(items):
-        if isinstance(item.value, dict) and "name" in item.value:
-            # An index wins over a name, and the first of two equal names over the second.
-            indices.setdefault(str(item.value["name"].value), index)
-    if key not in indices:
-        text = f"no such entry; there is {', '.join(indices)}" if indices else "no such entry; the list is empty"
-        raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, (*path, key), text)))
-    return indices[key]
 
 
 def _list_overruled(config: Config, root: ConfigNode) -> Iterator[tuple[KeyPath, str]]:

@@ -109,22 +109,25 @@ NAMED_LISTS: Final = {
 
 
 def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
-    """Merge two configs, or two stages. Where `over` has a mapping for a named list, its entries are merged by name.
+    """Merge two configs, or two stages. Where `over` has a mapping for a named list, it changes entries by name.
 
     Raises:
         UserError: `over` names an entry that `base` does not have.
     """
     merged = merge_nodes(base, over)
     for path in NAMED_LISTS:
-        entries, changes = base.find(path), over.find(path)
+        changes = over.find(path)
         if changes is not None and isinstance(changes.value, dict):
-            # A stage without steps of its own has the default one.
-            default_step = ConfigNode({"kind": ConfigNode("generate", changes.origin)}, changes.origin)
-            known = [default_step] if path == STEPS else []
-            if entries is not None and isinstance(entries.value, list):
-                known = entries.value
-            combined = _merge_named(path, known, changes.value)
-            merged = set_value(merged, path, ConfigNode(combined, changes.origin))
+            old_list = base.find(path)
+            if old_list is not None and isinstance(old_list.value, list):
+                entries = old_list.value
+            elif path == STEPS:
+                # A stage without steps of its own has the default one.
+                entries = [ConfigNode({"kind": ConfigNode("generate", changes.origin)}, changes.origin)]
+            else:
+                entries = []
+            new_list = ConfigNode(_change_entries(path, entries, changes.value), changes.origin)
+            merged = set_value(merged, path, new_list)
     return merged
 
 
@@ -142,36 +145,54 @@ def set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode:
     return ConfigNode(mapping, node.origin)
 
 
-def _merge_named(path: KeyPath, entries: list[ConfigNode], changes: dict[str, ConfigNode]) -> list[ConfigNode]:
-    """Return the entries with `changes` applied by name, or to all of a kind by `kind:KIND`; null removes an entry.
+def _change_entries(path: KeyPath, entries: list[ConfigNode], changes: dict[str, ConfigNode]) -> list[ConfigNode]:
+    """Return the entries of the named list at `path` after `changes`, which are applied in order.
 
-    A new name with the key of `NAMED_LISTS` or `copy_of` in its settings adds an entry before those that the next key
-    names, or at the end. With `copy_of` it starts as a copy of the first entry of that name.
+    The key of a change is the name of an entry, or `kind:KIND` for all entries of a kind. Its settings are merged onto
+    these entries; null removes them. A new name can add an entry: it goes before the entries that the next key
+    changes, or to the end.
     """
     merged = list(entries)
-    new: list[ConfigNode] = []  # entries that wait for the next key of an old one
+    new: list[ConfigNode] = []  # entries that wait for the next key that changes old ones
     for key, change in changes.items():
-        settings = dict(change.value) if isinstance(change.value, dict) else {}
-        is_known = key in [_child(entry, "name") for entry in merged]
-        if not is_known and settings.keys() & {NAMED_LISTS[path], "copy_of"}:
-            copied = settings.pop("copy_of", None)
-            entry = ConfigNode({"name": ConfigNode(key, change.origin), **settings}, change.origin)
-            if copied:
-                first = _find_entries(path, merged, str(copied.value), copied.origin)[0]
-                entry = merge_configs(merged[first], entry)
-            new.append(entry)
+        if _adds_entry(path, merged, key, change):
+            new.append(_make_entry(path, merged, key, change))
             continue
-        chosen = _find_entries(path, merged, key, change.origin)
-        for index in chosen:
-            old_kind, kind = _child(merged[index], "kind"), _child(change, "kind")
-            if kind not in (None, old_kind):
-                # The settings that stay are of the old kind, and would be refused one by one.
-                raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
-            merged[index] = merge_configs(merged[index], change)
-        merged[chosen[0] : chosen[0]] = new
-        new = []
+        indices = _find_entries(path, merged, key, change.origin)
+        for index in indices:
+            merged[index] = _change_entry(path, merged[index], key, change)
+        merged = merged[: indices[0]] + new + merged[indices[0] :]
         merged = [entry for entry in merged if entry.value is not None]
+        new = []
     return merged + new
+
+
+def _adds_entry(path: KeyPath, entries: Sequence[ConfigNode], key: str, change: ConfigNode) -> bool:
+    """Return True for a new name whose settings have `copy_of`, or the key that `NAMED_LISTS` gives for the list."""
+    is_known = key in [_child(entry, "name") for entry in entries]
+    marks = (NAMED_LISTS[path], "copy_of")
+    return not is_known and isinstance(change.value, dict) and any(mark in change.value for mark in marks)
+
+
+def _make_entry(path: KeyPath, entries: Sequence[ConfigNode], name: str, change: ConfigNode) -> ConfigNode:
+    """Return a new entry; with `copy_of` it starts as a copy of the first entry of that name."""
+    assert isinstance(change.value, dict)
+    settings = dict(change.value)
+    copied = settings.pop("copy_of", None)
+    entry = ConfigNode({"name": ConfigNode(name, change.origin), **settings}, change.origin)
+    if copied is None:
+        return entry
+    index = _find_entries(path, entries, str(copied.value), copied.origin)[0]
+    return merge_configs(entries[index], entry)
+
+
+def _change_entry(path: KeyPath, entry: ConfigNode, key: str, change: ConfigNode) -> ConfigNode:
+    """Return an entry merged with the change of this key, which must not change its kind."""
+    old_kind, kind = _child(entry, "kind"), _child(change, "kind")
+    if kind not in (None, old_kind):
+        # The settings that stay are of the old kind, and would be refused one by one.
+        raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
+    return merge_configs(entry, change)
 
 
 def _find_entries(path: KeyPath, entries: Sequence[ConfigNode], key: str, origin: str) -> list[int]:

@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mmrl.config import EvalConfig, flatten_settings
 from mmrl.types import UserError
@@ -21,6 +21,9 @@ from mmrl.utils.files import report_write_errors, temporary_path, write_atomical
 
 if TYPE_CHECKING:
     from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+
+RESCORE: Final = "--rescore (Python: rescore=True)"
+"""Option that grades predictions again, as messages name it."""
 
 
 class EvalDir:
@@ -52,13 +55,13 @@ class EvalDir:
             ours = {"data", "log.txt", temporary_path(self.settings_file).name}
             foreign = sorted({entry.name for entry in self.path.iterdir()} - ours) if self.path.is_dir() else []
             if foreign:
-                raise UserError(f"{self.path} holds {foreign[0]!r} but is not an evaluation; choose another --out")
+                raise UserError(f"{self.path} holds {foreign[0]!r} but is not an evaluation; choose another folder")
             return None
         try:
             before: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
             earlier_settings = before["settings"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another --out") from error
+            raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another folder") from error
         # Through JSON once, as the earlier settings have been: tuples become lists, enums text.
         now = json.loads(json.dumps(settings))
         changed = []
@@ -69,7 +72,7 @@ class EvalDir:
             lines = "\n".join(changed)
             raise UserError(
                 f"{self.path} holds another evaluation; these differ (there -> here):\n{lines}\n"
-                "set them back, or choose another --out"
+                "set them back, or choose another folder"
             )
         return before
 
@@ -98,7 +101,7 @@ class EvalDir:
         try:
             report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{file}: cannot be read ({error}); --rescore writes it again") from error
+            raise UserError(f"{file}: cannot be read ({error}); {RESCORE} writes it again") from error
         return report
 
     def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:

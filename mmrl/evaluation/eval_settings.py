@@ -66,9 +66,7 @@ def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
     if run.config.is_file():
         return run.config
     if checkpoint_name is not None:
-        raise UserError(
-            f"--checkpoint {checkpoint_name}: {path} is not an mmrl run directory, so it has no checkpoints"
-        )
+        raise UserError(f"checkpoint {checkpoint_name}: {path} is not an mmrl run directory, so it has no checkpoints")
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise UserError(f"{path} is an adapter alone; name its run, or export it with `mmrl export --merge-lora`")
     if not (path / "config.json").is_file():
@@ -135,9 +133,7 @@ def check_request(request: EvalRequest) -> None:
         missing = [file for file in request.data_files if "://" not in file and not Path(file).exists()]
         if missing:
             here = Path.cwd()
-            raise UserError(f"--data: {here / missing[0]}: no such file or folder; a relative path starts from {here}")
+            raise UserError(f"data: {here / missing[0]}: no such file or folder; a relative path starts from {here}")
     elif request.split is not None:
-        raise UserError(
-            f"--split {request.split}: --benchmark {request.benchmark} names the split already; leave it out"
-        )
+        raise UserError(f"split {request.split}: benchmark {request.benchmark} names the split already; leave it out")
     check_model_and_libraries(eval_config)

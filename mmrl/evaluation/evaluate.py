@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.benchmarks.compare import changed_verdicts
-from mmrl.benchmarks.llm_judge import add_judge_verdicts
+from mmrl.benchmarks.llm_judge import add_judge_verdicts, keep_judge_verdicts
 from mmrl.benchmarks.predictions import Prediction, read_complete_predictions
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
@@ -20,7 +20,7 @@ from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.config import EvalConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
-from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
+from mmrl.evaluation.eval_dir import RESCORE, EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX, EvalRequest, make_eval_config
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hide_media, run_question_set
@@ -125,6 +125,7 @@ class _EvalCommand:
             responses_per_question=eval_config.responses_per_question,
         )
         predictions = read_complete_predictions(self.eval_dir.predictions_file, batches.rows_per_batch)
+        earlier_judge: Mapping[str, Any] | None = None  # section `judge` of the report to be written again
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
@@ -132,18 +133,20 @@ class _EvalCommand:
         # the last file that is written, so its presence shows that grading was finished.
         elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             report = self.eval_dir.read_report()
-            has_own_rules = request.benchmark not in BENCHMARKS and not request.benchmark.startswith(RUN_DATA_PREFIX)
-            # A user's rules may have changed since, so they grade again. The verdicts of a judge would be lost.
-            if not has_own_rules or "judge" in report:
-                self.console.info("This evaluation is finished. --rescore (Python: rescore=True) grades it again.")
+            if request.benchmark in BENCHMARKS or request.benchmark.startswith(RUN_DATA_PREFIX):
+                self.console.info(f"This evaluation is finished. {RESCORE} grades it again.")
                 return EvalResult(report=report)
+            # A user's rules may have changed since, so they grade again.
+            earlier_judge = report.get("judge")
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
         run = self._grade(identity, predictions)
+        if earlier_judge is not None:
+            run = keep_judge_verdicts(run, old_verdicts, earlier_judge)
         changed = changed_verdicts(old_verdicts, run.verdicts)
         if changed and not request.rescore:
             raise UserError(
                 f"{request.out_dir}: {len(changed)} verdicts of earlier rules differ, that of {changed[0][1].id} "
-                "for one; --rescore replaces them"
+                f"for one; {RESCORE} replaces them"
             )
         # Verdicts that differ were refused above, so an old report may be replaced.
         return EvalResult(report=write_report(run, request.out_dir, rescore=True), changed_verdicts=changed)
@@ -152,7 +155,8 @@ class _EvalCommand:
         """Write the settings of a new evaluation, and return the questions that cannot be asked."""
         self._refuse_rescore()
         questions = self.question_set.questions
-        allowed, remedy, warn = self.request.allow_missing, "--allow-missing", self.console.warn
+        allowed, warn = self.request.allow_missing, self.console.warn
+        remedy = "--allow-missing (Python: allow_missing=True)"
         if not allowed and questions.problems:
             # Loading the model takes a while, so problems that the files alone show are refused first.
             check_missing(questions.problems, questions, allowed=allowed, remedy=remedy, warn=warn)
@@ -163,7 +167,7 @@ class _EvalCommand:
 
     def _refuse_rescore(self) -> None:
         if self.request.rescore:
-            raise UserError(f"{self.request.out_dir} is not finished; leave out --rescore to continue with it")
+            raise UserError(f"{self.request.out_dir} is not finished; leave out {RESCORE} to continue with it")
 
     @cached_property
     def _loaded_model(self) -> LoadedModel:
@@ -219,11 +223,11 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
         question_set = _make_benchmark_question_set(request, eval_config)
     elif model_source.config is None:
         raise UserError(
-            f"--benchmark {request.benchmark}: {request.model} has no {EXPORTED_CONFIG_FILE}, so it has no data of its "
+            f"benchmark {request.benchmark}: {request.model} has no {EXPORTED_CONFIG_FILE}, so it has no data of its "
             "own"
         )
     elif eval_config.judge is not None:
-        raise UserError(f"--benchmark {request.benchmark}: the run's rewards judge its data; leave out judge")
+        raise UserError(f"benchmark {request.benchmark}: the run's rewards judge its data; leave out judge")
     else:
         question_set = run_question_set(
             request.benchmark, model_source.config, eval_config, model_source.base_dir, request.out_dir
@@ -234,7 +238,7 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
 def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) -> QuestionSet:
     benchmark = get_benchmark(request.benchmark)
     if not request.data_files:
-        raise UserError(f"--data: name the files of {benchmark.name}; nothing is downloaded")
+        raise UserError(f"data: name the files of {benchmark.name}; nothing is downloaded")
     folders = benchmark_folders(request.data_files, request.media_root, Path.cwd())
     media_policy = make_media_policy(
         eval_config.media_limits, (*folders, request.out_dir), schemes=("data",), media=eval_config.media
@@ -252,5 +256,5 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
             coordinate_system=request.coordinate_system,
         )
     except UserError as error:
-        raise UserError(f"--data: {error}") from error
+        raise UserError(f"data: {error}") from error
     return benchmark_question_set(benchmark.name, benchmark, questions, media_policy)

@@ -69,12 +69,11 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     split = name.removeprefix(RUN_DATA_PREFIX)
     if split not in _RUN_DATA_SPLITS:
         known = ", ".join(RUN_DATA_PREFIX + known_split for known_split in _RUN_DATA_SPLITS)
-        raise UserError(f"--benchmark {name}: a run has {known}")
+        raise UserError(f"benchmark {name}: a run has {known}")
     if split == "train" and config.data.streaming:
         raise UserError(
-            f"--benchmark {name}: the run streams data.train (`data.streaming`), and a stream may have no end; write "
-            "the questions to measure to a file (docs/evaluation.md has its format), and give it by "
-            "`--benchmark canonical --data FILE`"
+            f"benchmark {name}: the run streams data.train (`data.streaming`), and a stream may have no end; write the "
+            "questions to measure to a file (docs/evaluation.md has its format), for the benchmark `canonical`"
         )
     data = config.data.model_copy(update={"media_limits": eval_config.media_limits})
     config = config.model_copy(update={"media": eval_config.media, "data": data})
@@ -87,7 +86,7 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     if rejected and config.data.on_bad_sample == "stop":
         raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")
     if not samples:
-        raise UserError(f"--benchmark {name}: the run has no data.{split}")
+        raise UserError(f"benchmark {name}: the run has no data.{split}")
     # Rows that the run left out are left out and counted here, too.
     questions = replace(questions_from_samples(samples), num_unscorable=len(rejected))
     scorer = build_scorer(config, base_dir, PixelReader(dataset_context.media_policy, config.data.media_limits))

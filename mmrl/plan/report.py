@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mmrl.plan.memory import fits, memory_parts, peak_phase, phase_gigabytes
@@ -62,7 +61,7 @@ def as_json(plan: Plan, plans: Sequence[Plan], remedy: Mapping[str, Any] | None)
         "phase_gb": phase_gigabytes(plan),
         "fits": all(map(fits, plans)),
         "remedy": remedy,
-        "micro_batch": asdict(plan.micro_batch),
+        "micro_batch": plan.micro_batch._asdict(),
         "micro_batch_flops": {" ".join(key): count for key, count in plan.measurement.flops.items()},
         "micro_batch_peak_bytes": dict(plan.measurement.peak),
         "step_flops": learning_flops(plan),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -29,8 +28,7 @@ _CHARACTERS_PER_TOKEN = 3.0  # of English; the notes of a plan say that this is 
 _CHAT_TOKENS = 64  # chat template and instruction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchSizes:
+class MicroBatchSizes(NamedTuple):
     """Sizes of a micro-batch in which all groups are the same."""
 
     num_groups: int  # groups, each of one prompt
@@ -85,37 +83,29 @@ class _SampleSizes(NamedTuple):
     demonstration_tokens: int  # 0 if the data have none for the stage
 
 
-def find_workload(
+def estimate_workload(
     config: Config, stage: SftStage | RlStage, base_dir: Path, model: ModelShapes, mean_response: int | None
 ) -> Workload:
-    """Return the sizes of a stage's prompts and responses.
-
-    Demonstrations are measured. Other responses have `mean_response` tokens on average, by default as many as the
-    longest.
-    """
+    """Return the sizes of a stage's prompts and responses; `mean_response` is the mean of those not in the data."""
     notes = [model.note] if model.note else []
-    samples: list[_SampleSizes] = []
     try:
         with TemporaryDirectory() as folder:
             samples = list(_measure_samples(config, stage, base_dir, Path(folder), model))
         how = "" if _finds_tokenizer(config) else "; assumed: a token is 3 characters, videos have the most frames"
         notes.append(f"lengths are those of the first {len(samples)} samples of data.train{how}")
     except (UserError, OSError) as error:
+        samples = []
         hint = "; --data DIR is the folder of its files" if DATA in str(error) else ""
         notes.append(f"data.train cannot be used ({str(error).splitlines()[0]}){hint}")
     if not samples:
-        # Configs for videos say how many frames the model sees.
-        has_video = "video" in config.model.model_fields_set
-        grid = _video_grid(config, model) if has_video else _image_grid(config, model, None)
-        tokens = model.image_tokens((grid,))
-        samples = [_SampleSizes(_ASSUMED_TEXT_TOKENS + tokens, (grid,), 0)]
-        medium = "video with all frames of model.video" if has_video else "image of model.max_pixels"
-        notes.append(f"assumed: a prompt of {_ASSUMED_TEXT_TOKENS} tokens of text and one {medium}, {tokens} tokens")
-    lengths = [sample.demonstration_tokens for sample in samples]
-    longest, mean = max(lengths), max(1, round(sum(lengths) / len(lengths)))
-    if not longest:
+        sample, note = _assume_sample(config, model)
+        samples, notes = [sample], [*notes, note]
+    demonstrations = [sample.demonstration_tokens for sample in samples]
+    if any(demonstrations):
+        longest, mean = max(demonstrations), max(1, round(sum(demonstrations) / len(demonstrations)))
+    else:
         # A demonstration that is not written yet is taken to be as long as the longest that the run may generate.
-        samplers = [each for each in config.stages if isinstance(each, RlStage | SampleStage)]
+        samplers = [other for other in config.stages if isinstance(other, RlStage | SampleStage)]
         limit = max(map(_longest_response, samplers), default=config.evaluation.max_new_tokens)
         longest = _longest_response(stage) or limit
         mean = min(mean_response or longest, longest)
@@ -135,17 +125,28 @@ def find_workload(
     )
 
 
+def _assume_sample(config: Config, model: ModelShapes) -> tuple[_SampleSizes, str]:
+    """Return the sizes of a prompt with one full image or video, and a note that describes it."""
+    # Configs for videos say how many frames the model sees.
+    if "video" in config.model.model_fields_set:
+        grid, medium = _video_grid(config, model), "video with all frames of model.video"
+    else:
+        grid, medium = _image_grid(config, model, None), "image of model.max_pixels"
+    tokens = model.image_tokens((grid,))
+    note = f"assumed: a prompt of {_ASSUMED_TEXT_TOKENS} tokens of text and one {medium}, {tokens} tokens"
+    return _SampleSizes(_ASSUMED_TEXT_TOKENS + tokens, (grid,), 0), note
+
+
 def _longest_response(stage: SftStage | RlStage | SampleStage) -> int:
     """Return the longest response of a stage with its rollout steps, without triggers or last results; 0 for none."""
     length = 0 if isinstance(stage, SftStage) else stage.sampling.max_new_tokens
     for step in stage.rollout_steps:
-        match step:
-            case schema.RethinkConfig():
-                length += step.max_new_tokens
-            case schema.ToolsConfig():
-                length = max(length, step.max_total_tokens)
-            case schema.EnvironmentConfig():
-                length = max(length, step.max_tokens)
+        if isinstance(step, schema.RethinkConfig):
+            length += step.max_new_tokens
+        elif isinstance(step, schema.ToolsConfig):
+            length = max(length, step.max_total_tokens)
+        elif isinstance(step, schema.EnvironmentConfig):
+            length = max(length, step.max_tokens)
     return length
 
 

@@ -129,7 +129,8 @@ def test_other_settings_are_refused_and_rescoring_needs_no_model(whole, question
     (tmp_path / "out" / "report.json").write_text("{")
     damaged = here(*asked)
     assert damaged.code == 2
-    assert "report.json: cannot be read (" in damaged.errors and "--rescore writes it again" in damaged.errors
+    assert "report.json: cannot be read (" in damaged.errors
+    assert "--rescore (Python: rescore=True) writes it again" in damaged.errors
     changed = here(*asked, "judge.url=http://127.0.0.1:9/v1", "judge.model=m")
     assert changed.code == 2
     assert "1 verdicts of earlier rules differ, that of q0" in changed.errors
@@ -162,11 +163,11 @@ def test_missing_images_are_named_and_may_count_as_incorrect(whole, questions, t
     [
         (("nowhere", "--benchmark", "canonical"), "nowhere is neither a folder of transformers"),
         (("nowhere", "--benchmark", "mathvist"), "there is no benchmark 'mathvist'"),
-        (("{run}", "--benchmark", "canonical"), "--data: name the files of canonical"),
+        (("{run}", "--benchmark", "canonical"), "data: name the files of canonical"),
         (("{run}", "--benchmark", "run:exam"), "a run has run:validation, run:test, run:train"),
         (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "the same at temperature 0"),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
-        (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
+        (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"data: {Path.cwd()}/no.jsonl: no such file"),
         (("{run}", "--benchmark", "canonical", "--data", __file__, "--split", "easy"), "only a folder of questions"),
         (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is not an mmrl run directory"),
     ],

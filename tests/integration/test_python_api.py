@@ -1,5 +1,6 @@
 """`mmrl.train`, `mmrl.evaluate` and `mmrl.Policy`: whole runs from Python, with functions and samples from memory."""
 
+import json
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from fork_server import run_forked
 from harness import counting, experiment, questions, rl_stage, write
+from json_lines import read_json_lines
 from PIL import Image
 
 import mmrl
@@ -220,9 +222,31 @@ def test_changed_rules_of_a_finished_evaluation_are_refused_until_rescored(finis
 
     assert evaluate(0.25).report["score"] == 0.25
     assert evaluate(0.25).report["score"] == 0.25
-    with pytest.raises(UserError, match="10 verdicts of earlier rules differ, .*; rescore=True replaces them"):
+    with pytest.raises(UserError, match="10 verdicts of earlier rules differ, .*rescore=True. replaces them"):
         evaluate(0.5)
     assert evaluate(0.5, rescore=True).report["score"] == 0.5
+
+
+def test_changed_rules_are_noticed_beside_a_judge_whose_verdicts_stay(finished, folder):
+    result, _ = finished
+    out_dir = folder / "judged"
+
+    def evaluate(score: float) -> mmrl.Evaluation:
+        benchmark = mmrl.Benchmark(name="mine", official_score=lambda item, response, extraction: score)
+        return mmrl.evaluate(result.model_dir, benchmark, questions(folder / "rules"), out_dir=out_dir)
+
+    evaluate(0.25)
+    # As a judge leaves them; it would be asked about no response of this model, as all are truncated.
+    rows = [row | {"judge_correct": True} for row in read_json_lines(out_dir / "verdicts.jsonl")]
+    (out_dir / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = json.loads((out_dir / "report.json").read_text()) | {"judge": {"model": "m", "asked": 10, "failed": 0}}
+    (out_dir / "report.json").write_text(json.dumps(report))
+    again = evaluate(0.25)
+    assert [verdict.judge_correct for verdict in again.verdicts] == [True] * 10
+    judge = again.report["judge"]
+    assert (judge["model"], judge["asked"], judge["correct"], judge["failed"]) == ("m", 10, 10, 0)
+    with pytest.raises(UserError, match="10 verdicts of earlier rules differ"):
+        evaluate(0.5)
 
 
 def test_an_evaluation_that_fails_before_the_first_response_leaves_nothing(finished, folder):
@@ -233,7 +257,7 @@ def test_an_evaluation_that_fails_before_the_first_response_leaves_nothing(finis
     assert not (folder / "evals").exists()
     for place in (result.run_dir, result.model_dir):
         before = sorted(place.iterdir())
-        with pytest.raises(UserError, match="but is not an evaluation; choose another out_dir"):
+        with pytest.raises(UserError, match="but is not an evaluation; choose another folder"):
             mmrl.evaluate(result.model_dir, "counting", questions(folder / "boxes"), out_dir=place)
         assert sorted(place.iterdir()) == before
 

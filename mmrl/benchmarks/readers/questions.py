@@ -231,7 +231,7 @@ def _read_coco(
     coordinate_system: CoordinateSystem | None,
 ) -> Iterator[Question | RejectedRow]:
     if coordinate_system is not None:
-        raise UserError(f"COCO's annotations are in pixels; leave out --coordinates {coordinate_system}")
+        raise UserError(f"COCO's annotations are in pixels; leave out the coordinate system {coordinate_system}")
     for sample in coco.rows(dataset_context, split=split, path=path, media_root=media_root):
         if isinstance(sample, RejectedRow):
             yield sample
@@ -266,9 +266,7 @@ def _select_layout(
                 raise UserError(f"{location}: the column {name!r} is unknown; {hint}")
     takes_coordinate_system = isinstance(layout, VlmEvalKitLayout) and layout.needs_coordinate_system
     if coordinate_system is not None and not takes_coordinate_system:
-        raise UserError(
-            f"{location}: {layout.name} states its own coordinate system; leave out --coordinates {coordinate_system}"
-        )
+        raise UserError(f"{location}: {layout.name} states its own coordinate system; leave out {coordinate_system}")
     return layout
 
 

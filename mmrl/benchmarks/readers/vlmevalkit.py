@@ -113,8 +113,8 @@ class VlmEvalKitLayout:
         if self.needs_coordinate_system and self.coordinate_system is None:
             raise UserError(
                 f"{self.name}: the table does not state the coordinate system of boxes such as "
-                f"{short_repr(written[0])}; name it with --coordinates, or `coordinates` of the benchmark: "
-                f"{', '.join(_NAMEABLE_COORDINATES)}"
+                f"{short_repr(written[0])}; name it with --coordinates (Python: coordinate_system), or with the key "
+                f"`coordinates` of a benchmark in training: {', '.join(_NAMEABLE_COORDINATES)}"
             )
         if self.coordinate_system is None:
             return normalize_answer(written[0], self.box_format)

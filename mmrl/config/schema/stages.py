@@ -102,10 +102,9 @@ class OptimizerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_decay_steps(self) -> OptimizerConfig:
-        if self.decay_steps is not None and self.lr_schedule == "constant":
-            raise ValueError("decay_steps has no effect on a constant rate; set `lr_schedule`, or take it out")
-        if self.final_lr_frac and self.lr_schedule == "constant":
-            raise ValueError("final_lr_frac has no effect on a constant rate; set `lr_schedule`, or take it out")
+        for name in ("decay_steps", "final_lr_frac"):
+            if getattr(self, name) and self.lr_schedule == "constant":
+                raise ValueError(f"{name} has no effect on a constant rate; set `lr_schedule`, or take it out")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps {self.decay_steps} must exceed warmup_steps {self.warmup_steps}")
         return self

@@ -21,7 +21,7 @@ MINE = mmrl.Benchmark(name="mine")
         ({"coordinate_system": "pixels"}, "coordinate_system='pixels': must be CoordinateSystem"),
         ({"overide": []}, "'overide' is not an option; did you mean 'overrides'"),
         ({"temperature": 1}, "'temperature' is not an option; there are checkpoint, split"),
-        ({"data": "gone.jsonl"}, "^data: .*gone.jsonl: no such file"),
+        ({"data": "--out/gone.jsonl"}, "^data: .*--out/gone.jsonl: no such file"),
         ({"benchmark": mmrl.Benchmark(name="")}, "benchmark named ''; its name must be a valid file name"),
         ({"benchmark": mmrl.Benchmark(name=None)}, "benchmark named None; its name must"),  # type: ignore[arg-type]
         ({"benchmark": mmrl.Benchmark(name="b/../8")}, "benchmark named 'b/../8'; its name must"),
@@ -41,5 +41,5 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path, name):
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).touch()
-    with pytest.raises(UserError, match=f"out holds '{name}' but is not an evaluation; choose another out_dir"):
+    with pytest.raises(UserError, match=f"out holds '{name}' but is not an evaluation; choose another folder"):
         mmrl.evaluate(tmp_path / "model", MINE, tmp_path, out_dir=tmp_path / "out")

@@ -64,7 +64,7 @@ def test_continuation_is_kept_and_a_row_that_does_not_say_which_is_refused(tmp_p
     for name in ("num_turns", "used_tool", "rethought", "tool_sizes"):
         del row[name]
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="an earlier version wrote it.*choose another --out"):
+    with pytest.raises(UserError, match="an earlier version wrote it.*choose another folder"):
         read_complete_predictions(path, [1])
     path.write_text(json.dumps({**row, "first_response_chars": None}) + "\n")
     assert read_complete_predictions(path, [1]) == [replace(make_prediction(0), resize_maps=(part,))]

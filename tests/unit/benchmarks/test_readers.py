@@ -279,7 +279,7 @@ MATHVISTA = {name: value for name, value in ROWS["MathVista, choice"]["row"].ite
         ("refcoco", "r.tsv", [REFCOCO | {"answer": "[4, 6, 8, 15]"}], NORM_1, "outside of norm_1, which ends at 1"),
         ("refcoco", "r.tsv", [REFCOCO | {"answer": "[4, 6, 1100, 15]"}], NORM_1000, "outside of norm_1000"),
         ("refcoco", "r.tsv", [REFCOCO | {"answer": "[0.1, 0.2, 0.2, 0.5]"}], PIXELS, "is it in norm_1?"),
-        ("refcoco", "r.jsonl", [REF], NORM_1, "jxu124's .* leave out --coordinates"),
+        ("refcoco", "r.jsonl", [REF], NORM_1, "jxu124's .* leave out norm_1"),
         ("refcoco", "r.jsonl", [REF | {"captions": []}], None, "captions must be"),
         ("screenspot", "s.parquet", [SCREEN], None, "outside of norm_1"),
         ("megabench", "m.parquet", [MEGA | {"metric_info": "rows"}], None, "metric_info must be"),

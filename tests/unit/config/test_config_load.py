@@ -135,6 +135,14 @@ def test_steps_are_capped_in_longer_stages(tmp_path):
         cap_steps(capped, 0)
 
 
+def test_the_limit_of_steps_holds_after_further_overrides(tmp_path):
+    capped = cap_steps(cap_steps(load_config(write(tmp_path, SMALL)), 4), 9)
+    changed = load_config(capped, ["run.seed=2", "stages.rl.steps=30"])
+    assert [stage.steps for stage in changed.config.stages] == [4, 4]
+    assert (changed.config.run.seed, changed.max_steps) == (2, 4)
+    assert changed.origins["stages.1.steps"] == "command line"
+
+
 @pytest.mark.parametrize("text", [SMALL, FULL])
 def test_dumped_yaml_loads_back_equal(tmp_path, text):
     config = load_config(write(tmp_path, text)).config

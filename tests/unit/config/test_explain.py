@@ -94,6 +94,15 @@ def test_each_algorithm_has_its_formula(tmp_path, name):
         ("stages.rl.loss.kl={coef: 0.1, apply_to: reward}", "A_t = A_i - 0.1 · Σ KL of t and later tokens"),
         ("stages.rl.loss.kl={coef: 0.1, log_ratio_clip: 10}", "d = log π_ref(y_t) - log π(y_t), clipped to ±10"),
         ("stages.rl.loss.entropy.coef=0.01", "A_i) - 0.01 · H(π)"),
+        ("stages.rl.loss.kl={coef: 0.1, schedule: linear}", "A_i) + 0.1 (linear to 0 in 20 steps) · KL"),
+        (
+            "stages.rl.loss.kl={coef: 0.1, schedule: cosine, final_frac: 0.5, decay_steps: 9, apply_to: reward}",
+            "A_t = A_i - 0.1 (cosine to 0.05 in 9 steps) · Σ KL",
+        ),
+        (
+            "stages.rl.loss.entropy={coef: 0.01, schedule: cosine, decay_steps: 9}",
+            "A_i) - 0.01 (cosine to 0 in 9 steps) · H(π)",
+        ),
         ("stages.rl.loss.sft_loss={coef: 0.05, on: response}", "A_i) + 0.05 · NLL"),
         (
             "stages.rl.loss.sft_loss={coef: 0.05, on: response}",

@@ -26,7 +26,7 @@ from mmrl.plan.remedy import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
 from mmrl.plan.stage_plan import find_gpu, make_plan
 from mmrl.plan.step_time import HF_LAYER_S, learning_flops, step_seconds, step_tokens
-from mmrl.plan.workload import MicroBatchSizes, Workload, find_workload
+from mmrl.plan.workload import MicroBatchSizes, Workload, estimate_workload
 from mmrl.policy.build import build_encoder, build_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.types import UserError
@@ -292,7 +292,7 @@ def test_a_supervised_stage_needs_what_its_demonstrations_need():
         parameter.grad = torch.zeros_like(parameter)
 
     def run(num_groups):
-        batch = make_batch(plan.model, replace(plan.micro_batch, num_groups=num_groups))
+        batch = make_batch(plan.model, plan.micro_batch._replace(num_groups=num_groups))
         policy.compute_logprobs(batch).logprobs_N.sum().backward()
 
     with FlopCounterMode(display=False, custom_mapping=tool.CPU_ATTENTION) as counter:
@@ -335,7 +335,7 @@ def test_demonstrations_are_as_long_as_those_that_are_learned(tmp_path):
     config = load_config(file, overrides).config
     cold, rl = config.stages
     model = read_shapes(config.model)
-    found = find_workload(config, cold, tmp_path, model, mean_response=None)
+    found = estimate_workload(config, cold, tmp_path, model, mean_response=None)
 
     context = make_dataset_context(config, tmp_path, tmp_path)
     samples = list(read_filtered_source(config.data.train[0], tmp_path, context, "train"))
@@ -349,16 +349,16 @@ def test_demonstrations_are_as_long_as_those_that_are_learned(tmp_path):
     assert (found.longest_response, found.mean_response) == (max(lengths), round(sum(lengths) / 3))
     assert len(set(lengths)) > 1 and not any("assumed" in note for note in found.notes)
     # What the policy generates is not in the data.
-    assert find_workload(config, rl, tmp_path, model, mean_response=7).mean_response == 7
+    assert estimate_workload(config, rl, tmp_path, model, mean_response=7).mean_response == 7
     # Without a tokenizer, a token is three characters.
     named = load_config(file, [*overrides, "model={path: Qwen/Qwen2.5-VL-3B-Instruct}"]).config
-    assert find_workload(named, cold, tmp_path, model, mean_response=None).longest_response == 17
+    assert estimate_workload(named, cold, tmp_path, model, mean_response=None).longest_response == 17
 
 
 def test_unwritten_demonstrations_are_as_long_as_what_the_run_may_generate(tmp_path):
     config = load_config(QUICKSTART, ["stages.rl.sampling.max_new_tokens=77"]).config
     cold = config.stages[0].model_copy(update={"target_field": "expert"})
-    found = find_workload(config, cold, QUICKSTART.parent, read_shapes(config.model), mean_response=None)
+    found = estimate_workload(config, cold, QUICKSTART.parent, read_shapes(config.model), mean_response=None)
     assert found.longest_response == found.mean_response == 77
     assert "assumed: a demonstration has at most 77 tokens" in "\n".join(found.notes)
 
@@ -369,9 +369,9 @@ def test_a_video_is_assumed_where_the_config_describes_videos(tmp_path):
     config = load_config(QUICKSTART, [f"model={json.dumps(model)}", "data.train=[{fn: ./missing.py:rows}]"]).config
     shapes = read_shapes(config.model)
     # Frames of 112 x 112 pixels have 8 x 8 patches, and a token covers four patches of two frames.
-    assert find_workload(config, config.stages[0], tmp_path, shapes, None).grids == ((4, 8, 8),)
+    assert estimate_workload(config, config.stages[0], tmp_path, shapes, None).grids == ((4, 8, 8),)
     limited = config.model_copy(update={"model": config.model.model_copy(update={"max_prompt_tokens": 256 + 32})})
-    assert find_workload(limited, config.stages[0], tmp_path, shapes, None).grids == ((2, 8, 8),)
+    assert estimate_workload(limited, config.stages[0], tmp_path, shapes, None).grids == ((2, 8, 8),)
 
 
 def test_every_stage_that_trains_is_planned(monkeypatch, capsys):
