@@ -94,6 +94,7 @@ _COMMON_WORDS: Final = frozenset(
     {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "on", "from", "image", "picture"}
     | {"i", "it", "s", "see", "shows", "depicts"}
 )
+_NEGATING_WORDS: Final = frozenset({"not", "no", "never", "except", "without"})
 _MARKED: Final = re.compile(r"[({\[]([A-Z])[)}\]]")
 
 _NAME: Final = r"(?:(?:the )?(?:option|choice|answer|letter)s? )?(?:[(\[][A-Z][)\]]|(?:(?:an?|the) )?\{[A-Z]\})"
@@ -114,16 +115,20 @@ _LEAD: Final = (
     r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
-_STATEMENTS: Final = tuple(
+# In the order of the grammar above, without and with a word that makes a name the answer.
+_FIRM_STATEMENTS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?P<firm>{_SUBJECT})(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
-        rf"(?P<name>{_NAME}) (?P<firm>{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
+        rf"{_SUBJECT}(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
+        rf"(?P<name>{_NAME}) (?:{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
         r"(?:answer|option|choice|one)?",
-        rf"(?P<firm>(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE}) (?P<name>{_NAME})",
-        rf"(?:(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*)?"
-        rf"(?P<name>{_NAME})(?: one)?",
+        rf"(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE} (?P<name>{_NAME})",
     )
+)
+_PLAIN_STATEMENT: Final = re.compile(
+    rf"{_LEAD}(?:(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*)?"
+    rf"(?P<name>{_NAME})(?: one)?",
+    re.IGNORECASE,
 )
 _NOT: Final = r"(?:not|n't|never|cannot)"
 _DENIALS: Final = tuple(
@@ -175,18 +180,21 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     More than one letter is returned only if their options have equal texts.
     """
     options = parse_options(question)
+    known_letters = options or ascii_uppercase
     if len({letter for letter, _ in _LISTED_OPTION.findall(answer)}) > 1:
         answer = _LISTED_OPTION.sub("", answer)  # options checked one by one; what counts comes after them
     plain = strip_markup(answer.replace("\n", " ; ")).strip("; ")
     if not options:
         plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
     letter = _LETTER.fullmatch(plain)
-    if letter and letter[1].upper() in (options or ascii_uppercase):
+    if letter and letter[1].upper() in known_letters:
         return (letter[1].upper(),)
     same_text = _options_with_text(answer, options)
-    named = None if same_text else _stated_letter(_mark_names(plain, options), options, question)
-    if named is None or named not in (options or ascii_uppercase):
+    if same_text:
         return same_text
+    named = _stated_letter(_mark_names(plain, options), options, question)
+    if named is None or named not in known_letters:
+        return ()
     return _options_with_text(options[named], options) if options else (named,)
 
 
@@ -241,21 +249,16 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     for option in options.values():
         text = _drop_article(option)
         number, _, things = text.partition(" ")
-        spellings |= {
-            text,
-            _ARTICLE.sub("", strip_markup(option)),
-            f"{_NUMBER_WORDS.get(number, number)} {things}".strip(),
-        }
+        in_words = f"{_NUMBER_WORDS.get(number, number)} {things}".strip()
+        spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words}
     # The longest text first, since it may contain another. A single letter is always read as a letter.
-    texts = [
-        text for text in sorted(spellings, key=len, reverse=True) if len(text) > 1 or (text and not text.isalpha())
-    ]
+    texts = [text for text in spellings if len(text) > 1 or (text and not text.isalpha())]
     if texts:
+        alternatives = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
         # Chinese has no spaces between words.
-        alternatives = "|".join(map(re.escape, texts))
         pattern = re.compile(rf"(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE)
         answer = pattern.sub(lambda match: f"{{{(_options_with_text(match[0], options) or '?')[0]}}}", answer)
-        answer = _ARTICLE_AT_START.sub("", answer)
+    answer = _ARTICLE_AT_START.sub("", answer)
     return _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
 
 
@@ -268,40 +271,62 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
     stated, described, denied = set[str](), set[str](), set[str]()
     others: list[str] = []  # clauses that name options and are neither statement nor denial
     is_firm = False
-    last = ""  # the letter of the statement before
-    describing = (_words(question) | _COMMON_WORDS) - {"not", "no", "never", "except", "without"}
+    last = ""  # the letter that the clause before states or describes
     for clause, is_reason in _split_clauses(marked):
-        denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
+        denial = _match_any(_DENIALS, clause)
+        firm_name = _stated_name(_match_any(_FIRM_STATEMENTS, clause))
+        name = firm_name or _stated_name(_PLAIN_STATEMENT.fullmatch(clause))
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
-            continue
-        statement = next(filter(None, (pattern.fullmatch(clause) for pattern in _STATEMENTS)), None)
-        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
-        if statement and not (statement["thinks"] and "{" in statement["name"]):
-            last = _MARKED.findall(statement["name"])[0]
-            stated.add(last)
-            is_firm = is_firm or bool(statement.groupdict().get("firm"))
+        elif name:
+            last = name
+            stated.add(name)
+            is_firm = is_firm or bool(firm_name)
         elif is_reason:
             continue
         elif _RETRACTION.match(clause):
             return None
         elif _MARKED.search(clause):
             others.append(clause)
-            description = _DESCRIPTION.fullmatch(clause)
-            if description and _words(description[1] + description[3]) <= describing:
-                last = description[2]
+            described_letter = _described_letter(clause, question)
+            if described_letter:
+                last = described_letter
                 described.add(last)
         elif last in options:
-            if not _SENTENCE.match(clause) and not {*_drop_article(clause).split()} <= {
-                *_normalize(options[last]).split()
-            }:
+            if not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
                 return None  # "B. purple", where purple is not in the text of B
             last = ""
     stated = stated or described
-    rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
+    rivals = [clause for clause in others if set(_MARKED.findall(clause)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
         return None
     return stated.pop() if len(stated) == 1 and not stated & denied else None
+
+
+def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str] | None:
+    """Return the match of the first pattern that a whole clause has."""
+    return next(filter(None, (pattern.fullmatch(clause) for pattern in patterns)), None)
+
+
+def _stated_name(statement: re.Match[str] | None) -> str:
+    """Return the letter that a statement names; "" for none."""
+    # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
+    if statement is None or (statement["thinks"] and "{" in statement["name"]):
+        return ""
+    letter: str = _MARKED.findall(statement["name"])[0]
+    return letter
+
+
+def _described_letter(clause: str, question: str) -> str:
+    """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
+    description = _DESCRIPTION.fullmatch(clause)
+    describing = (_words(question) | _COMMON_WORDS) - _NEGATING_WORDS
+    return description[2] if description and _words(description[1] + description[3]) <= describing else ""
+
+
+def _is_part(clause: str, option: str) -> bool:
+    """Return True if all words of a clause are in the text of an option."""
+    return {*_drop_article(clause).split()} <= {*_normalize(option).split()}
 
 
 def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
