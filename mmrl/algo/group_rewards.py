@@ -19,6 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
 from mmrl.config.schema.rollout_steps import GREEDY_PROBE, LOOKED_PROBE
 from mmrl.types import Author, Group, RewardValue, Rollout, Score, Unscorable, UserError
@@ -318,7 +319,6 @@ def _find_correct(group: Group, scores: Sequence[Score], names: Sequence[str], t
     Raises:
         UserError: one of the terms does not apply to the group's sample.
     """
-    is_correct = []
     for score in scores:
         for name in names:
             if name not in score.terms:
@@ -326,8 +326,7 @@ def _find_correct(group: Group, scores: Sequence[Score], names: Sequence[str], t
                     f"a group reward reads the term {name!r}, which does not apply to task "
                     f"{group.prompt.sample.task!r}: see {', '.join(score.terms)}"
                 )
-        is_correct.append(all(score.terms[name].value >= threshold for name in names))
-    return is_correct
+    return [bool(terms_reach(score.values_by_term, names, threshold)) for score in scores]
 
 
 def _normalized_answer(rollout: Rollout) -> str | None:

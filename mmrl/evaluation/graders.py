@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from mmrl.algo.correctness import terms_reach
 from mmrl.answer import ResponseFormat
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.grading import grade_response, missing_verdict, score_responses
@@ -100,8 +101,8 @@ class RewardGrader:
         return Response(answer=answer, **{name: getattr(prediction, name) for name in _RESPONSE_FIELDS})
 
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:
-        values = [term.value for term in score.terms.values() if term is not NOT_FOR_ROLLOUT]
-        correct = bool(values) and min(values) >= 1.0
+        applicable = [name for name, term in score.terms.items() if term is not NOT_FOR_ROLLOUT]
+        correct = bool(terms_reach(score.values_by_term, applicable, threshold=1.0))
         answer_text = response.answer.text or ""
         # Rewards do not say where they read the answer, so the verdict quotes its last occurrence.
         start = max(0, prediction.text.rfind(answer_text)) if answer_text else 0

@@ -125,7 +125,7 @@ def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
     scores: list[Score | None] = [*group.scores, *[None] * len(group.dropped)]
     rows = []
     for rollout, score in zip(group.all_rollouts, scores, strict=True):
-        terms = {} if score is None else {name: term.value for name, term in score.terms.items()}
+        terms = {} if score is None else score.values_by_term
         rows.append(
             {
                 **sample_columns,

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mmrl.algo.correctness import terms_reach
 from mmrl.algo.reward_history import measure_samples
 from mmrl.config.schema import SelectStage
 from mmrl.data.stage_tables import read_table, save_table
@@ -98,11 +99,10 @@ def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iter
         judged = []
         verdicts = []
         for row in sample_rows:
-            # A rollout is correct if all terms of `correct` that it has reach the threshold.
-            values = [row["terms"][name] for name in stage.correct if name in row["terms"]]
-            if values:
+            verdict = terms_reach(row["terms"], stage.correct, stage.threshold)
+            if verdict is not None:
                 judged.append(row)
-                verdicts.append(min(values) >= stage.threshold)
+                verdicts.append(verdict)
         if not judged:
             continue
         metrics = {"pass_rate": fmean(verdicts), "first_correct": [*verdicts, True].index(True) + 1}

@@ -261,6 +261,11 @@ class Score:
     decided_by: Mapping[str, str] = field(default_factory=dict)  # term without a value → fallback that gave one
     by_turn: tuple[float, ...] = ()  # addends of `total`, one for each turn in an environment; empty without turns
 
+    @property
+    def values_by_term(self) -> dict[str, float]:
+        """Value of each reward term, by name, without its reason."""
+        return {name: term.value for name, term in self.terms.items()}
+
 
 class Dropped(NamedTuple):
     """A rollout that was left out of its group because it could not be scored."""

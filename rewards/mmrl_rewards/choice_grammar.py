@@ -35,6 +35,7 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
+from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
 
@@ -50,7 +51,8 @@ _LISTED_OPTION: Final = re.compile(
 )
 _NUMBER_WORDS: Final = {str(number): word for word, number in BELOW_100.items() if number > 1}  # "one" is a pronoun
 _MARKUP: Final = re.compile(
-    r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
+    rf"\\(?:boxed|{LATEX_TEXT})\{{([^{{}}]*)\}}"
+    r"|\*\*([^*]*)\*\*|__([^_]*)__"
     r"|\*([^*]+)\*|`([^`]*)`|(?<!\\)\$([^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|^#+ (.*)"
 )
 _FRACTION: Final = re.compile(r"\\[dt]?frac\{(\w+)\}\{(\w+)\}")
@@ -63,23 +65,24 @@ _STRAIGHT: Final = str.maketrans(
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
 _UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
-_ARTICLE: Final = re.compile(r"^(?:an?|the) ", re.IGNORECASE)
+_ARTICLE: Final = re.compile(rf"^(?:{ARTICLES}) ", re.IGNORECASE)
 
 _LETTER_IN_TEXT: Final = re.compile(
     r"[(\[]([A-Za-z])[)\]]|(?<![\w'{])([A-Za-z])\)|(?<![\w'{])([B-HJ-Z])(?![\w'])"
     # Lower-case letters, and I, where a name has to be.
     r"|^([a-z])(?=[.:] )"
     r"|(?:(?<= is )|(?<= be )|(?<=: )|(?<= or )|(?<= nor ))([a-zI])(?=[ .,;!]*(?:$|[.,;] | (?:and|or|nor) ))"
-    r"|(?<=\b(?:option|choice|answer|letter|choose|select) )([a-zI])(?![\w'])"
+    rf"|(?<=\b(?:{CHOICE_NOUNS}|letter|choose|select) )([a-zI])(?![\w'])"
     # An A before a word is an article, unless the word belongs to a statement.
-    r"|(?<![\w'{])(A)(?![\w'])(?! (?!(?:is|was|are|and|or|nor|but|not|because|since|as|must|can|cannot|could|would"
+    rf"|(?<![\w'{{])(A)(?![\w'])(?! (?!(?:is|was|are|and|or|nor|but|not|{REASONS}|must|can|cannot|could|would"
     r"|should|may|might|does|has|rather|instead|so)\b)[a-z])"
 )
 # "(A) {A}" is one name, [A], and "(A) {B}" a contradiction. "(A). {B} is wrong" is two clauses.
-_BETWEEN: Final = "[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?"
+_AN: Final = f"(?:(?:{ARTICLES}) )?"
+_BETWEEN: Final = f"[ .:,(=\u2013\u2014-]*{_AN}"
 _SAME_NAME: Final = re.compile(
-    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \((?:(?:option|choice|answer) \()?\2\))"
-    r"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
+    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|{_AN}\{{([A-Z])\}} \((?:(?:{CHOICE_NOUNS}) \()?\2\))"
+    rf"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|{REASONS}|so|but|and|or|rather)\b)",
     re.IGNORECASE,
 )
 _OTHER_NAME: Final = re.compile(
@@ -88,42 +91,47 @@ _OTHER_NAME: Final = re.compile(
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
 _DESCRIPTION: Final = re.compile(
-    r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?[{\[]([A-Z])[}\]]((?: [a-z'-]+)*)", re.IGNORECASE
+    rf"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?{_AN}[{{\[]([A-Z])[}}\]]((?: [a-z'-]+)*)", re.IGNORECASE
 )
 _COMMON_WORDS: Final = frozenset(
     {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "on", "from", "image", "picture"}
     | {"i", "it", "s", "see", "shows", "depicts"}
 )
+_NEGATING_WORDS: Final = frozenset({"not", "no", "never", "except", "without"})
 _MARKED: Final = re.compile(r"[({\[]([A-Z])[)}\]]")
 
-_NAME: Final = r"(?:(?:the )?(?:option|choice|answer|letter)s? )?(?:[(\[][A-Z][)\]]|(?:(?:an?|the) )?\{[A-Z]\})"
+_NAME: Final = rf"(?:(?:the )?(?:{CHOICE_NOUNS}|letter)s? )?(?:[(\[][A-Z][)\]]|{_AN}\{{[A-Z]\}})"
 _NAMES: Final = rf"(?:both |either |all of )?{_NAME}(?:(?: ?[/&,] ?| and | or | nor |, (?:and|or|nor) ){_NAME})*"
 _ADJECTIVE: Final = (
     r"(?:only|single|final|correct|right|best|true|proper|valid|appropriate"
     r"|most (?:likely|appropriate|accurate|suitable))"
 )
 _SUBJECT: Final = (
-    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:answer|ans|option|choice|solution|letter|response|one)"
+    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:{CHOICE_NOUNS}|ans|solution|letter|response|one)"
     r"(?: (?:to|for|of) (?:the|this) (?:question|image|picture))?"
 )
 _BE: Final = r"(?:is|was|(?:would|should|must|has to|will|can only) be|(?:seems|looks|appears)(?: like| to be)?)"
 _ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obviously|therefore|thus|simply|surely|then) )"
-_CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|(?:go|going|went) with|say|answer|take|(?:opt|vote) for)"
+_CHOOSE: Final = rf"(?:{CHOICE_VERBS}|chose|picked|selected|(?:going|went) with|say|answer|take|(?:opt|vote) for)"
 _LEAD: Final = (
     rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
     r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
-_STATEMENTS: Final = tuple(
+# In the order of the grammar above, without and with a word that makes a name the answer.
+_FIRM_STATEMENTS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?P<firm>{_SUBJECT})(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
-        rf"(?P<name>{_NAME}) (?P<firm>{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
-        r"(?:answer|option|choice|one)?",
-        rf"(?P<firm>(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE}) (?P<name>{_NAME})",
-        rf"(?:(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*)?"
-        rf"(?P<name>{_NAME})(?: one)?",
+        rf"{_SUBJECT}(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
+        rf"(?P<name>{_NAME}) (?:{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
+        rf"(?:{CHOICE_NOUNS}|one)?",
+        rf"(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE} (?P<name>{_NAME})",
     )
+)
+_PLAIN_STATEMENT: Final = re.compile(
+    rf"{_LEAD}(?:(?:(?:it|that|this)(?:'s| {_BE})|{_BE}|(?:(?:that|which|this) )?leav(?:es|ing)(?: only)?) {_ADVERB}*)?"
+    rf"(?P<name>{_NAME})(?: one)?",
+    re.IGNORECASE,
 )
 _NOT: Final = r"(?:not|n't|never|cannot)"
 _DENIALS: Final = tuple(
@@ -136,7 +144,7 @@ _DENIALS: Final = tuple(
         rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
         rf"(?:neither|no) (?P<names>{_NAMES})[^()[\]{{}}]*",
-        rf"(?P<names>{_NAMES}) [^()[\]{{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
+        rf"(?P<names>{_NAMES}) [^()[\]{{}}]*(?:\b{_NOT}|n't|\b(?:{WRONG}|impossible|invalid|inaccurate"
         r"|eliminated|excluded|rejected|ruled out))\b[^()[\]{}]*",
     )
 )
@@ -144,7 +152,7 @@ _DENIALS: Final = tuple(
 _LISTED_NAMES: Final = re.compile(rf"{_NAME}(?:, {_NAME})+,? (?:and|or|nor) {_NAME}", re.IGNORECASE)
 _CLAUSE_END: Final = re.compile(
     r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ (?!\{)|(?<!is)(?<!er)(?<!on)(?<!ce):(?= )"
-    r"|\b(?P<reason>because|since|as|given|due to|while|whereas)\b|\b(?:but|so|therefore|thus|hence)\b"
+    rf"|\b(?P<reason>{REASONS}|given|due to|while|whereas)\b|\b(?:but|{CONCLUSIONS})\b"
     r"| and (?=not )| (?=(?:rather than|instead of|over|not) [({\[])",
     re.IGNORECASE,
 )
@@ -155,7 +163,7 @@ _DOUBT: Final = re.compile(
 )
 _RETRACTION: Final = re.compile(
     r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
-    r"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|wrong|false|incorrect)\b"
+    rf"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|{WRONG})\b"
     r"|(?:none of (?:these|them|the (?:above|options|choices|answers))|no (?:option|choice|answer))\b"
     rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b"
     r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b",
@@ -175,18 +183,21 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     More than one letter is returned only if their options have equal texts.
     """
     options = parse_options(question)
+    known_letters = options or ascii_uppercase
     if len({letter for letter, _ in _LISTED_OPTION.findall(answer)}) > 1:
         answer = _LISTED_OPTION.sub("", answer)  # options checked one by one; what counts comes after them
     plain = strip_markup(answer.replace("\n", " ; ")).strip("; ")
     if not options:
         plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
     letter = _LETTER.fullmatch(plain)
-    if letter and letter[1].upper() in (options or ascii_uppercase):
+    if letter and letter[1].upper() in known_letters:
         return (letter[1].upper(),)
     same_text = _options_with_text(answer, options)
-    named = None if same_text else _stated_letter(_mark_names(plain, options), options, question)
-    if named is None or named not in (options or ascii_uppercase):
+    if same_text:
         return same_text
+    named = _stated_letter(_mark_names(plain, options), options, question)
+    if named is None or named not in known_letters:
+        return ()
     return _options_with_text(options[named], options) if options else (named,)
 
 
@@ -241,21 +252,16 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     for option in options.values():
         text = _drop_article(option)
         number, _, things = text.partition(" ")
-        spellings |= {
-            text,
-            _ARTICLE.sub("", strip_markup(option)),
-            f"{_NUMBER_WORDS.get(number, number)} {things}".strip(),
-        }
+        in_words = f"{_NUMBER_WORDS.get(number, number)} {things}".strip()
+        spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words}
     # The longest text first, since it may contain another. A single letter is always read as a letter.
-    texts = [
-        text for text in sorted(spellings, key=len, reverse=True) if len(text) > 1 or (text and not text.isalpha())
-    ]
+    texts = [text for text in spellings if len(text) > 1 or (text and not text.isalpha())]
     if texts:
+        alternatives = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
         # Chinese has no spaces between words.
-        alternatives = "|".join(map(re.escape, texts))
         pattern = re.compile(rf"(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE)
         answer = pattern.sub(lambda match: f"{{{(_options_with_text(match[0], options) or '?')[0]}}}", answer)
-        answer = _ARTICLE_AT_START.sub("", answer)
+    answer = _ARTICLE_AT_START.sub("", answer)
     return _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
 
 
@@ -268,40 +274,62 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
     stated, described, denied = set[str](), set[str](), set[str]()
     others: list[str] = []  # clauses that name options and are neither statement nor denial
     is_firm = False
-    last = ""  # the letter of the statement before
-    describing = (_words(question) | _COMMON_WORDS) - {"not", "no", "never", "except", "without"}
+    last = ""  # the letter that the clause before states or describes
     for clause, is_reason in _split_clauses(marked):
-        denial = next(filter(None, (pattern.fullmatch(clause) for pattern in _DENIALS)), None)
+        denial = _match_any(_DENIALS, clause)
+        firm_name = _stated_name(_match_any(_FIRM_STATEMENTS, clause))
+        name = firm_name or _stated_name(_PLAIN_STATEMENT.fullmatch(clause))
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
-            continue
-        statement = next(filter(None, (pattern.fullmatch(clause) for pattern in _STATEMENTS)), None)
-        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
-        if statement and not (statement["thinks"] and "{" in statement["name"]):
-            last = _MARKED.findall(statement["name"])[0]
-            stated.add(last)
-            is_firm = is_firm or bool(statement.groupdict().get("firm"))
+        elif name:
+            last = name
+            stated.add(name)
+            is_firm = is_firm or bool(firm_name)
         elif is_reason:
             continue
         elif _RETRACTION.match(clause):
             return None
         elif _MARKED.search(clause):
             others.append(clause)
-            description = _DESCRIPTION.fullmatch(clause)
-            if description and _words(description[1] + description[3]) <= describing:
-                last = description[2]
+            described_letter = _described_letter(clause, question)
+            if described_letter:
+                last = described_letter
                 described.add(last)
         elif last in options:
-            if not _SENTENCE.match(clause) and not {*_drop_article(clause).split()} <= {
-                *_normalize(options[last]).split()
-            }:
+            if not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
                 return None  # "B. purple", where purple is not in the text of B
             last = ""
     stated = stated or described
-    rivals = [text for text in others if set(_MARKED.findall(text)) - stated]
+    rivals = [clause for clause in others if set(_MARKED.findall(clause)) - stated]
     if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
         return None
     return stated.pop() if len(stated) == 1 and not stated & denied else None
+
+
+def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str] | None:
+    """Return the match of the first pattern that a whole clause has."""
+    return next(filter(None, (pattern.fullmatch(clause) for pattern in patterns)), None)
+
+
+def _stated_name(statement: re.Match[str] | None) -> str:
+    """Return the letter that a statement names; "" for none."""
+    # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
+    if statement is None or (statement["thinks"] and "{" in statement["name"]):
+        return ""
+    letter: str = _MARKED.findall(statement["name"])[0]
+    return letter
+
+
+def _described_letter(clause: str, question: str) -> str:
+    """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
+    description = _DESCRIPTION.fullmatch(clause)
+    describing = (_words(question) | _COMMON_WORDS) - _NEGATING_WORDS
+    return description[2] if description and _words(description[1] + description[3]) <= describing else ""
+
+
+def _is_part(clause: str, option: str) -> bool:
+    """Return True if all words of a clause are in the text of an option."""
+    return {*_drop_article(clause).split()} <= {*_normalize(option).split()}
 
 
 def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:

@@ -166,28 +166,44 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     plain = GROUPED_DIGITS.sub(join_digits, _LEAD.sub("", to_english(strip_markup(write_exponents(text))), count=1))
     plain = _write_number(_POWER_OF_TEN.sub(r"e\1", plain))
     plain = _EXTENT.sub("", plain.rstrip("."))
-    twice = _TWICE.fullmatch(plain)
-    if twice:
-        (first, unit), (_, other) = quantities = [_parse_quantity(part) for part in twice.groups()]
-        base = [number * size.factor + size.offset for number, size in quantities if size]
-        # 5 kg (11 lb) is one quantity, though rounded.
-        if unit and other and unit.dimension == other.dimension and isclose(*base, rel_tol=0.01):
-            return first, unit
-    total = _add_up(plain)
-    if total is not None:
-        return total
-    match = _QUANTITY.fullmatch(plain)
-    size, _, currency = (match[3] or "").partition(" ") if match else ("", "", "")
-    is_money = bool(_SIZE.fullmatch(size)) and (currency in _CURRENCIES or bool(match and match[1] and not currency))
-    if not match or (match[1] and match[3] and not is_money):
+    quantity = _read_twice(plain) or _add_up(plain) or _read_once(plain)
+    if quantity is None:
         raise ValueError(f"no number with a unit: {text[:40]!r}")
-    number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
-    unit_name = f"{_SIZES[size[0].lower()]} {currency}" if is_money and size else match[3] or ""
-    name = f"{unit_name} {match[1]}".strip(" .")
-    if not name:
-        return number, None
-    unit = find_unit(name)
-    if unit is None:
+    return quantity
+
+
+def _read_twice(text: str) -> tuple[float, Unit] | None:
+    """Return the first quantity in 3 cm (30 mm) and 3 cm = 30 mm; None for other texts, and if the two differ."""
+    twice = _TWICE.fullmatch(text)
+    if twice is None:
+        return None
+    (first, unit), (second, other) = map(_parse_quantity, twice.groups())
+    if unit is None or other is None or unit.dimension != other.dimension:
+        return None
+    # 5 kg (11 lb) is one quantity, though rounded.
+    is_same = isclose(first * unit.factor + unit.offset, second * other.factor + other.offset, rel_tol=0.01)
+    return (first, unit) if is_same else None
+
+
+def _read_once(text: str) -> tuple[float, Unit | None] | None:
+    """Return the number and the unit of 3 cm, $5 and $1.5 million; None for other texts.
+
+    Raises:
+        ValueError: the number is not one, or the unit is unknown.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    sign, digits, name = match[1], match[2], match[3] or ""
+    size, _, currency = name.partition(" ")
+    if _SIZE.fullmatch(size) and (currency in _CURRENCIES or (sign and not currency)):
+        name = f"{_SIZES[size[0].lower()]} {currency}"
+    elif sign and name:
+        return None
+    number = float(parse_answer_value(AnswerType.NUMBER, digits))
+    name = f"{name} {sign}".strip(" .")
+    unit = find_unit(name) if name else None
+    if name and unit is None:
         raise ValueError(f"in an unknown unit: {name[:40]!r}")
     return number, unit
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
+from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.steps.base import RolloutContext, with_metrics
@@ -68,8 +69,8 @@ class ForcedRethink:
             [attempt.rollout for attempt in attempts], sampling_params, step=step, repeat=self.repeat
         )
         continued = []
-        for attempt, rollout, is_correct in zip(attempts, extended, self._are_correct(extended), strict=True):
-            judged = replace(rollout, is_correct=is_correct, first_is_correct=attempt.was_correct)
+        for attempt, rollout, verdict in zip(attempts, extended, self._are_correct(extended), strict=True):
+            judged = replace(rollout, is_correct=verdict, first_is_correct=attempt.was_correct)
             continued.append(replace(attempt, rollout=judged))
 
         groups = list(map(list, batch.groups))
@@ -88,14 +89,14 @@ class ForcedRethink:
         """Return for each rollout whether all terms of `options.correct` that apply reach `options.threshold`."""
         verdicts = []
         for rollout, score in zip(rollouts, self.context.scorer.score_eval(rollouts), strict=True):
-            values = [score.terms[name].value for name in self.options.correct if name in score.terms]
-            if not values:
+            verdict = terms_reach(score.values_by_term, self.options.correct, self.options.threshold)
+            if verdict is None:
                 sample = rollout.prompt.sample
                 raise UserError(
                     f"no term of `correct: [{', '.join(self.options.correct)}]` says whether sample {sample.id!r} of "
                     f"task {sample.task!r} is right; there is {', '.join(score.terms)}"
                 )
-            verdicts.append(min(values) >= self.options.threshold)
+            verdicts.append(verdict)
         return verdicts
 
     def _draw_attempts(
