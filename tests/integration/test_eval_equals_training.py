@@ -58,10 +58,7 @@ def check_evaluation(folder: Path, config: dict[str, Any], task: str, here: Any)
 
 
 def test_forced_rethinking_at_a_temperature(tmp_path, here):
-    stages = [
-        sft_stage(steps=6, optimizer={"lr": 1.5e-2}),
-        rl_stage(steps=2, validation={"every": 1}),
-    ]
+    stages = [sft_stage(steps=6, optimizer={"lr": 1.5e-2}), rl_stage(steps=2, validation={"every": 1})]
     config = experiment(
         tmp_path / "run",
         rewards={"terms": TERMS},

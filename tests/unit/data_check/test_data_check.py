@@ -208,10 +208,7 @@ def test_the_histogram_has_bars_where_values_are_and_the_limit_in_red():
 def test_severity_follows_what_the_run_would_do():
     strict = DataConfig(train=({"fn": "a:b"},))
     lenient = strict.model_copy(update={"on_bad_sample": "skip", "on_too_long": "skip"})
-    for code in (
-        *(FindingCode.ROW, FindingCode.MEDIA, FindingCode.UNSCORABLE, FindingCode.TEXT),
-        FindingCode.TOO_LONG,
-    ):
+    for code in (*(FindingCode.ROW, FindingCode.MEDIA, FindingCode.UNSCORABLE, FindingCode.TEXT), FindingCode.TOO_LONG):
         assert (severity_of(code, strict), severity_of(code, lenient)) == (Severity.ERROR, Severity.WARNING)
     assert severity_of(FindingCode.LEAK, lenient) is Severity.ERROR
     assert severity_of(FindingCode.DUPLICATE, strict) is Severity.WARNING

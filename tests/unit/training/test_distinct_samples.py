@@ -165,17 +165,9 @@ def test_no_step_draws_a_sample_twice_and_a_resumed_run_draws_the_same(tmp_path,
 @pytest.mark.parametrize(
     ("data_order", "options", "message"),
     [
-        (
-            "weights",
-            {"prompts_per_step": 13},
-            "takes up to 7 of a step's 13 samples from source 'm:a', which has 6",
-        ),
+        ("weights", {"prompts_per_step": 13}, "takes up to 7 of a step's 13 samples from source 'm:a', which has 6"),
         ("weights", {"prompts_per_step": 12}, None),
-        (
-            "mixture",
-            {"prompts_per_step": 13},
-            "takes up to 7 of a step's 13 samples from source 'm:a', which has 6",
-        ),
+        ("mixture", {"prompts_per_step": 13}, "takes up to 7 of a step's 13 samples from source 'm:a', which has 6"),
         (
             "mixture",
             {"prompts_per_step": 15, "steps": 1},
