@@ -81,11 +81,9 @@ class TinyModel:
 
     def fresh(self, *, store_bytes: int = 0, root: Path = Path("/"), **options: Any) -> PromptProcessor:
         """A processor with the same settings, empty caches and these options of `PromptEncoder`."""
-        known = self.processor.encoder
+        base = self.processor.encoder
         cache = make_media_cache(root, max_bytes=store_bytes)
-        return make_prompt_processor(
-            known.family, known.hf_processor, known.response_format, media_cache=cache, **options
-        )
+        return make_prompt_processor(base.family, base.hf_processor, base.response_format, media_cache=cache, **options)
 
     def save(self, folder: Path) -> None:
         """Write the model and its processor into a folder that `model.path` may name."""
@@ -165,3 +163,9 @@ def make_tiny(scene_samples, clip) -> Callable[[str], TinyModel]:
         return TinyModel(policy=policy, processor=processor, samples=_mixed(scene_samples, clip), params=params)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def tiny(make_tiny) -> TinyModel:
+    """The tiny policy that the tests of a file share."""
+    return make_tiny()

@@ -22,14 +22,7 @@ from waiting import PATIENCE_S, wait_for
 
 TINY = {
     "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
-    "language": {
-        "num_layers": 1,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "intermediate_size": 32,
-        "vocab_size": 320,
-    },
+    "language": dict(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, intermediate_size=32, vocab_size=320),
 }
 """A real Qwen-VL class of some 30,000 parameters."""
 

@@ -72,10 +72,7 @@ def own_reward(folder: Path, name: str, case_response: str | None = None) -> Con
 
 MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
     "lost image": (lost_image, ["1 of 4 samples", "lost.png", "data.on_bad_sample=skip"]),
-    "damaged image": (
-        damaged_image,
-        ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"],
-    ),
+    "bad image": (damaged_image, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"]),
     "no label": (
         lambda folder: {**train_on(jsonl(folder, rows(4))), "stages": [sft_stage()]},
         ["count/train/r0", "no label", "target_field: target"],
@@ -92,10 +89,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
         lambda _: {"stages": [rl_stage(advantage={"difficulty_weight": {"term": "cuont"}})]},
         ["stage 'rl': advantage.difficulty_weight.term: there is no reward term 'cuont'; there are count, format"],
     ),
-    "unknown reward": (
-        lambda _: term("mmrl_rewards.number:exakt"),
-        ["mmrl_rewards.number:exakt", "did you mean 'exact'"],
-    ),
+    "reward name": (lambda _: term("mmrl_rewards.number:exakt"), ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
     "unknown reward module": (lambda _: term("mmrl_rewards.numbers:exact"), ["no module 'mmrl_rewards.numbers'"]),
     "reward that raises": (
         lambda folder: own_reward(folder, "raises"),

@@ -32,11 +32,8 @@ def replay_config(run_dir: Path, kind: str) -> Path:
     """Four steps with rollouts of older weights, a replay buffer and two mini-batches."""
     rl = rl_stage(steps=4, loss=LOSS, replay={"capacity": 32}, num_mini_batches=2, **KINDS[kind])
     config = experiment(run_dir, stages=[rl], checkpoints={"every": 2, "keep_last": 9})
-    config["model"]["from_scratch"] = {
-        **TINY,
-        "family": "qwen3_vl_moe",
-        "language": {**TINY["language"], "num_layers": 2},
-    }
+    language = {**TINY["language"], "num_layers": 2}
+    config["model"]["from_scratch"] = {**TINY, "family": "qwen3_vl_moe", "language": language}
     # It gives the responses of a new model different rewards, so no cold start is needed.
     (run_dir.parent / "mine.py").write_text(PARITY)
     config["rewards"] = {"custom_rewards": "main_process", "terms": [{"fn": "./mine.py:parity"}]}

@@ -207,22 +207,14 @@ def test_invalid_engine_or_step_is_refused_before_training(tmp_path, here, secti
 @pytest.mark.parametrize(
     ("sections", "code", "message"),
     [
-        (
-            OWN_STEP,
-            "def make(context):\n    return lambda batch: batch\n",
-            "it is called as __call__(batch, step=...), but",
-        ),
+        (OWN_STEP, "def make(context): return lambda batch: batch\n", "it is called as __call__(batch, step=...), but"),
         (
             OWN_ENGINE,
             ENGINE.replace("load_weights(self, weights)", "load_weights(self)"),
             "it is called as load_weights(weights), but",
         ),
         (OWN_ENGINE, "def make(context):\n    return 3\n", "returned 3, which has no method 'generate'"),
-        (
-            OWN_ENGINE,
-            ENGINE.replace("Engine(RolloutEngine)", "Engine"),
-            "which has no attribute 'max_model_len'; set it",
-        ),
+        (OWN_ENGINE, ENGINE.replace("(RolloutEngine)", ""), "which has no attribute 'max_model_len'; set it"),
     ],
 )
 def test_function_that_makes_no_engine_or_step_is_refused_before_the_first_step(

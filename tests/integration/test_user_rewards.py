@@ -20,11 +20,7 @@ pytestmark = pytest.mark.slow
 REWARDS = Path(__file__).parent / "user_rewards"
 SERVICE = f"{Path(__file__).parents[2]}/examples/service_reward.py:served"
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
-ASK = {
-    "objects": "Which objects do you see?",
-    "caption": "Describe the picture.",
-    "colour": "Which colour is most of it?",
-}
+ASK = {"objects": "Which objects do you see?", "caption": "Describe the picture.", "colour": "Which colour is it?"}
 ANSWERS = {"objects": '["cat", "cup"]', "caption": "a plain picture", "colour": None}
 
 

@@ -121,12 +121,7 @@ def shuffled(*blind):
     ("reward", "options", "given", "expected"),
     [
         # The numbers of the published codes.
-        (
-            dast,
-            {},
-            group([100, 200, 300, 400], [1, 1, 0, 0]),
-            [0.5 + 0.5 * 175 / 275, 0.5 + 0.5 * 75 / 275, -0.1, -0.1],
-        ),
+        (dast, {}, group([100, 200, 300, 400], [1, 1, 0, 0]), [0.5 + 0.5 * 7 / 11, 0.5 + 0.5 * 3 / 11, -0.1, -0.1]),
         (kimi_length, {}, group(LENGTHS, [1, 1, 1]), [0.5, 0.0, -0.5]),
         (kimi_length, {}, group(LENGTHS, [0, 0, 0]), [0.0, 0.0, -0.5]),
         # Half of it is the reward of VL-Cogito's code: 0 and -0.5 at one and two mean lengths of the correct ones.

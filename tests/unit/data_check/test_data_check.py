@@ -167,11 +167,8 @@ def test_held_out_questions_and_media_that_training_shows_are_found():
         (FindingCode.SHARED_MEDIA, "medium", "t1"),
         (FindingCode.SHARED_MEDIA, "similar", "t0"),
     ]
-    assert (
-        list(find_training_overlap([], train, fingerprints))
-        == list(find_training_overlap(held_out, [], fingerprints))
-        == []
-    )
+    assert not list(find_training_overlap([], train, fingerprints))
+    assert not list(find_training_overlap(held_out, [], fingerprints))
     (finding,) = find_similar_images([*train, sample("copy", sha="0b")], fingerprints)
     assert (finding.code, finding.sample_id, finding.other_id) == (FindingCode.NEAR_DUPLICATE, "copy", "t0")
 

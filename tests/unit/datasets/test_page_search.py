@@ -183,9 +183,8 @@ def test_damaged_corpus_is_named(tmp_path, content, message):
         make(corpus=str(table))
 
 
-def test_step_shows_pages_and_parts_of_their_files(make_tiny):
+def test_step_shows_pages_and_parts_of_their_files(tiny):
     """The part is cut from the file; one that is not there is told to the model; a page outside the roots fails."""
-    tiny = make_tiny()
     root = Path(tiny.samples[0].images[0].path).parent
     batch = responses(
         tiny, "<search>invoice total</search>", "<bbox>[400, 400, 500, 500]</bbox>", "<answer>52</answer>"

@@ -37,11 +37,6 @@ def half(response, sample) -> float:
     return 0.5
 
 
-@pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
 @pytest.fixture
 def grade(tiny, tmp_path):
     """Grades a rollout by terms, from a file."""

@@ -16,11 +16,6 @@ SIMPLE = {"fn": "./policy_loss.py:simple_policy_loss", "args": {"epsilon": 0.1}}
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def experiences(tiny):
     """Three groups of three, off the policy, the second response of each without advantage."""
     return [shift_logprobs(each, -0.2 * (each.rollout.index - 1)) for each in make_experiences(tiny, (1.0, 0.0, -1.0))]

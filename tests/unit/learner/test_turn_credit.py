@@ -16,11 +16,6 @@ from mmrl.types import Author, Group, Rollout, Score, Segment, TrainingState, Tu
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def episodes(tiny):
     """Responses of two turns, with an observation between; the second turn was written in two parts."""
     made = []

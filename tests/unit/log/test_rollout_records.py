@@ -200,10 +200,7 @@ def test_replayed_copies_of_a_sample_are_groups_of_their_own(tmp_path):
 
 
 def test_held_out_samples_are_groups_without_advantages(tmp_path):
-    groups = [
-        replace(make_pair(name), rollouts=make_pair(name).rollouts[:1], scores=(make_score(exact=1.0),))
-        for name in "ab"
-    ]
+    groups = [replace(one, rollouts=one.rollouts[:1], scores=(make_score(exact=1.0),)) for one in map(make_pair, "ab")]
     path = tmp_path / "rollouts" / "test-before.jsonl"
     write_records(path, list_scored_records(groups), {"stage": None, "step": 0, "version": 0}, TEXTS)
     lines = read_json_lines(path)

@@ -71,8 +71,7 @@ def fingerprints(weights):
     return {vllm_name(name): fingerprint(tensor) for name, tensor in weights}
 
 
-def test_vllm_request_has_every_sampling_parameter(make_tiny):
-    tiny = make_tiny()
+def test_vllm_request_has_every_sampling_parameter(tiny):
     params = SamplingParams(
         temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9
     )
@@ -108,8 +107,8 @@ def test_aborted_or_empty_vllm_completion_is_refused(ids, vllm_reason):
         parse_completion(ids, [-1.0] * len(ids), vllm_reason, None)
 
 
-def test_seeds_derive_from_sampler_step_sample_and_index(make_tiny):
-    tiny, engine = make_tiny(), FakeEngine()
+def test_seeds_derive_from_sampler_step_sample_and_index(tiny):
+    engine = FakeEngine()
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
 
     def seeds(sampler, step):
@@ -126,8 +125,8 @@ def test_seeds_derive_from_sampler_step_sample_and_index(make_tiny):
     assert len({seed for row in drawn for seed in row}) == 3 * (4 + 4 + 3)
 
 
-def test_transformers_engine_counts_responses_as_they_end(make_tiny):
-    tiny, counted = make_tiny(), []
+def test_transformers_engine_counts_responses_as_they_end(tiny):
+    counted = []
 
     class Recorder(Activity):
         def advance(self, name, parts=1):
@@ -142,8 +141,7 @@ def test_transformers_engine_counts_responses_as_they_end(make_tiny):
     assert counted == sorted(counted)
 
 
-def test_sequence_beyond_the_engines_limit_is_refused_with_its_sample(make_tiny):
-    tiny = make_tiny()
+def test_sequence_beyond_the_engines_limit_is_refused_with_its_sample(tiny):
     prompt, params = tiny.processor.build(tiny.samples[2]), replace(tiny.params, max_new_tokens=10)
     length = len(prompt.token_ids)
     sampler = fake_sampler(tiny, FakeEngine(max_model_len=length + 9))
@@ -166,8 +164,8 @@ SHIFTED = [GeneratedTokens((5, 5), (-1.0,) * count, FinishReason.LENGTH) for cou
         ([SHIFTED], "returned 2 tokens with 3 log-probabilities; return one for each"),
     ],
 )
-def test_engine_that_returns_too_few_tokens_or_log_probs_is_refused(make_tiny, generated, message):
-    tiny, engine = make_tiny(), FakeEngine()
+def test_engine_that_returns_too_few_tokens_or_log_probs_is_refused(tiny, generated, message):
+    engine = FakeEngine()
     engine.generate = lambda requests, params, *, record_routes: generated
     with pytest.raises(UserError, match=message):
         fake_sampler(tiny, engine).generate([tiny.processor.build(tiny.samples[0])], 2, tiny.params, step=0)
@@ -429,8 +427,8 @@ def test_engine_is_refused_if_it_cannot_do_what_the_config_asks(
     assert engine.calls == ["close"]
 
 
-def test_samplers_share_one_engine_which_gets_each_version_once(make_tiny, start_with):
-    tiny, engine = make_tiny(), FakeEngine()
+def test_samplers_share_one_engine_which_gets_each_version_once(tiny, start_with):
+    engine = FakeEngine()
     factory = start_with(engine, tiny)
     training, validation = factory.make_sampler("a"), factory.make_sampler("b")
     training.sync(0)

@@ -86,11 +86,6 @@ def test_samples_without_another_wording_or_equality_are_refused(given, said):
         run(OtherAnswers({}), given)
 
 
-@pytest.fixture
-def tiny(make_tiny):
-    return make_tiny()
-
-
 STEP = CustomStepConfig(fn="mmrl.rollout.steps.rewording:MajorityTargets")
 
 

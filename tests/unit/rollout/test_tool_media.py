@@ -27,11 +27,6 @@ VIDEO_SAMPLE = 3
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def make_step(tiny):
     with closing(ToolRunner(Path())) as opened:
         yield lambda **options: tool_step(tiny, opened, MEDIA_TOOLS, **{"max_media": 4, **options})

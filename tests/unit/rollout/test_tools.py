@@ -86,11 +86,6 @@ OTHER_COUNTS = ("refused", "invalid", "errors", "timeouts", "limits", "media_sho
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools")
     (folder / "mine.py").write_text(TOOLS)
