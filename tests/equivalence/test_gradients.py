@@ -104,9 +104,7 @@ def slow_surrogate(tiny, experience):
     }
     media = {}
     for kind, (name, patches, modality) in kinds.items():
-        if grids := [
-            grid for ref, grid in zip(prompt.sample.media, prompt.grids, strict=True) if isinstance(ref, kind)
-        ]:
+        if grids := [one for ref, one in zip(prompt.sample.media, prompt.grids, strict=True) if isinstance(ref, kind)]:
             media |= {name: patches, f"{modality}_grid_thw": torch.tensor(grids)}
     logits = tiny.policy.model(
         input_ids=ids,

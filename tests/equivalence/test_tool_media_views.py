@@ -16,11 +16,6 @@ from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, Segment, 
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
-def environment_text(tiny, text):
-    ids = tuple(tiny.processor.tokenizer(text).input_ids)
-    return Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
-
-
 def zoomed(tiny, number, crop):
     return replace(tiny.samples[number].images[0], crop=crop)
 
@@ -40,11 +35,13 @@ def refs(tiny, clip):
 def extended(tiny, sample, shown):
     """Rollouts of a sample, each shown one of these lists of media after three tokens, and then continued."""
     begun = [each.rollout for each in tiny.experiences([sample], len(shown), max_new_tokens=3)]
+    ids = tuple(tiny.processor.tokenizer("and").input_ids)
+    text = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
     rollouts = []
     for rollout, media in zip(begun, shown, strict=True):
         views = []
         for ref in media:
-            views += [tiny.processor.build_tool_segment(ref), environment_text(tiny, "and")]
+            views += [tiny.processor.build_tool_segment(ref), text]
         rollouts.append(replace(rollout, segments=(*rollout.segments, *views)))
     return tiny.sampler().extend(rollouts, replace(tiny.params, temperature=0.7), step=0)
 

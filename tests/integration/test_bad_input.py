@@ -77,10 +77,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
         lambda folder: {**train_on(jsonl(folder, rows(4))), "stages": [sft_stage()]},
         ["count/train/r0", "no label", "target_field: target"],
     ),
-    "unknown key": (
-        lambda _: {"stages": [rl_stage(grup_size=4)]},
-        ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"],
-    ),
     "tracked reward that does not exist": (
         lambda _: {"stages": [rl_stage(track_rewards=["cuont"])]},
         ["stage 'rl': track_rewards: there is no reward term 'cuont'; there are count, format"],
@@ -149,12 +145,6 @@ OPTIONS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
         lambda _: train_on({**counting("train", 4), "fn": "mmrl_datasets.generators.scenes:countin"}),
         ("data", "fn"),
         "data.train.0.fn: 'mmrl_datasets.generators.scenes:countin'",
-    ),
-    "a response beyond the context": (
-        lambda _: {"stages": [rl_stage(sampling={"max_new_tokens": 5000})]},
-        ("stages", "sampling", "max_new_tokens"),
-        "stages.0.sampling.max_new_tokens: 5000 tokens of a response and its prompt do not fit the model's context of "
-        "4096",
     ),
 }
 

@@ -106,9 +106,7 @@ MISTAKES = {
         ["model.path", "is a 'bert' model; mmrl trains qwen2_vl, qwen2_5_vl"],
         {"model/config.json": '{"model_type": "bert"}'},
     ),
-    "run as model": Mistake(
-        MODEL, ["model.path", "it is an mmrl run", "its folder `model`"], {"model/config.yaml": ""}
-    ),
+    "a run": Mistake(MODEL, ["model.path", "it is an mmrl run", "its folder `model`"], {"model/config.yaml": ""}),
     "no weights": Mistake(MODEL, ["model.path", "holds no weights"], QWEN),
     "lost shard": Mistake(
         MODEL,
@@ -277,8 +275,11 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_p
 
 def test_a_response_beyond_the_context_is_refused_before_a_sample_is_read(tmp_path, here):
     stage = rl_stage(sampling={"max_new_tokens": 5000})
-    done = here("train", write_mistake(tmp_path, Mistake({"stages": [stage]}, [])))
-    assert done.code == 2 and "do not fit the model's context of 4096" in done.errors, done
+    path = write_mistake(tmp_path, Mistake({"stages": [stage]}, []))
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if '"max_new_tokens": 5' in text)
+    done = here("train", path)
+    assert done.code == 2 and f"error: {path}:{line}: stages.0.sampling.max_new_tokens: 5000 tokens" in done.errors
+    assert "do not fit the model's context of 4096" in done.errors
     assert not (tmp_path / "read").exists()
 
 

@@ -164,9 +164,7 @@ def test_stages_that_freeze_different_parts_resume_exactly(tmp_path, here, refer
 
 
 @pytest.mark.parametrize(("name", "damage"), [("model.safetensors", "cut"), ("hashes.json", "lost")])
-def test_run_with_a_damaged_checkpoint_warns_and_resumes_from_the_one_before(
-    stopped, stopped_copy, whole, here, name, damage
-):
+def test_a_damaged_checkpoint_is_warned_of_and_the_one_before_resumed(stopped, stopped_copy, whole, here, name, damage):
     file = stopped_copy / "checkpoints" / "01-000005" / name
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-10])

@@ -217,9 +217,7 @@ def test_invalid_engine_or_step_is_refused_before_training(tmp_path, here, secti
         (OWN_ENGINE, ENGINE.replace("(RolloutEngine)", ""), "which has no attribute 'max_model_len'; set it"),
     ],
 )
-def test_function_that_makes_no_engine_or_step_is_refused_before_the_first_step(
-    tmp_path, here, sections, code, message
-):
+def test_function_that_makes_no_engine_or_step_is_refused_before_a_step(tmp_path, here, sections, code, message):
     (tmp_path / "mine.py").write_text(code)
     written = check_refused(tmp_path, here, message, **sections)
     assert "mine.py:" in written and "rl 1/" not in written

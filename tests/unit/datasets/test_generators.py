@@ -327,9 +327,7 @@ def test_the_target_order_restores_the_photograph(rows, columns, context):
         assert sample.target.answer_type is AnswerType.PERMUTATION
         assert sorted(sample.target.value) == list(range(1, count + 1))
         tiles = tiles_of(pixels(sample.images[0]), rows, columns)
-        best = min(
-            itertools.permutations(range(count)), key=lambda order: seams([tiles[i] for i in order], rows, columns)
-        )
+        best = min(itertools.permutations(range(count)), key=lambda at: seams([tiles[i] for i in at], rows, columns))
         mended += tuple(i + 1 for i in best) == sample.target.value
     assert mended >= 43
 

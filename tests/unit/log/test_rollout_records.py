@@ -149,9 +149,7 @@ def test_rejected_groups_are_there_with_the_reason_and_groups_beyond_the_most_ar
         GroupSelection("no_room"),
     )
     lines = record(tmp_path, select(groups, [(0.5, -0.5)] * 3, selections=selections), max_groups=2)
-    shown = [
-        (line["group"], line["sample"], line["selection"]["status"], line["selection"]["reason"]) for line in lines
-    ]
+    shown = [(one["group"], one["sample"], one["selection"]["status"], one["selection"]["reason"]) for one in lines]
     assert shown == [(0, "a", "trained", None)] * 2 + [(1, "b", "rejected", "exact")] * 2
     assert lines[0]["selection"]["carried_over"] is True
 

@@ -266,9 +266,7 @@ def test_weights_that_cannot_be_compared_must_be_fused_or_split(make_tiny, famil
     # A CPU packs all matrices and tensor parallelism splits them, so none has the shape that was sent.
     packed = {name: found._replace(shape=(0,)) for name, found in engine.items()}
     check_weights_arrived(sent, packed)
-    renamed = {
-        name.replace("language_model.model.", "language_model.decoder."): found for name, found in packed.items()
-    }
+    renamed = {name.replace("language_model.model.", "language_model.decoder."): one for name, one in packed.items()}
     with pytest.raises(UserError, match=r"has no .*_proj\.weight.*; install the vLLM that mmrl asks for"):
         check_weights_arrived(sent, renamed)
 
@@ -355,9 +353,7 @@ def server_args(monkeypatch):
     return found
 
 
-def test_servers_that_run_already_get_no_arguments_and_no_checks_of_this_machine(
-    make_tiny, tmp_path, monkeypatch, server_args
-):
+def test_running_servers_get_no_arguments_and_no_checks_of_this_machine(make_tiny, tmp_path, monkeypatch, server_args):
     tiny = make_tiny("qwen3_5")
     overrides = ["model.dtype=float32", "model.from_scratch.family=qwen3_5"]
     monkeypatch.setattr("mmrl.rollout.shared_engine.compute_max_model_len", lambda config, policy: 99)

@@ -79,9 +79,7 @@ class RecordingAsyncRollouts:
 
     def start(self, prompts, *, step, version):
         self.calls.append(("start", step))
-        groups = tuple(
-            tuple(with_version(make_rollout(prompt, index), version) for index in (0, 1)) for prompt in prompts
-        )
+        groups = tuple(tuple(with_version(make_rollout(each, index), version) for index in (0, 1)) for each in prompts)
 
         def wait():
             self.calls.append(("wait", step))
