@@ -154,10 +154,9 @@ def make_tiny(scene_samples, clip) -> Callable[[str], TinyModel]:
         )
         tokenizer = train_tokenizer(words(), spec.language.vocab_size)
         policy = PolicyModel(make_model(spec, tokenizer, seed=1))
+        hf_processor = make_processor(spec, tokenizer, (2304, 2304))
         processor = make_prompt_processor(
-            get_family(policy.model.config),
-            make_processor(spec, tokenizer, (2304, 2304)),
-            media_cache=make_media_cache(max_bytes=10**8),
+            get_family(policy.model.config), hf_processor, media_cache=make_media_cache(max_bytes=10**8)
         )
         params = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
         return TinyModel(policy=policy, processor=processor, samples=_mixed(scene_samples, clip), params=params)

@@ -23,12 +23,9 @@ def config(folder: Path, *, best: str = "benchmark/ten/accuracy", **benchmark: o
     """Imitation and reinforcement with a benchmark every seventh step, and forced rethinking in it."""
     ten = {"name": "ten", "benchmark": "counting", "data": ["asked/ten.jsonl"], "every": 7, "subsets": ["parity"]}
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "rollout_steps": RETHINK, "benchmarks": [{**ten, **benchmark}]}
-    return experiment(
-        folder / "run",
-        evaluation=evaluation,
-        checkpoints={"every": 7, "keep_last": 9, "best": {"metric": best}},
-        stages=[sft_stage(steps=14), rl_stage()],
-    )
+    saving = {"every": 7, "keep_last": 9, "best": {"metric": best}}
+    stages = [sft_stage(steps=14), rl_stage()]
+    return experiment(folder / "run", evaluation=evaluation, checkpoints=saving, stages=stages)
 
 
 @pytest.fixture(scope="module")

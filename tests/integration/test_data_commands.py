@@ -50,11 +50,8 @@ IOU = {"fn": "mmrl_rewards.box:iou", "when": {"task": ["box"]}}
 
 def write_config(folder: Path, splits: Splits | None = None, **sections: object) -> Path:
     """Write a config of these data, or of clean ones; `sections` replace its sections."""
-    defaults = {
-        "data": splits or clean_splits(folder),
-        "rewards": {"terms": [COUNT, IOU]},
-        "stages": [sft_stage(target_field="target"), rl_stage()],
-    }
+    defaults = {"data": splits or clean_splits(folder), "rewards": {"terms": [COUNT, IOU]}}
+    defaults["stages"] = [sft_stage(target_field="target"), rl_stage()]
     config = experiment(folder / "run", **(defaults | sections))
     config["model"]["max_prompt_tokens"] = 300
     return write(config, folder / "check.yaml")
@@ -440,13 +437,9 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path, here, clip, family
     shutil.copy(clip.path, tmp_path / "clip.mp4")
     model = {**experiment(tmp_path)["model"], "video": {"min_pixels": 1024, "max_pixels": 2304}}
     model["from_scratch"] = {**TINY, "family": family}
-    path = write_config(
-        tmp_path,
-        {"train": [{"fn": "./mine.py:rows"}]},
-        model=model,
-        stages=[sft_stage(target_field="target", batch_size=1)],
-        rewards={"terms": [{"fn": "box:iou"}]},
-    )
+    stages, rewards = [sft_stage(target_field="target", batch_size=1)], {"terms": [{"fn": "box:iou"}]}
+    splits = {"train": [{"fn": "./mine.py:rows"}]}
+    path = write_config(tmp_path, splits, model=model, stages=stages, rewards=rewards)
     code, report = run_check(here, path)
     assert (code, report["findings"]) == (0, [])
     assert report["splits"]["train"]["media"] == 2

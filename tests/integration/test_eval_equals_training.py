@@ -62,12 +62,7 @@ def test_forced_rethinking_at_a_temperature(tmp_path, here):
     config = experiment(
         tmp_path / "run",
         rewards={"terms": TERMS},
-        evaluation={
-            "max_new_tokens": 6,
-            "batch_size": 8,
-            "temperature": 1.0,
-            "rollout_steps": [{"kind": "generate"}, RETHINK],
-        },
+        evaluation=dict(max_new_tokens=6, batch_size=8, temperature=1.0, rollout_steps=[{"kind": "generate"}, RETHINK]),
         stages=stages,
     )
     config["data"]["validation"] = [counting("validation", 12)]

@@ -76,14 +76,10 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
         content.append({"type": "image", "image": image.convert("RGB")})
     sample = make_sample(parts=tuple(parts))
     prompt = processor.build(sample)
-    theirs = bundle.processor.apply_chat_template(
-        [{"role": "user", "content": content}],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
-        processor_kwargs={"crop_to_patches": False},
-    )
+    question = [{"role": "user", "content": content}]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    options["processor_kwargs"] = {"crop_to_patches": False}
+    theirs = bundle.processor.apply_chat_template(question, **options)
     assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
     with torch.no_grad():
         expected = bundle.model.eval()(**theirs).logits[0, -1]

@@ -60,11 +60,8 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path, engine):
         pytest.importorskip("deepspeed")
     optimizer = {"lr": 3e-3, "weight_decay": 0.1}  # decay would move weights that get no gradient
     options = {"loss": {"entropy": {"coef": 0.1}}, "optimizer": optimizer}
-    stages = [
-        sft_stage(steps=1),
-        rl_stage(steps=2, freeze=["vision", "projector"], **options),
-        rl_stage(name="tower", steps=2, freeze=["language"], **options),
-    ]
+    stages = [sft_stage(steps=1), rl_stage(steps=2, freeze=["vision", "projector"], **options)]
+    stages.append(rl_stage(name="tower", steps=2, freeze=["language"], **options))
     saving = {"every": 1, "keep_last": 9}
     sections = {"stages": stages, "deepspeed": engine, "checkpoints": saving}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")

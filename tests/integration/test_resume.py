@@ -139,11 +139,8 @@ def test_moving_reference_continues_where_it_was(tmp_path, here, reference):
 def test_stages_that_freeze_different_parts_resume_exactly(tmp_path, here, reference):
     """A tower that is trained, then frozen (and its features cached), then trained while the rest is frozen."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
-    stages = [
-        sft_stage(steps=3),
-        rl_stage(steps=4, loss=loss, reference=reference, freeze=["vision", "projector"]),
-        rl_stage(name="tower", steps=3, loss=loss, freeze=["language"]),
-    ]
+    stages = [sft_stage(steps=3), rl_stage(steps=4, loss=loss, reference=reference, freeze=["vision", "projector"])]
+    stages.append(rl_stage(name="tower", steps=3, loss=loss, freeze=["language"]))
     model = {**experiment(tmp_path)["model"], "freeze": ["projector"]}
     saving = {"every": 3, "keep_last": 9}
     for name in ("once", "twice"):

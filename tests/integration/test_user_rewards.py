@@ -67,12 +67,8 @@ def test_mmrl_trains_with_them_to_the_end(tmp_path):
     types = {"objects": "list", "caption": "text", "colour": "text"}
     sources = [source(tmp_path, rows, task, answer_type) for task, answer_type in types.items()]
     with served(score_by_length) as (url, requests):
-        config = experiment(
-            tmp_path / "run",
-            data={"train": sources, "media_roots": ["."]},
-            rewards={"terms": terms(url)},
-            stages=[rl_stage(steps=3, prompts_per_step=3)],
-        )
+        data, stages = {"train": sources, "media_roots": ["."]}, [rl_stage(steps=3, prompts_per_step=3)]
+        config = experiment(tmp_path / "run", data=data, rewards={"terms": terms(url)}, stages=stages)
         succeed(mmrl("train", write(config, tmp_path / "config.json")))
     steps = [row for row in metrics(tmp_path / "run") if "reward/mean" in row]
     assert len(steps) == 3

@@ -125,11 +125,8 @@ def vllm_zoom_config(run_dir: Path) -> dict[str, Any]:
 
 def lora_config(run_dir: Path, base: Path) -> dict[str, Any]:
     """A run that trains an adapter, enough to change answers."""
-    config = experiment(
-        run_dir,
-        data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
-        stages=[sft_stage(steps=3, optimizer={"lr": 3e-2})],
-    )
+    data = {"train": [counting("train", 6)], "test": [counting("test", 3)]}
+    config = experiment(run_dir, data=data, stages=[sft_stage(steps=3, optimizer={"lr": 3e-2})])
     config["model"] |= {"from_scratch": None, "path": str(base), "lora": LORA}
     return config
 

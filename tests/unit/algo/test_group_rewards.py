@@ -62,17 +62,9 @@ from mmrl.types import (
 )
 
 CORRECT = ("acc",)
-ALL = (
-    partial(shortest_correct, correct=CORRECT, longer_than=0),
-    partial(dast, correct=CORRECT),
-    partial(kimi_length, correct=CORRECT),
-    partial(dynamic_length, correct=CORRECT),
-    partial(diversity, correct=CORRECT),
-    majority_vote,
-    partial(correct_with_tool_media, correct=CORRECT),
-    curiosity,
-    excess_calls,
-)
+OF_CORRECT = (dast, kimi_length, dynamic_length, diversity, correct_with_tool_media)
+ALL = [*(partial(fn, correct=CORRECT) for fn in OF_CORRECT), majority_vote, curiosity, excess_calls]
+ALL.append(partial(shortest_correct, correct=CORRECT, longer_than=0))
 
 
 def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, probes=None, meta=None, **more):

@@ -161,11 +161,8 @@ def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often
     selected = select([new], [(1.0, -1.0)])
     selected = replace(selected, experiences=(*selected.experiences, *drawn), replayed=tuple(drawn))
     lines = record(tmp_path, selected)[2:]
-    assert [(line["group"], line["sample"], line["rollout"], line["advantage"]) for line in lines] == [
-        (1, "b", 0, 0.5),
-        (1, "b", 1, 0.5),
-        (2, "c", 0, -0.5),
-    ]
+    found = [(line["group"], line["sample"], line["rollout"], line["advantage"]) for line in lines]
+    assert found == [(1, "b", 0, 0.5), (1, "b", 1, 0.5), (2, "c", 0, -0.5)]
     assert [line["selection"] for line in lines] == [
         {"status": "replayed", "staleness": 3, "times": 2},
         {"status": "replayed", "staleness": 3, "times": 1},

@@ -66,12 +66,8 @@ def test_frames_are_those_of_fetch_video(tmp_path, monkeypatch, rule, span):
     write_video(path)
     monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
     request = rule.video.model_dump() | {f"video_{name}": second for name, second in span.items()}
-    (theirs, metadata), sample_fps = vision_process.fetch_video(
-        {"video": str(path), **request},
-        image_patch_size=rule.patch_size,
-        return_video_metadata=True,
-        return_video_sample_fps=True,
-    )
+    options = {"image_patch_size": rule.patch_size, "return_video_metadata": True, "return_video_sample_fps": True}
+    (theirs, metadata), sample_fps = vision_process.fetch_video({"video": str(path), **request}, **options)
     video = make_media_cache().read_video(video_ref(path, **span), rule)
     assert torch.equal(video.frames_TCHW, theirs)
     found = video.plan

@@ -61,13 +61,9 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(make_tiny, family)
                 content.append({"type": "image", "image": Image.open(part.path).convert("RGB")})
             else:
                 content.append({"type": "text", "text": part})
-        theirs = tiny.processor.hf_processor.apply_chat_template(
-            [{"role": "user", "content": content}],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        question = [{"role": "user", "content": content}]
+        theirs = tiny.processor.hf_processor.apply_chat_template(question, **options)
         assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
         if sample.images:
             assert torch.equal(tensors.image_patches_MD, theirs["pixel_values"])

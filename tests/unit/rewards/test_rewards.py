@@ -58,9 +58,8 @@ def check_value(bound, got):
 
 NOISE = (
     *("<answer>", "</answer>", "<think>", "</think>", "[", "]", "{", "}", '"', ":", ",", "1", "-", ".", "e9"),
-    *("B", "yes"),
-    *("no", '{"action": "click"', '"coordinate": [1, 2]', "NaN", "null", "\\frac", "\\boxed{", "$", "%", "cm"),
-    *("°", "٣"),
+    *("B", "yes", "no", '{"action": "click"', '"coordinate": [1, 2]', "NaN", "null", "\\frac", "\\boxed{", "$"),
+    *("%", "cm", "°", "٣"),
     *("\x00", "\ud800", "\u202e", "\U0001f600", "３", "²", "\n", " ", "+", "!", "=", "<", ">"),
 )
 

@@ -77,20 +77,10 @@ def test_vllm_request_has_every_sampling_parameter(tiny):
     )
     rollout = empty_rollout(tiny.processor.build(tiny.samples[0]), 0, params)
     request = GenerationRequest(rollout=rollout, seed=2**62 + 17, sample_seeds=(1, 2, 3, 4))
-    assert sampling_arguments(request, params, eos_id=2) == {
-        "n": 4,
-        "seed": 17,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": 4,
-        "max_tokens": 9,
-        "logprobs": 0,
-        "logit_bias": {3: -100.0, 5: -100.0},
-        "stop": ["</a>"],
-        "stop_token_ids": [2],
-        "ignore_eos": True,
-        "detokenize": True,
-    }
+    expected = {"n": 4, "seed": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 4, "max_tokens": 9, "logprobs": 0}
+    expected |= {"logit_bias": {3: -100.0, 5: -100.0}, "stop": ["</a>"], "stop_token_ids": [2]}
+    expected |= {"ignore_eos": True, "detokenize": True}
+    assert sampling_arguments(request, params, eos_id=2) == expected
 
 
 @pytest.mark.parametrize(
@@ -301,13 +291,9 @@ def test_vllm_that_cannot_be_restarted_says_why_when_the_run_closes_it(monkeypat
 
 
 def engine_args(family="qwen2_5_vl", *, options=None, dtype="bfloat16", max_model_len=99, cuda=True, **changes):
-    return vllm_start.build_engine_args(
-        options or VllmConfig(),
-        dtype=dtype,
-        max_model_len=max_model_len,
-        cuda=cuda,
-        **{"lora": None, "family": FAMILIES[family], **changes},
-    )
+    changes = {"lora": None, "family": FAMILIES[family], **changes}
+    options = options or VllmConfig()
+    return vllm_start.build_engine_args(options, dtype=dtype, max_model_len=max_model_len, cuda=cuda, **changes)
 
 
 def test_vllm_arguments_follow_device_and_adapter():

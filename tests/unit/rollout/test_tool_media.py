@@ -46,12 +46,9 @@ def test_zoom_shows_every_pixel_that_the_box_touches_with_a_label(tiny, make_ste
     ]
     assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
     assert (batch.metrics["tools/media_shown"], batch.metrics["tools/results"]) == (1.0, 1.0)
-    pixels = unpatchify(
-        tiny.processor.tool_media_tensors(shown).image_patches_MD,
-        shown.grid,
-        tiny.processor.encoder.image_format,
-        tiny.processor.hf_processor.image_processor,
-    )[0]
+    patches, processor = tiny.processor.tool_media_tensors(shown).image_patches_MD, tiny.processor.hf_processor
+    image_format = tiny.processor.encoder.image_format
+    pixels = unpatchify(patches, shown.grid, image_format, processor.image_processor)[0]
     part = Image.open(shown.ref.path).convert("RGB").crop(shown.ref.crop).resize(shown.resize_map.resized)
     assert (pixels.int() - torch.from_numpy(np.array(part))).abs().max() <= 1
     assert loads(dumps(rollout), Rollout) == rollout

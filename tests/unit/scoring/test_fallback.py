@@ -66,12 +66,8 @@ def test_the_fallback_is_asked_only_where_the_rule_abstains():
 
 def test_a_chain_ends_at_the_first_that_decides_and_a_shared_judge_is_asked_once():
     judge, calls = counted("judge", 0.25)
-    terms = [
-        term(constant(ABSTAINS, name="first"), fallback="second"),
-        term(constant(ABSTAINS, name="second"), fallback="judge"),
-        term(constant(ABSTAINS, name="other"), fallback="judge"),
-        judge,
-    ]
+    chain = {"first": "second", "second": "judge", "other": "judge"}
+    terms = [*(term(constant(ABSTAINS, name=name), fallback=other) for name, other in chain.items()), judge]
     score = scored(make_scorer(*terms), ANY)
     assert score.total == 0.5 and len(calls) == 1
     assert score.decided_by == {"first": "judge", "second": "judge", "other": "judge"}
