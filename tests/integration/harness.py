@@ -44,6 +44,14 @@ def succeed(done: Done) -> Done:
     return done
 
 
+def refuse(done: Done, *words: str) -> Done:
+    """Return how a command ended, whose exit code must be 2 and whose errors must hold these words."""
+    assert done.code == 2, done
+    for word in words:
+        assert word in done.errors, done
+    return done
+
+
 def counting(split: str, size: int, **options: object) -> dict[str, Any]:
     """Return a source of counting questions."""
     return {
