@@ -81,11 +81,9 @@ class TinyModel:
 
     def fresh(self, *, store_bytes: int = 0, root: Path = Path("/"), **options: Any) -> PromptProcessor:
         """A processor with the same settings, empty caches and these options of `PromptEncoder`."""
-        known = self.processor.encoder
+        base = self.processor.encoder
         cache = make_media_cache(root, max_bytes=store_bytes)
-        return make_prompt_processor(
-            known.family, known.hf_processor, known.response_format, media_cache=cache, **options
-        )
+        return make_prompt_processor(base.family, base.hf_processor, base.response_format, media_cache=cache, **options)
 
     def save(self, folder: Path) -> None:
         """Write the model and its processor into a folder that `model.path` may name."""
@@ -156,12 +154,17 @@ def make_tiny(scene_samples, clip) -> Callable[[str], TinyModel]:
         )
         tokenizer = train_tokenizer(words(), spec.language.vocab_size)
         policy = PolicyModel(make_model(spec, tokenizer, seed=1))
+        hf_processor = make_processor(spec, tokenizer, (2304, 2304))
         processor = make_prompt_processor(
-            get_family(policy.model.config),
-            make_processor(spec, tokenizer, (2304, 2304)),
-            media_cache=make_media_cache(max_bytes=10**8),
+            get_family(policy.model.config), hf_processor, media_cache=make_media_cache(max_bytes=10**8)
         )
         params = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
         return TinyModel(policy=policy, processor=processor, samples=_mixed(scene_samples, clip), params=params)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def tiny(make_tiny) -> TinyModel:
+    """The tiny policy that the tests of a file share."""
+    return make_tiny()

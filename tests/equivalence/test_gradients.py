@@ -104,17 +104,11 @@ def slow_surrogate(tiny, experience):
     }
     media = {}
     for kind, (name, patches, modality) in kinds.items():
-        if grids := [
-            grid for ref, grid in zip(prompt.sample.media, prompt.grids, strict=True) if isinstance(ref, kind)
-        ]:
+        if grids := [one for ref, one in zip(prompt.sample.media, prompt.grids, strict=True) if isinstance(ref, kind)]:
             media |= {name: patches, f"{modality}_grid_thw": torch.tensor(grids)}
-    logits = tiny.policy.model(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        position_ids=slow_positions(tiny, ids[0].tolist(), prompt),
-        mm_token_type_ids=tiny.processor.placeholders.token_types(ids),
-        **media,
-    ).logits[0]
+    positions, types = slow_positions(tiny, ids[0].tolist(), prompt), tiny.processor.placeholders.token_types(ids)
+    options = {"attention_mask": torch.ones_like(ids), "position_ids": positions, "mm_token_type_ids": types}
+    logits = tiny.policy.model(input_ids=ids, **options, **media).logits[0]
     allowed = [i for i in range(logits.shape[-1]) if i not in rollout.sampling_params.banned_token_ids]
     loss = 0.0
     for t, (token, old, temperature, sampled) in enumerate(tokens):

@@ -12,11 +12,6 @@ from mmrl.types import Author, FinishReason, Segment
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def reference(tiny):
     return perturbed_copy(tiny.policy)
 

@@ -14,10 +14,7 @@ from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import group_by_prompt
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'mmrl[deepspeed]'"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs mmrl[deepspeed]")]
 
 PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
 COMPARED = ["torch", "zero0", "zero2", "zero2-offload", "zero3", "zero3-offload"]

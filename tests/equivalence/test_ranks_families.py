@@ -14,10 +14,7 @@ from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import group_by_prompt
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'mmrl[deepspeed]'"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs mmrl[deepspeed]")]
 
 SAME = {"zero2": "zero3", "torch-engine": "zero3-engine"}
 """Trials in which one process does what it does in another."""

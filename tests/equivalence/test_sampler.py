@@ -57,8 +57,7 @@ def test_rollouts_do_not_depend_on_batching(make_tiny, family):
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 200])
-def test_rollouts_do_not_depend_on_the_size_of_batches(make_tiny, max_batch_tokens):
-    tiny = make_tiny()
+def test_rollouts_do_not_depend_on_the_size_of_batches(tiny, max_batch_tokens):
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:4]]
     sampler = hf_sampler(tiny.policy, tiny.processor, max_batch_tokens=max_batch_tokens)
     assert ids_of(sampler.generate(prompts, 3, tiny.params, step=0)) == ids_of(generate(tiny, 3, 4))
@@ -165,18 +164,14 @@ def test_greedy_equals_transformers_generate(make_tiny, family):
     assert rollout.segments[0].token_ids == tuple(expected.tolist())
 
 
-def test_banned_tokens_are_never_sampled(make_tiny):
-    tiny = make_tiny()
-    sampled = {
-        token for rollout in flat(generate(tiny, 200, temperature=5.0)) for token in rollout.segments[0].token_ids
-    }
+def test_banned_tokens_are_never_sampled(tiny):
+    sampled = {token for one in flat(generate(tiny, 200, temperature=5.0)) for token in one.segments[0].token_ids}
     assert not sampled & set(tiny.params.banned_token_ids)
     assert tiny.processor.placeholders.image_id in tiny.params.banned_token_ids
     assert len(sampled) > 100
 
 
-def test_finish_reason_and_author_are_recorded(make_tiny):
-    tiny = make_tiny()
+def test_finish_reason_and_author_are_recorded(tiny):
     for rollout in flat(generate(tiny, 64, temperature=3.0)):
         (segment,) = rollout.segments
         assert segment.author is Author.POLICY
@@ -186,9 +181,8 @@ def test_finish_reason_and_author_are_recorded(make_tiny):
         assert tiny.eos_id not in segment.token_ids[:-1]
 
 
-def test_response_ends_with_the_token_that_completes_a_stop_string(make_tiny):
+def test_response_ends_with_the_token_that_completes_a_stop_string(tiny):
     """With the same random numbers, it is the beginning of the response without stop strings."""
-    tiny = make_tiny()
     params = {"temperature": 2.0, "max_new_tokens": 12}
     free = flat(generate(tiny, 40, **params))
     stops = tuple(rollout.text[4:7] for rollout in free[:3])  # three characters may lie across tokens

@@ -51,9 +51,8 @@ def test_a_packed_step_has_the_gradient_of_a_padded_one(make_tiny, family, learn
 def test_imitation_refuses_an_attention_that_leaks_too(make_tiny, monkeypatch):
     tiny = make_tiny()
     experiences = lessons(tiny, tiny.samples[:3])
-    honest = (
-        shared_prefix_attention.attention_blocks
-    )  # with everything one sequence, later demonstrations see earlier ones
+    # With everything one sequence, later demonstrations see earlier ones.
+    honest = shared_prefix_attention.attention_blocks
     monkeypatch.setattr(
         shared_prefix_attention,
         "attention_blocks",

@@ -103,12 +103,7 @@ def fork_no_state(monkeypatch):
     ("family", "dtype", "damage", "words"),
     [
         ("qwen2_5_vl", torch.float32, leak_between_siblings, "two-images it differs .* nats .* Set shared_prefix: off"),
-        (
-            "qwen3_5",
-            torch.float32,
-            fork_no_state,
-            "shared_prefix: off, .* not fork the recurrent state; or, .* version",
-        ),
+        ("qwen3_5", torch.float32, fork_no_state, "shared_prefix: off, .* not fork the recurrent state; or, .*version"),
         # A few of such tiny layers change few log-probs, but the gradient.
         ("qwen3_5", torch.bfloat16, fork_no_state, r"0\.1 and 0\.5 would be rounding"),
     ],

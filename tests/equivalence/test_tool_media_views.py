@@ -16,11 +16,6 @@ from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, Segment, 
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
-def environment_text(tiny, text):
-    ids = tuple(tiny.processor.tokenizer(text).input_ids)
-    return Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
-
-
 def zoomed(tiny, number, crop):
     return replace(tiny.samples[number].images[0], crop=crop)
 
@@ -40,11 +35,13 @@ def refs(tiny, clip):
 def extended(tiny, sample, shown):
     """Rollouts of a sample, each shown one of these lists of media after three tokens, and then continued."""
     begun = [each.rollout for each in tiny.experiences([sample], len(shown), max_new_tokens=3)]
+    ids = tuple(tiny.processor.tokenizer("and").input_ids)
+    text = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
     rollouts = []
     for rollout, media in zip(begun, shown, strict=True):
         views = []
         for ref in media:
-            views += [tiny.processor.build_tool_segment(ref), environment_text(tiny, "and")]
+            views += [tiny.processor.build_tool_segment(ref), text]
         rollouts.append(replace(rollout, segments=(*rollout.segments, *views)))
     return tiny.sampler().extend(rollouts, replace(tiny.params, temperature=0.7), step=0)
 
@@ -157,8 +154,7 @@ BROKEN = {
         ("trained author", ValueError, "which its sampling params ban"),
     ],
 )
-def test_a_view_that_disagrees_with_its_tokens_is_refused(make_tiny, clip, damage, error, words):
-    tiny = make_tiny()
+def test_a_view_that_disagrees_with_its_tokens_is_refused(tiny, clip, damage, error, words):
     (rollout,) = extended(tiny, tiny.samples[0], [refs(tiny, clip)["zoom"]])
     first, view, *rest = rollout.segments
     rollout = replace(rollout, segments=(first, BROKEN[damage](view), *rest))
@@ -169,8 +165,7 @@ def test_a_view_that_disagrees_with_its_tokens_is_refused(make_tiny, clip, damag
         tiny.sampler().extend([rollout], tiny.params, step=0)
 
 
-def test_a_view_whose_file_changed_is_refused(make_tiny, tmp_path):
-    tiny = make_tiny()
+def test_a_view_whose_file_changed_is_refused(tiny, tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (48, 48), "red").save(path)
     ref = replace(tiny.samples[0].images[0], path=str(path))
@@ -207,8 +202,7 @@ def test_a_view_that_left_the_cache_is_encoded_again(make_tiny, monkeypatch, roo
         (CoordinateSystem.NORM_1000, (1000.0, 1000.0)),
     ],
 )
-def test_coordinates_of_a_view_become_those_of_the_whole_image(make_tiny, system, corner):
-    tiny = make_tiny()
+def test_coordinates_of_a_view_become_those_of_the_whole_image(tiny, system, corner):
     resize_map = tiny.processor.build_tool_segment(zoomed(tiny, 0, (4, 8, 40, 32))).observation.resize_map
     assert resize_map.original == (36, 24)
     whole_view = (0, 0, *(corner or resize_map.resized))

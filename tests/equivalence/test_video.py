@@ -30,12 +30,9 @@ def test_patches_and_grids_are_those_of_qwen_vl_utils_and_transformers(make_tiny
     tiny = make_tiny(family)
     frames, metadata = fetched
     prompt = tiny.processor.build(tiny.samples[3])
-    theirs = tiny.processor.hf_processor(
-        text=[START + PAD + END],
-        videos=[frames],
-        videos_kwargs={"do_resize": False, "do_sample_frames": False, "video_metadata": [metadata]},
-        return_tensors="pt",
-    )
+    options = {"do_resize": False, "do_sample_frames": False, "video_metadata": [metadata]}
+    text = [START + PAD + END]
+    theirs = tiny.processor.hf_processor(text=text, videos=[frames], videos_kwargs=options, return_tensors="pt")
     assert torch.equal(tiny.processor.prompt_tensors(prompt).video_patches_MD, theirs["pixel_values_videos"])
     assert prompt.grids == (tuple(theirs["video_grid_thw"][0].tolist()),) == ((2, 4, 8),)
     (resize,) = prompt.resize_maps

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from fork_server import Forked
-from processors import make_prompt_processor
+from processors import make_media_cache, make_prompt_processor
 from recorded import recorded
 
 from mmrl.checkpoint import export_hf_folder
@@ -22,13 +22,11 @@ from mmrl.config.schema import (
     FromScratchConfig,
     LanguageFromScratchConfig,
     LoraConfig,
-    MediaLimitsConfig,
     VideoConfig,
     VisionFromScratchConfig,
     VllmConfig,
 )
 from mmrl.distributed.ranks import SingleProcess
-from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import PolicyModel
@@ -43,7 +41,6 @@ from mmrl.types import (
     Author,
     Experience,
     ImageRef,
-    MediaPolicy,
     MediaRef,
     Rollout,
     Sample,
@@ -95,7 +92,8 @@ def questions(tiny: Any, family: str, clip: VideoRef, folder: Path) -> Questions
         for sample in (video, both)
     )
     known = tiny.processor.encoder
-    processor = make_prompt_processor(known.family, known.hf_processor, media_cache=media_store(), video=VIDEO)
+    cache = make_media_cache(max_bytes=10**8)
+    processor = make_prompt_processor(known.family, known.hf_processor, media_cache=cache, video=VIDEO)
     return Questions(
         spec=FromScratchConfig(
             family=family,
@@ -110,10 +108,6 @@ def questions(tiny: Any, family: str, clip: VideoRef, folder: Path) -> Questions
         params=replace(tiny.params, temperature=0.7, max_new_tokens=12),
         folder=folder,
     )
-
-
-def media_store() -> MediaCache:
-    return MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
 
 
 def start(scenes: Mapping[str, Questions], folder: Path) -> Forked:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib import request as http
 from urllib.error import HTTPError
 
+from serving import serving
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import VllmServerConfig
@@ -90,7 +90,7 @@ def _refusals(scene: Scene, server: Replica, engine: ServerEngine, rollout: Roll
         "failed at new weights": refusal(lambda: fragile.load_weights(PolicyWeightStream(scene.policy))),
         "refused": refusal(lambda: engine.generate([too_long], scene.params)),
     }
-    with _another_kind_of_server() as url:
+    with serving(lambda handler: handler.send_error(404)) as url:
         facts["no vLLM"] = refusal(lambda: common_max_model_len([url], VllmServerConfig(timeout_s=5.0)))
     return facts
 
@@ -164,24 +164,6 @@ class Fragile(Replica):
 
     def _log_tail(self) -> str:
         return "none"
-
-
-class Elsewhere(BaseHTTPRequestHandler):
-    """Has nothing."""
-
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def _another_kind_of_server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{other.server_port}"
-        other.shutdown()
 
 
 def _kill(server: Replica) -> None:

@@ -74,16 +74,7 @@ def test_no_policy_loss_waits_for_more_than_its_metrics(make_tiny, device, waits
         assert waits().total() == 1, name  # for the metrics; such an optimizer reads no norms
 
 
-VARIANTS = [
-    "KL and entropy",
-    "LoRA",
-    "recomputed",
-    "float32 output",
-    "frozen tower",
-    "own rows",
-    "tool media",
-    "start check",
-]
+VARIANTS = ["KL and entropy", "LoRA", "recomputed", "float32 output", "frozen", "own rows", "tool media", "start check"]
 
 
 @pytest.mark.slow
@@ -102,7 +93,7 @@ def test_a_step_waits_twice(make_tiny, variant, device, waits):
         case "tool media":
             experiences = [Experience(rollout=zoom_response(tiny), advantage=1.0)] * 2
     device.place(model.to(torch.bfloat16))
-    freeze = ("vision", "projector") if variant == "frozen tower" else ()
+    freeze = ("vision", "projector") if variant == "frozen" else ()
     tiny = replace(
         tiny, policy=PolicyModel(model, freeze=freeze, float32_output_layer=variant == "float32 output", logits_chunk=8)
     )

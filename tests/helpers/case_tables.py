@@ -21,14 +21,11 @@ def remember_checked_tables() -> Callable[[], None]:
     def check_new_tables(names: Iterable[str], base: Path, options: ScoringConfig) -> None:
         new = [name for name in names if registry.qualified_name(name) not in passed]
         check(new, base, options)
-        passed.update(filter(is_ours, map(registry.qualified_name, new)))
+        names = map(registry.qualified_name, new)
+        passed.update(name for name in names if name.startswith("mmrl_rewards."))
 
     def restore() -> None:
         registry.check_case_tables = check
 
     registry.check_case_tables = check_new_tables
     return restore
-
-
-def is_ours(name: str) -> bool:
-    return name.startswith("mmrl_rewards.")

@@ -72,12 +72,7 @@ class Forked:
         errors, errors_there = os.pipe()
         self._status, status_there = os.pipe()
         environment = {**os.environ, **ONE_THREAD, **(env or {})}
-        request = {
-            "command": [*map(str, command)],
-            "cwd": str(cwd or Path.cwd()),
-            "env": environment,
-            "session": session,
-        }
+        request = dict(command=[*map(str, command)], cwd=str(cwd or Path.cwd()), env=environment, session=session)
         sent = json.dumps(request).encode()
         with _ASKING:
             server = _server(light)

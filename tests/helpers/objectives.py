@@ -32,10 +32,7 @@ SETTINGS = {
 BUNDLES = {f"algorithm {name}": bundle.get("loss", {}) for name, bundle in ALGORITHM_PRESETS.items()}
 LOSSES = {
     **{name: LossConfig(**bundle) for name, bundle in BUNDLES.items()},
-    **{
-        f"{name}, KL": LossConfig(**{**bundle, "kl": {**KL, **bundle.get("kl", {})}})
-        for name, bundle in BUNDLES.items()
-    },
+    **{f"{name}, KL": LossConfig(**{**own, "kl": {**KL, **own.get("kl", {})}}) for name, own in BUNDLES.items()},
     **{name: LossConfig(**settings) for name, settings in SETTINGS.items()},
 }
 ADVANTAGES = {name: AdvantageConfig(**bundle.get("advantage", {})) for name, bundle in ALGORITHM_PRESETS.items()}

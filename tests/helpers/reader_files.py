@@ -9,6 +9,13 @@ from mmrl.types import DatasetContext, ImageRef, RejectedRow, Sample
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
 MP4 = b"\0\0\0\x20ftypisom" + bytes(range(64))
+# Annotations of one object in the layouts of COCO and of ReasonSeg.
+INSTANCES = {
+    "images": [{"id": 1, "file_name": "1.jpg"}],
+    "categories": [{"id": 2, "name": "cat"}],
+    "annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 0}],
+}
+OUTLINES = {"text": ["a seat"], "is_sentence": True, "shapes": [{"label": "target", "points": [[1, 2], [30, 40]]}]}
 
 
 def json_lines(rows: Iterable[Mapping[str, Any] | bytes]) -> bytes:

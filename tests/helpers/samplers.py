@@ -43,16 +43,9 @@ def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:
 
     `context` replaces fields of the RolloutContext.
     """
-    fields = {
-        "sampler": tiny.sampler(),
-        "scorer": make_scorer(),
-        "processor": tiny.processor,
-        "sampling_params": tiny.params,
-        "group_size": 2,
-        "prompts_per_step": 1,
-        "seed": 0,
-        "tool_runner": ToolRunner(Path.cwd()),
-    }
+    fields = {"sampler": tiny.sampler(), "scorer": make_scorer(), "processor": tiny.processor, "seed": 0}
+    fields |= {"sampling_params": tiny.params, "group_size": 2, "prompts_per_step": 1}
+    fields["tool_runner"] = ToolRunner(Path.cwd())
     return build_pipeline((GenerateConfig(kind="generate"), *steps), RolloutContext(**(fields | context)))
 
 

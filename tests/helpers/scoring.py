@@ -21,14 +21,8 @@ from mmrl_rewards.contract import bind, reward
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 GRAMMAR = ResponseFormat(thinking="none")
 COUNT = make_sample(3, id="c1", task="count")
-FIND = make_sample(
-    (0, 0, 10, 10),
-    AnswerType.BOX,
-    id="f1",
-    task="find",
-    parts=(ImageRef(path="a.png", sha256=""), "Where?"),
-    coordinate_system=CoordinateSystem.PX_ORIGINAL,
-)
+_PLACE = {"parts": (ImageRef(path="a.png", sha256=""), "Where?"), "coordinate_system": CoordinateSystem.PX_ORIGINAL}
+FIND = make_sample((0, 0, 10, 10), AnswerType.BOX, id="f1", task="find", **_PLACE)
 
 
 def rollout(text, sample=COUNT, index=0, grammar=GRAMMAR):

@@ -52,16 +52,9 @@ def environment_config(run_dir: Path, **options: Any) -> dict[str, Any]:
     (run_dir.parent / "lamp.py").write_text(LAMP)
     cold = sft_stage(steps=4, batch_size=6, target_field="expert", rollout_steps=[STEP])
     steps = options.pop("rollout_steps", [{"kind": "generate"}, STEP, {"kind": "probe", "corruption": "grey"}])
-    rl = {
-        "steps": 6,
-        "ppo_epochs": 1,
-        "rollout_steps": steps,
-        "sampling": {"max_new_tokens": 6},
-        "advantage": {"credit": "gigpo"},
-        "loss": {"entropy": {"coef": 0.02}},
-        "optimizer": scheduled(3e-3, 6),
-        **options,
-    }
+    rl = {"steps": 6, "ppo_epochs": 1, "rollout_steps": steps, "sampling": {"max_new_tokens": 6}}
+    rl |= {"advantage": {"credit": "gigpo"}, "loss": {"entropy": {"coef": 0.02}}, "optimizer": scheduled(3e-3, 6)}
+    rl |= options
     config = experiment(
         run_dir,
         data={"train": [counting("train", 12)], "validation": [counting("validation", 4)], "test": []},

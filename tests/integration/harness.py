@@ -22,14 +22,7 @@ from waiting import PATIENCE_S, wait_for
 
 TINY = {
     "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
-    "language": {
-        "num_layers": 1,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "intermediate_size": 32,
-        "vocab_size": 320,
-    },
+    "language": dict(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, intermediate_size=32, vocab_size=320),
 }
 """A real Qwen-VL class of some 30,000 parameters."""
 
@@ -48,6 +41,14 @@ Command = Callable[..., Done]
 def succeed(done: Done) -> Done:
     """Return how a command ended, whose exit code must be 0."""
     assert done.code == 0, done
+    return done
+
+
+def refuse(done: Done, *words: str) -> Done:
+    """Return how a command ended, whose exit code must be 2 and whose errors must hold these words."""
+    assert done.code == 2, done
+    for word in words:
+        assert word in done.errors, done
     return done
 
 

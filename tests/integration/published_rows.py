@@ -130,14 +130,9 @@ def export_tiny_model(folder: Path) -> Path:
 
 def make_small(config: Config) -> dict[str, Any]:
     """Return overrides that make media, and what a step does, small, and nothing else."""
-    values: dict[str, Any] = {
-        "model.dtype": "float32",
-        "model.device": "cpu",
-        "model.min_pixels": 1024,
-        "model.max_pixels": 1024,
-        "model.video": {**SMALL.model_dump(), "max_frames": 4},
-        "run.cpu_threads": 1,
-    }
+    values: dict[str, Any] = {"model.dtype": "float32", "model.device": "cpu", "run.cpu_threads": 1}
+    values |= {"model.min_pixels": 1024, "model.max_pixels": 1024}
+    values["model.video"] = {**SMALL.model_dump(), "max_frames": 4}
     held_out = [source.model_dump(mode="json") for source in config.data.validation]
     for index, source in enumerate(config.data.train):
         if "size" in source.args:

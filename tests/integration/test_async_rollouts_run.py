@@ -113,12 +113,8 @@ def resume_with_two_ranks(here: Command, config: Path, owner: type, method: str,
 
 
 def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, here):
-    options = {
-        "num_mini_batches": 2,
-        "loss": RECOMPUTED,
-        "replay": {"capacity": 32, "old_logprobs": "recomputed"},
-        "sampling": {"max_new_tokens": 6, "temperature": 0.6},
-    }
+    replay, sampling = {"capacity": 32, "old_logprobs": "recomputed"}, {"max_new_tokens": 6, "temperature": 0.6}
+    options = {"num_mini_batches": 2, "loss": RECOMPUTED, "replay": replay, "sampling": sampling}
     once, twice = (write(async_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in ("1", "2"))
     assert here("train", once).code == 0
     steps = learned_steps(tmp_path / "1")

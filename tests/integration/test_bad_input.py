@@ -72,17 +72,10 @@ def own_reward(folder: Path, name: str, case_response: str | None = None) -> Con
 
 MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
     "lost image": (lost_image, ["1 of 4 samples", "lost.png", "data.on_bad_sample=skip"]),
-    "damaged image": (
-        damaged_image,
-        ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"],
-    ),
+    "bad image": (damaged_image, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"]),
     "no label": (
         lambda folder: {**train_on(jsonl(folder, rows(4))), "stages": [sft_stage()]},
         ["count/train/r0", "no label", "target_field: target"],
-    ),
-    "unknown key": (
-        lambda _: {"stages": [rl_stage(grup_size=4)]},
-        ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"],
     ),
     "tracked reward that does not exist": (
         lambda _: {"stages": [rl_stage(track_rewards=["cuont"])]},
@@ -92,10 +85,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
         lambda _: {"stages": [rl_stage(advantage={"difficulty_weight": {"term": "cuont"}})]},
         ["stage 'rl': advantage.difficulty_weight.term: there is no reward term 'cuont'; there are count, format"],
     ),
-    "unknown reward": (
-        lambda _: term("mmrl_rewards.number:exakt"),
-        ["mmrl_rewards.number:exakt", "did you mean 'exact'"],
-    ),
+    "reward name": (lambda _: term("mmrl_rewards.number:exakt"), ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
     "unknown reward module": (lambda _: term("mmrl_rewards.numbers:exact"), ["no module 'mmrl_rewards.numbers'"]),
     "reward that raises": (
         lambda folder: own_reward(folder, "raises"),
@@ -155,12 +145,6 @@ OPTIONS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
         lambda _: train_on({**counting("train", 4), "fn": "mmrl_datasets.generators.scenes:countin"}),
         ("data", "fn"),
         "data.train.0.fn: 'mmrl_datasets.generators.scenes:countin'",
-    ),
-    "a response beyond the context": (
-        lambda _: {"stages": [rl_stage(sampling={"max_new_tokens": 5000})]},
-        ("stages", "sampling", "max_new_tokens"),
-        "stages.0.sampling.max_new_tokens: 5000 tokens of a response and its prompt do not fit the model's context of "
-        "4096",
     ),
 }
 

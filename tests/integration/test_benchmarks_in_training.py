@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import experiment, metrics, mmrl, questions, rl_stage, sft_stage, succeed, write
+from harness import experiment, metrics, mmrl, questions, refuse, rl_stage, sft_stage, succeed, write
 from json_lines import read_json_lines
 
 from mmrl.benchmarks.predictions import append_predictions
@@ -23,12 +23,9 @@ def config(folder: Path, *, best: str = "benchmark/ten/accuracy", **benchmark: o
     """Imitation and reinforcement with a benchmark every seventh step, and forced rethinking in it."""
     ten = {"name": "ten", "benchmark": "counting", "data": ["asked/ten.jsonl"], "every": 7, "subsets": ["parity"]}
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "rollout_steps": RETHINK, "benchmarks": [{**ten, **benchmark}]}
-    return experiment(
-        folder / "run",
-        evaluation=evaluation,
-        checkpoints={"every": 7, "keep_last": 9, "best": {"metric": best}},
-        stages=[sft_stage(steps=14), rl_stage()],
-    )
+    saving = {"every": 7, "keep_last": 9, "best": {"metric": best}}
+    stages = [sft_stage(steps=14), rl_stage()]
+    return experiment(folder / "run", evaluation=evaluation, checkpoints=saving, stages=stages)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +172,5 @@ def test_unusable_benchmark_is_refused_before_anything_is_trained(changed, said,
     path = questions(tmp_path / "asked")
     (path.parent / "gaps.jsonl").write_text(path.read_text().replace('"3.png"', '"gone.png"'))
     (path.parent / "odd.jsonl").write_text('{"id": "1", "q": "How many?"}\n')
-    done = here("train", write(config(tmp_path, **changed), tmp_path / "c.yaml"))
-    assert done.code == 2
-    assert said in done.errors
+    refuse(here("train", write(config(tmp_path, **changed), tmp_path / "c.yaml")), said)
     assert not (tmp_path / "run").exists()

@@ -2,13 +2,11 @@
 
 import os
 import re
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from serving import reply, serving
 
 from mmrl_rewards import render
 from mmrl_rewards.cases import Case
@@ -34,26 +32,6 @@ def browser(**limits):
     return {"language": "html", "command": [COMMAND[0], *as_root, *COMMAND[1:]], "timeout_s": 300.0, **limits}
 
 
-@contextmanager
-def listening():
-    """A server on this machine; yields its port and the paths it was asked for."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port, asked
-        server.shutdown()
-
-
 def test_the_nearer_the_page_the_more_it_earns(tmp_path):
     page = bind(render.page, {"renderer": browser(cache=str(tmp_path))})
     answers = [TARGET, PAGE.format("Opening hourz", "teal"), PAGE.format("Closed", "wheat")]
@@ -66,8 +44,14 @@ def test_the_nearer_the_page_the_more_it_earns(tmp_path):
 
 
 def test_a_page_reaches_no_network_and_no_service_of_this_machine():
-    with listening() as (port, asked):
-        here = f"http://127.0.0.1:{port}"
+    asked = []
+
+    def note(handler):
+        asked.append(handler.path)
+        reply(handler, b"")
+
+    with serving(note) as here:
+        port = here.rpartition(":")[2]
         page = (
             f'<img src="{here}/image"><iframe src="http://localhost:{port}/frame"></iframe>'
             f'<link rel="stylesheet" href="{here}/style"><script>fetch("{here}/fetch", {{mode: "no-cors"}}); '

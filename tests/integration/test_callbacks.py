@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, rl_stage, sft_stage, stop_in_rl, succeed, write
+from harness import contents, experiment, metrics, mmrl, refuse, rl_stage, sft_stage, stop_in_rl, succeed, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
@@ -133,9 +133,7 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, here, line, messa
         (tmp_path / f"{name}.py").write_text(source(line=body))
     callbacks = [{"fn": "./before.py:make"}, {"fn": "./mine.py:make"}]
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=2)], callbacks=callbacks)
-    done = here("train", write(config, tmp_path / "tiny.yaml"))
-    assert done.code == 2, done
-    assert "callback './mine.py:make'" in done.errors and "mine.py:" in done.errors and message in done.errors
+    refuse(here("train", write(config, tmp_path / "tiny.yaml")), "callback './mine.py:make'", "mine.py:", message)
     *_, last = metrics(tmp_path / "run")
     assert last["step"] == 1 and "learner/lr" in last and last["my/before"] == 2.0
     assert (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").is_file()
@@ -151,11 +149,7 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, here, line, messa
         (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
         (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
         (source("(Metric('my/x', 'X.', form='3g3'),)"), {}, "mine.py:4: ValueError: Invalid format specifier"),
-        (
-            source("(Metric('reward/term/x', 'X.'),)"),
-            {},
-            "'reward/term/x' is taken, as mmrl writes 'reward/term/<term>'",
-        ),
+        (source("(Metric('reward/term/x', 'X.'),)"), {}, "'reward/term/x' taken, as mmrl writes 'reward/term/<term>'"),
         (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
     ],
 )

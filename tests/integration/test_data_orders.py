@@ -20,11 +20,7 @@ def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     single = rl_stage(
         name="single", samples_of="best", repeat_samples_to=4, steps=2, ppo_epochs=1, loss={"entropy": {"coef": 1e-3}}
     )
-    data = {
-        "train": [counting("train", 10, label_miss_prob=0.2)],
-        "test": [counting("test", 4)],
-        "media_workers": workers,
-    }
+    data = dict(train=[counting("train", 10, label_miss_prob=0.2)], test=[counting("test", 4)], media_workers=workers)
     return experiment(run_dir, data=data, stages=[sft_stage(steps=40), pilot, best, single])
 
 

@@ -20,14 +20,8 @@ pytestmark = pytest.mark.slow
 def train(here: Command, recipe: Path, stages: dict[str, str], overrides: dict[str, Any]) -> Path:
     """Train a recipe with a tiny model for two steps a stage; `stages` are kinds by name."""
     run_dir = recipe.parent / "run"
-    overrides |= {
-        "model.path": None,
-        "model.from_scratch": MODEL,
-        "model.min_pixels": 1024,
-        "model.max_pixels": 3136,
-        "run.cpu_threads": 1,
-        "evaluation.max_new_tokens": 8,
-    }
+    overrides |= {"model.path": None, "model.from_scratch": MODEL, "model.min_pixels": 1024, "model.max_pixels": 3136}
+    overrides |= {"run.cpu_threads": 1, "evaluation.max_new_tokens": 8}
     for name, kind in stages.items():
         overrides |= {f"stages.{name}.steps": 2, f"stages.{name}.optimizer.lr": 1e-2}
         if kind == "sft":

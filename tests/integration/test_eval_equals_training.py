@@ -58,19 +58,11 @@ def check_evaluation(folder: Path, config: dict[str, Any], task: str, here: Any)
 
 
 def test_forced_rethinking_at_a_temperature(tmp_path, here):
-    stages = [
-        sft_stage(steps=6, optimizer={"lr": 1.5e-2}),
-        rl_stage(steps=2, validation={"every": 1}),
-    ]
+    stages = [sft_stage(steps=6, optimizer={"lr": 1.5e-2}), rl_stage(steps=2, validation={"every": 1})]
     config = experiment(
         tmp_path / "run",
         rewards={"terms": TERMS},
-        evaluation={
-            "max_new_tokens": 6,
-            "batch_size": 8,
-            "temperature": 1.0,
-            "rollout_steps": [{"kind": "generate"}, RETHINK],
-        },
+        evaluation=dict(max_new_tokens=6, batch_size=8, temperature=1.0, rollout_steps=[{"kind": "generate"}, RETHINK]),
         stages=stages,
     )
     config["data"]["validation"] = [counting("validation", 12)]

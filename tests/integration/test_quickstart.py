@@ -42,19 +42,8 @@ def test_it_runs_and_shows_the_table(quickstart):
 def test_the_run_directory_holds_everything(quickstart):
     _, run_dir = quickstart
     assert {path.name for path in run_dir.iterdir()} == {
-        "checkpoints",
-        "config.yaml",
-        "data",
-        "data_digests.json",
-        "events.jsonl",
-        "manifest.json",
-        "metrics.jsonl",
-        "model",
-        "processor",
-        "rollouts",
-        "status.json",
-        "summary.json",
-        "timings.jsonl",
+        *("checkpoints", "config.yaml", "data", "data_digests.json", "events.jsonl", "manifest.json", "metrics.jsonl"),
+        *("model", "processor", "rollouts", "status.json", "summary.json", "timings.jsonl"),
     }
     config = load_config(run_dir / "config.yaml").config
     assert config.run.name == "quickstart"

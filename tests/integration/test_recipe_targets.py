@@ -31,11 +31,7 @@ def test_ton_writes_places_x_first_and_actions_in_json(read):
     assert click.target.coordinate_system is CoordinateSystem.NORM_1
     assert typed.target.value == Action("TYPE", {"value": "what's new"})
     assert done.target.value == Action("STATUS_TASK_COMPLETE", {})
-    assert [sample.thinking for sample in (click, typed, done)] == [
-        "The clock is on the home screen.",
-        None,
-        "It is done.",
-    ]
+    assert [one.thinking for one in (click, typed, done)] == ["The clock is on the home screen.", None, "It is done."]
     question = "".join(part for part in click.parts if isinstance(part, str))
     assert '{"action": "ACTION_TYPE", "value": "element", "coordinate": [x, y]}' in question
     assert "leave it out" in question and "pixels of the screenshot" in question and "ACTION_TYPE'" not in question

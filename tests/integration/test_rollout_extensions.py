@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, counting, experiment, metrics, rl_stage, sft_stage, succeed, write
+from harness import Command, counting, experiment, metrics, refuse, rl_stage, sft_stage, succeed, write
 from zoom_runs import check_all_occurred, logprob_checks
 
 pytestmark = pytest.mark.slow
@@ -134,8 +134,7 @@ def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory
     # A copy that knows no folder of its config starts from the working directory, or from `--data`.
     shutil.copytree(tmp_path / "run/model", tmp_path / "copy")
     asked = ("eval", tmp_path / "copy", "--benchmark", "run:test", "--out", elsewhere / "copied")
-    refused = here(*asked)
-    assert refused.code == 2 and "own.py" in refused.errors and str(elsewhere) in refused.errors
+    refuse(here(*asked), "own.py", str(elsewhere))
     assert here(*asked, "--data", tmp_path).code == 0
 
 
@@ -207,27 +206,17 @@ def test_invalid_engine_or_step_is_refused_before_training(tmp_path, here, secti
 @pytest.mark.parametrize(
     ("sections", "code", "message"),
     [
-        (
-            OWN_STEP,
-            "def make(context):\n    return lambda batch: batch\n",
-            "it is called as __call__(batch, step=...), but",
-        ),
+        (OWN_STEP, "def make(context): return lambda batch: batch\n", "it is called as __call__(batch, step=...), but"),
         (
             OWN_ENGINE,
             ENGINE.replace("load_weights(self, weights)", "load_weights(self)"),
             "it is called as load_weights(weights), but",
         ),
         (OWN_ENGINE, "def make(context):\n    return 3\n", "returned 3, which has no method 'generate'"),
-        (
-            OWN_ENGINE,
-            ENGINE.replace("Engine(RolloutEngine)", "Engine"),
-            "which has no attribute 'max_model_len'; set it",
-        ),
+        (OWN_ENGINE, ENGINE.replace("(RolloutEngine)", ""), "which has no attribute 'max_model_len'; set it"),
     ],
 )
-def test_function_that_makes_no_engine_or_step_is_refused_before_the_first_step(
-    tmp_path, here, sections, code, message
-):
+def test_function_that_makes_no_engine_or_step_is_refused_before_a_step(tmp_path, here, sections, code, message):
     (tmp_path / "mine.py").write_text(code)
     written = check_refused(tmp_path, here, message, **sections)
     assert "mine.py:" in written and "rl 1/" not in written

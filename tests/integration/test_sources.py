@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import Forked
-from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import contents, counting, experiment, metrics, mmrl, refuse, rl_stage, sft_stage, succeed, write
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as cache_module
@@ -85,8 +85,7 @@ def test_streams_mixed_by_weight_resume_exactly(tmp_path, here):
 
 
 def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path, here):
-    done = here("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml"))
-    assert done.code == 2
+    done = refuse(here("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml")))
     assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.on_bad_sample=skip", done.errors)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, experiment, jsonl, metrics, rl_stage, rows, sft_stage, succeed, write
+from harness import TINY, experiment, jsonl, metrics, refuse, rl_stage, rows, sft_stage, succeed, write
 from json_lines import read_json_lines
 
 from mmrl.config.schema import FromScratchConfig
@@ -118,9 +118,7 @@ def test_a_config_that_does_not_fit_the_template_is_refused_before_the_first_ste
     if not thoughts:
         sections = {"response_format": {**FORM, "thinking": "optional"}}
     path = write(config(folder, tmp_path, thoughts=thoughts, **sections), tmp_path / "bad.yaml")
-    done = here("train", path)
-    assert done.code == 2
-    assert why in done.errors
+    done = refuse(here("train", path), why)
     assert "cold 1/" not in done.output
     checked = here("data", "check", path)
     assert checked.code == 1

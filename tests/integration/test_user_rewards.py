@@ -20,11 +20,7 @@ pytestmark = pytest.mark.slow
 REWARDS = Path(__file__).parent / "user_rewards"
 SERVICE = f"{Path(__file__).parents[2]}/examples/service_reward.py:served"
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
-ASK = {
-    "objects": "Which objects do you see?",
-    "caption": "Describe the picture.",
-    "colour": "Which colour is most of it?",
-}
+ASK = {"objects": "Which objects do you see?", "caption": "Describe the picture.", "colour": "Which colour is it?"}
 ANSWERS = {"objects": '["cat", "cup"]', "caption": "a plain picture", "colour": None}
 
 
@@ -71,12 +67,8 @@ def test_mmrl_trains_with_them_to_the_end(tmp_path):
     types = {"objects": "list", "caption": "text", "colour": "text"}
     sources = [source(tmp_path, rows, task, answer_type) for task, answer_type in types.items()]
     with served(score_by_length) as (url, requests):
-        config = experiment(
-            tmp_path / "run",
-            data={"train": sources, "media_roots": ["."]},
-            rewards={"terms": terms(url)},
-            stages=[rl_stage(steps=3, prompts_per_step=3)],
-        )
+        data, stages = {"train": sources, "media_roots": ["."]}, [rl_stage(steps=3, prompts_per_step=3)]
+        config = experiment(tmp_path / "run", data=data, rewards={"terms": terms(url)}, stages=stages)
         succeed(mmrl("train", write(config, tmp_path / "config.json")))
     steps = [row for row in metrics(tmp_path / "run") if "reward/mean" in row]
     assert len(steps) == 3

@@ -91,15 +91,11 @@ def vllm_config(run_dir: Path, data: Path) -> dict[str, Any]:
     config = experiment(
         run_dir,
         rollout=VLLM,
-        evaluation=evaluation_config(data),
+        evaluation={"max_new_tokens": 6, "batch_size": 3, "benchmarks": [{"name": "counting", "data": [str(data)]}]},
         stages=[sft_stage(steps=12), rl_stage(steps=3, validation={"every": 3})],
     )
     config["model"]["from_scratch"] = VLLM_TINY
     return config
-
-
-def evaluation_config(data: Path) -> dict[str, Any]:
-    return {"max_new_tokens": 6, "batch_size": 3, "benchmarks": [{"name": "counting", "data": [str(data)]}]}
 
 
 def deepspeed_config(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
@@ -129,11 +125,8 @@ def vllm_zoom_config(run_dir: Path) -> dict[str, Any]:
 
 def lora_config(run_dir: Path, base: Path) -> dict[str, Any]:
     """A run that trains an adapter, enough to change answers."""
-    config = experiment(
-        run_dir,
-        data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
-        stages=[sft_stage(steps=3, optimizer={"lr": 3e-2})],
-    )
+    data = {"train": [counting("train", 6)], "test": [counting("test", 3)]}
+    config = experiment(run_dir, data=data, stages=[sft_stage(steps=3, optimizer={"lr": 3e-2})])
     config["model"] |= {"from_scratch": None, "path": str(base), "lora": LORA}
     return config
 

@@ -5,14 +5,8 @@ from typing import Any
 
 from harness import TINY, experiment, metrics, rl_stage, sft_stage
 
-TOOLS = {
-    "kind": "tools",
-    "max_media": 1,
-    "max_turns": 1,
-    "max_total_tokens": 512,
-    "max_result_chars": 400,
-    "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}],
-}
+TOOLS = {"kind": "tools", "max_media": 1, "max_turns": 1, "max_total_tokens": 512, "max_result_chars": 400}
+TOOLS["tools"] = [{"fn": "mmrl.rollout.tools.builtin:zoom"}]
 STEPS = [{"kind": "generate"}, TOOLS]
 RETHINK = {"kind": "rethink", "correct": ["digit"], "max_new_tokens": 12, "triggers": [{"text": " Wait."}]}
 

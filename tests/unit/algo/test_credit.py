@@ -30,32 +30,20 @@ def make_group(rewards, states):
 def turn_advantages(rewards, states, **options):
     options = {"discount": 0.9, **options}
     # These are refused where they have no effect.
-    without_effect = {
-        "broadcast": ("discount", "step_weight", "compare"),
-        "to_go": ("step_weight",),
-        "gigpo": ("compare",),
-    }
-    for name in without_effect[options["credit"]]:
+    unused = {"broadcast": ("discount", "step_weight", "compare"), "to_go": ("step_weight",), "gigpo": ("compare",)}
+    for name in unused[options["credit"]]:
         options.pop(name, None)
     config = AdvantageConfig(**options)
     advantages = normalize_rewards([[sum(row) for row in rewards]], config)[0]
     return compute_turn_advantages(make_group(rewards, states), advantages, config)
 
 
+TURNS = {"credit": "to_go", "compare": "turn"}
 GOLDEN = [
-    (
-        {"credit": "to_go", "compare": "turn"},
-        [[0.981888, 0.981900, 0.707007], [-1.016956, -1.016967], [0.035067, 0.035068, -0.707007]],
-    ),
-    (
-        {"credit": "to_go", "compare": "group"},
-        [[0.915519, 1.031775, 1.160949], [-1.293352, -1.422526], [-0.130788] * 3],
-    ),
+    (TURNS, [[0.981888, 0.981900, 0.707007], [-1.016956, -1.016967], [0.035067, 0.035068, -0.707007]]),
+    (TURNS | {"compare": "group"}, [[0.915519, 1.031775, 1.160949], [-1.293352, -1.422526], [-0.130788] * 3]),
     ({"credit": "gigpo"}, [[2.191419, 1.981800, 0.999900], [-2.255826, -2.016867], [0.032203, 0.032203, 0.035068]]),
-    (
-        {"credit": "to_go", "compare": "turn", "scale": "none"},
-        [[0.84, 0.933333, 0.5], [-0.87, -0.966667], [0.03, 0.033333, -0.5]],
-    ),
+    (TURNS | {"scale": "none"}, [[0.84, 0.933333, 0.5], [-0.87, -0.966667], [0.03, 0.033333, -0.5]]),
     ({"credit": "gigpo", "scale": "none"}, [[1.8325, 1.933333, 1.0], [-1.8775, -1.966667], [0.0225, 0.0225, 0.033333]]),
 ]
 

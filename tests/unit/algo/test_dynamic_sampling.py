@@ -54,12 +54,9 @@ def test_a_rejected_group_has_a_reason(given, options, reason):
 
 def make_selector(options, media=NO_CHANGED_MEDIA):
     """A selector of two groups a step."""
+    carry = options.extra == "carry"
     return select_all(
-        centered,
-        dynamic_sampling=options,
-        carry_over=options.extra == "carry",
-        prompts_per_step=2,
-        find_changed_media=media,
+        centered, dynamic_sampling=options, carry_over=carry, prompts_per_step=2, find_changed_media=media
     )
 
 

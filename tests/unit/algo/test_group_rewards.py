@@ -62,17 +62,9 @@ from mmrl.types import (
 )
 
 CORRECT = ("acc",)
-ALL = (
-    partial(shortest_correct, correct=CORRECT, longer_than=0),
-    partial(dast, correct=CORRECT),
-    partial(kimi_length, correct=CORRECT),
-    partial(dynamic_length, correct=CORRECT),
-    partial(diversity, correct=CORRECT),
-    majority_vote,
-    partial(correct_with_tool_media, correct=CORRECT),
-    curiosity,
-    excess_calls,
-)
+OF_CORRECT = (dast, kimi_length, dynamic_length, diversity, correct_with_tool_media)
+ALL = [*(partial(fn, correct=CORRECT) for fn in OF_CORRECT), majority_vote, curiosity, excess_calls]
+ALL.append(partial(shortest_correct, correct=CORRECT, longer_than=0))
 
 
 def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, probes=None, meta=None, **more):
@@ -121,12 +113,7 @@ def shuffled(*blind):
     ("reward", "options", "given", "expected"),
     [
         # The numbers of the published codes.
-        (
-            dast,
-            {},
-            group([100, 200, 300, 400], [1, 1, 0, 0]),
-            [0.5 + 0.5 * 175 / 275, 0.5 + 0.5 * 75 / 275, -0.1, -0.1],
-        ),
+        (dast, {}, group([100, 200, 300, 400], [1, 1, 0, 0]), [0.5 + 0.5 * 7 / 11, 0.5 + 0.5 * 3 / 11, -0.1, -0.1]),
         (kimi_length, {}, group(LENGTHS, [1, 1, 1]), [0.5, 0.0, -0.5]),
         (kimi_length, {}, group(LENGTHS, [0, 0, 0]), [0.0, 0.0, -0.5]),
         # Half of it is the reward of VL-Cogito's code: 0 and -0.5 at one and two mean lengths of the correct ones.

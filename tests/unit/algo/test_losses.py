@@ -154,9 +154,7 @@ def test_suffix_sums_do_not_depend_on_earlier_responses():
 
 def test_aggregations_by_the_definition():
     options = {"num_tokens": 7, "num_responses": 3, "lengths_N": torch.full((7,), 8.0)}
-    token, sequence, fixed = (
-        aggregation_weights(SEQUENCES, kind, **options) for kind in ("token", "sequence", "fixed")
-    )
+    token, sequence, fixed = (aggregation_weights(SEQUENCES, how, **options) for how in ("token", "sequence", "fixed"))
     losses = noise(3).float()
     torch.testing.assert_close((token * losses).sum(), losses.mean())
     torch.testing.assert_close((sequence * losses).sum(), torch.stack([x.mean() for x in by_response(losses)]).mean())

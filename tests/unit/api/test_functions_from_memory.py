@@ -87,14 +87,10 @@ def test_samples_are_yielded_in_their_order():
 
 
 def test_functions_anywhere_in_settings_become_names():
-    settings = {
-        "data": {"train": ({"fn": make_function(1)},)},
-        "callbacks": [],
-        "run": {"dir": Path("runs"), "seed": 1},
-    }
-    replaced = replace_functions(settings)
+    given = {"data": {"train": ({"fn": make_function(1)},)}, "callbacks": [], "run": {"dir": Path("runs"), "seed": 1}}
+    replaced = replace_functions(given)
     assert replaced["data"]["train"][0]["fn"].startswith("mmrl_in_memory.score_")
-    assert replaced["run"] == settings["run"]
+    assert replaced["run"] == given["run"]
 
 
 def test_a_worker_loads_a_copy_from_the_path():

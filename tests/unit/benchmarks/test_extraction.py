@@ -84,18 +84,10 @@ FIGURES = [
     ("It is **7**, which is more than the three there were before the move, and fewer than 12.", 7, "bold_number"),
     ("So, 3 + 4 = 7 objects are left, as 2 were removed in the first step of the two.", 7, "concluding_number"),
     ("The total comes to $1,234.50 for all of the people who bought their tickets today.", 1234.5, "concluding_number"),
-    (
-        "Barack Obama was born on August 4, 1961, and Bill Clinton in 1946. The gap is 15 years.",
-        15,
-        "concluding_number",
-    ),
+    ("Obama was born on August 4, 1961, and Bill Clinton in 1946. The gap is 15 years.", 15, "concluding_number"),
     ("Step 1: Count the cubes. Step 2: Add the rest of them.\nThe number of objects is seven.", 7, "concluding_number"),
     ("1. Start with 8 cubes on the table.\n2. Subtract 3 of them.\n3. Then 5 cubes are left.", 5, "concluding_number"),
-    (
-        "The temperatures that I read in the chart range from 13 to 20 degrees on the five days.",
-        20,
-        "concluding_number",
-    ),
+    ("The temperatures that I read there range from 13 to 20 degrees on the five days.", 20, "concluding_number"),
     (
         "The hall has 40 seats, so it may hold up to 55. In general, a hall like this one is good for 50 people.",
         50,
@@ -246,12 +238,7 @@ MORE = "Are there more?"
         (YES_NO, "(A) Yes\n(B) No", "nothing", ""),
         (NUMBERS, "The answer is either A or C.", "nothing", ""),
         # Answers in one case or the other, and then a refusal.
-        (
-            YES_NO,
-            "If there are more, the answer is (A) Yes. If not, it is (B) No. It is unclear which.",
-            "refusal",
-            MORE,
-        ),
+        (YES_NO, "If so, the answer is (A) Yes. If not, it is (B) No. It is unclear which.", "refusal", MORE),
         # Articles are not options.
         (("A", "B", "C"), "A line is drawn through the two points, and", "nothing", "Which point is nearest?"),
         (SIDES, "The answer is a matter of taste", "nothing", ""),

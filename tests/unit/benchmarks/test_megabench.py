@@ -174,10 +174,7 @@ def test_goal_may_be_one_fact():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        *(
-            ({"domain_pddl": text}, "PDDL|domain_pddl")
-            for text in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain r))")
-        ),
+        *(({"domain_pddl": bad}, "PDDL|domain_pddl") for bad in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain r))")),
         ({"domain_pddl": f"{DOMAIN[:-1]} (:action))"}, "an action of PDDL has no name"),
         ({"domain_pddl": DOMAIN.replace("(not (at ?who ?from))", "(not)")}, r"PDDL negates no fact: \(not\)"),
         ({"task_pddl": "(define (problem p))"}, "no task_pddl with :init and :goal"),
@@ -215,13 +212,7 @@ SET, EXACT = {"metric": "set_equality"}, {"metric": "exact_str_match"}
         (f"<answer>b{'a' * 5000}</answer>", f"b{'a' * 5000}", EXACT, True, 1.0),
         ("<answer>Best of all</answer>", "B", EXACT, False, 1.0),
         # An announced answer may have several lines.
-        (
-            f"I think.\n\nAnswer:\n{PLANS[0][0]}",
-            "(gt)",
-            {"metric": "symbolic_planning_test", "context": CONTEXT},
-            None,
-            1.0,
-        ),
+        (f"Hm.\n\nAnswer:\n{PLANS[0][0]}", "(gt)", {"metric": "symbolic_planning_test", "context": CONTEXT}, None, 1.0),
         ("Answer: x\nY", "y\nx", {"metric": "str_set_equality_line_break"}, None, 1.0),
         ("Answer: a\nb", "a\nb", {"metric": "simple_str_match"}, None, 1.0),
         ("Answer: a\nThat is what I see.", "a", {"metric": "simple_str_match"}, None, 1.0),

@@ -287,13 +287,7 @@ MATHVISTA = {name: value for name, value in ROWS["MathVista, choice"]["row"].ite
         ("screenspot", "s.jsonl", [TEXT], None, "the answer_type 'text' is not scored by screenspot, which takes"),
         ("mathvista", "m.jsonl", [MATHVISTA], None, "MathVista of Hugging Face, which needs 'decoded_image'"),
         ("canonical", "c.jsonl", [TEXT, TEXT], None, "1 of 2 rows .*appears twice: 1"),
-        (
-            "canonical",
-            "c.jsonl",
-            [TEXT | {"answer_type": "choice", "options": ["a", "b"]}],
-            None,
-            "none of the options",
-        ),
+        ("canonical", "c.jsonl", [TEXT | {"answer_type": "choice", "options": ["a", "b"]}], None, "of the options"),
         (
             *("canonical", "c.jsonl", [{"image" if key == "images" else key: TEXT[key] for key in TEXT}], None),
             "c.jsonl:1: the column 'image' is unknown; did you mean 'images'?",

@@ -24,11 +24,8 @@ ITEMS = [
 ]
 for row in ITEMS:
     row |= {"metadata": {"task": "one" if row["pid"] == "1" else "other", "skills": ["a", "b"]}, "image": "1.jpg"}
-RESPONSES = [
-    {"pid": "1", "response": "The answer is (B)."},
-    {"pid": "2", "response": "There are four."},
-    {"pid": "3", "response": "The answer is 1.21."},
-]
+TEXTS = {"1": "The answer is (B).", "2": "There are four.", "3": "The answer is 1.21."}
+RESPONSES = [{"pid": pid, "response": text} for pid, text in TEXTS.items()]
 
 
 class Scored:
@@ -68,11 +65,8 @@ def test_score_writes_verdicts_and_reports(score):
     scored = score()
     assert scored.code == 0, scored.errors
     rows, report = scored.verdicts, scored.report
-    assert [(row["pid"], row["strict"], row["official"], row["outcome"]) for row in rows] == [
-        ("1", True, True, "correct"),
-        ("2", False, False, "incorrect"),
-        ("3", True, True, "correct"),
-    ]
+    found = [(row["pid"], row["strict"], row["official"], row["outcome"]) for row in rows]
+    assert found == [("1", True, True, "correct"), ("2", False, False, "incorrect"), ("3", True, True, "correct")]
     assert rows[0] | {"rule": "announced_letter", "value": "B", "text": "B", "start": 15, "end": 16} == rows[0]
     assert (report["items"], report["missing"], report["strict"]["value"]) == (3, 0, 0.6667)
     assert report["subsets"]["task"]["other"] | {"n": 2, "strict": 0.5} == report["subsets"]["task"]["other"]

@@ -369,12 +369,9 @@ def part_of(ranks, step):
     own = balanced_range(SIZES, ranks)
     weights = {f"w{index}": torch.full((SIZES[index],), float(index)) for index in own}
     moments = {index: {"exp_avg": torch.full((SIZES[index],), index / 2)} for index in own}
-    return Snapshot(
-        weights=CheckpointWeights(trainable=weights),
-        optimizer={"moments": moments, "masters": {}},
-        rng=RNG,
-        state=TrainingState(step=step),
-    )
+    tables = {"moments": moments, "masters": {}}
+    own_weights = CheckpointWeights(trainable=weights)
+    return Snapshot(weights=own_weights, optimizer=tables, rng=RNG, state=TrainingState(step=step))
 
 
 def save_twice(folder, ranks, *, is_async=False):
@@ -625,13 +622,9 @@ def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
 
 def test_fingerprint_depends_on_names_dtypes_shapes_and_values_but_not_on_order():
     weights = {"a": torch.arange(6.0), "b": torch.ones(2)}
-    others = [
-        {"c": weights["a"], "b": weights["b"]},
-        {**weights, "a": weights["a"].double()},
-        {**weights, "a": weights["a"].reshape(2, 3)},
-        {**weights, "a": weights["a"] + 1e-3},
-        {"a": weights["a"]},
-    ]
+    others = [{"c": weights["a"], "b": weights["b"]}, {"a": weights["a"]}]
+    for changed in (weights["a"].double(), weights["a"].reshape(2, 3), weights["a"] + 1e-3):
+        others.append({**weights, "a": changed})
     fingerprints = [checkpoint.fingerprint_weights(tensors.items()) for tensors in (weights, *others)]
     assert len(set(fingerprints)) == len(fingerprints)
     assert checkpoint.fingerprint_weights(reversed(weights.items())) == fingerprints[0]

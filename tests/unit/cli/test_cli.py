@@ -38,7 +38,7 @@ def run_python(code):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], []),
+        *(["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], ["reward", "--help"], []),
         *(["data", "--help"], ["data", "check", "--help"], ["data", "show", "--help"], ["data", "make", "--help"]),
     ],
 )
@@ -46,8 +46,8 @@ def test_help_imports_nothing_heavy(words):
     code = (
         "import sys\nfrom mmrl.cli import main\n"
         f"try: main({words!r})\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'pydantic', 'rich', 'ruamel.yaml', 'transformers', 'numpy'} & set(sys.modules)\n"
-        "sys.exit(repr(heavy) if heavy else 0)"
+        "heavy = {'torch', 'pydantic', 'rich', 'ruamel.yaml', 'transformers', 'numpy', 'mmrl_rewards'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
     )
     done = run_python(code)
     assert done.returncode == 0, done.stderr
@@ -96,6 +96,7 @@ def test_help_of_eval_lists_every_benchmark(capsys):
     ("words", "shown"),
     [
         (["--help"], ["train", "explain", "config", "mmrl train configs/quickstart.yaml"]),
+        (["reward", "--help"], ["mmrl reward lint ./my_rewards.py:close"]),
         (["--version"], [f"mmrl {mmrl.__version__}\n"]),
     ],
 )

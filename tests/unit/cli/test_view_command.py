@@ -1,6 +1,5 @@
 """`mmrl view`: pages in a folder or a file, the live page, and what it refuses."""
 
-import os
 import re
 import signal
 import subprocess
@@ -61,7 +60,7 @@ def test_a_single_file_holds_everything(run, tmp_path):
     ("words", "message"),
     [
         (["absent"], "absent: no such folder; name a folder with config.yaml"),
-        (["runs"], "runs: neither a run nor a folder of `mmrl eval`"),
+        (["runs"], "runs: neither a run nor a folder of `mmrl eval`; name a folder with config.yaml"),
         (["runs/small", "--out", "runs"], "--out runs: it exists and is not an empty folder"),
         (["runs/small", "--single", "runs"], "runs cannot be written: Is a directory"),
         (["runs/small", "--out", "runs/small/config.yaml/page"], "page cannot be written: Not a directory"),
@@ -77,9 +76,7 @@ def test_what_cannot_be_shown_or_written_is_refused(run, capsys, words, message)
 
 def test_the_live_page_is_served_until_it_is_interrupted(run):
     command = [sys.executable, "-m", "mmrl", "view", run]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().split()[1]
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", url)
         with urllib.request.urlopen(url, timeout=30) as response:

@@ -149,10 +149,7 @@ def test_a_float_beyond_all_integers_is_not_written_out(tmp_path):
         ("stages.rl.loss.kl={coef: 0.1, decay_steps: 5}", "decay_steps has no effect on a constant weight"),
         ("model.freeze=vision", "model.freeze: must be a list, got the text 'vision'; write [vision]"),
         ("model.freeze=[vision, projector, language]", "model: `freeze` holds every component"),
-        (
-            "model={from_scratch: {}, freeze: [vision], lora: {targets: [vision.mlp]}}",
-            "model: `lora` targets vision.mlp",
-        ),
+        ("model={from_scratch: {}, freeze: [vision], lora: {targets: [vision.mlp]}}", "model: `lora` targets vision"),
         ("stages.rl.freeze=[vision, projector, language]", "stages: stage 'rl': `freeze` holds all"),
         ("model.dtype=float16", "model.dtype: must be 'float32' or 'bfloat16', got the text 'float16'; did you mean"),
         ("model.path=x", "model: set exactly one of `path`"),
@@ -208,10 +205,7 @@ RETHINK = "{kind: rethink, correct: [exact]"
         ("rollout_steps=[{kind: generate}, {kind: rethink}]", "stages.1.rollout_steps.1.correct: missing"),
         ("rollout_steps=[{kind: generate}, {kind: think}]", "stages.1.rollout_steps.1.kind: must be 'generate'"),
         (f"rollout_steps=[{{kind: generate}}, {RETHINK}, min_new_tokens: 600}}]", "more than max_new_tokens 512"),
-        (
-            f"rollout_steps=[{{kind: generate}}, {RETHINK}, min_free_tokens: 512}}]",
-            "leave 512 of sampling.max_new_tokens",
-        ),
+        (f"rollout_steps=[{{kind: generate}}, {RETHINK}, min_free_tokens: 512}}]", "leave 512 of sampling.max_new"),
         (f"rollout_steps=[{{kind: generate}}, {RETHINK}, triggers: [{{text: a, only: correct}}]}}]", "for incorrect"),
         ("rollout_steps=[{kind: generate}, {kind: probe, corruption: gray}]", "stages.1.rollout_steps.1.corruption"),
         ("async_rollouts=1", "stages.1.async_rollouts: must be true or false"),

@@ -48,10 +48,7 @@ def path(tmp_path):
         ("stages.hard.range=[0.9, 0.1]", "stages.3: range [0.9, 0.1] is empty"),
         ("stages.draw.rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]", "completes every response"),
         ("stages.draw.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]", "has no use for it"),
-        (
-            "stages.draw.rollout_steps=[{kind: generate}, {kind: tools, tools: [{fn: a:b}]}]",
-            "a sample stage has no tools",
-        ),
+        ("stages.draw.rollout_steps=[{kind: generate}, {kind: tools, tools: [{fn: a:b}]}]", "stage has no tools"),
         (f"stages.draw.rollout_steps={rethink('min_free_tokens: 512')}", "leave 512 of sampling.max_new_tokens"),
         ("stages.draw.sampling={temperature: 0}", "stages.1: temperature 0 makes all 4 rollouts"),
         ("stages.again.samples_of=hard", "that stage keeps prompts"),

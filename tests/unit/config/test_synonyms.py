@@ -65,10 +65,7 @@ def test_a_removed_key_or_value_is_none_of_its_section(name):
         ),
         ("stages.rl.overlap=true", "the key for it is `async_rollouts`"),
         ("answer={think: none}", "answer: unknown key; the key for it is `response_format`"),
-        (
-            "distributed.heartbeat_s=3",
-            "distributed.heartbeat_s: this key is gone; a process without progress reports after",
-        ),
+        ("distributed.heartbeat_s=3", "distributed.heartbeat_s: this key is gone; a process without progress reports"),
         ("stages.rl.health.max_kl=3", "stages.1.health.max_kl: this key is gone; this threshold of a warning is fixed"),
         ("rewards.combine=lexicographic", "rewards.combine: this value is gone; give earlier terms weights that"),
         ("report_to=wandb", "the key for it is `logging.trackers` (a list of tensorboard, wandb, trackio and mlflow;"),

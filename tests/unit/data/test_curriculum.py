@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factories import make_group, make_prompt, make_sample, make_score
-from selection import NO_CHANGED_MEDIA
+from selection import select_all
 
 from mmrl.algo.reward_history import has_plateaued, measure_samples, record_rewards
-from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import (
     CurriculumPhaseConfig,
     MixtureOrderConfig,
@@ -123,18 +122,10 @@ def test_an_early_end_of_a_phase_moves_later_phases():
 
 
 def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
-    phases = (
-        CurriculumPhaseConfig(plateau=PlateauConfig(window=2, min_improvement=0.1), max_samples=400),
-        CurriculumPhaseConfig(max_samples=8),
-        CurriculumPhaseConfig(),
-    )
+    plateau = CurriculumPhaseConfig(plateau=PlateauConfig(window=2, min_improvement=0.1), max_samples=400)
+    phases = (plateau, CurriculumPhaseConfig(max_samples=8), CurriculumPhaseConfig())
     state = TrainingState()
-    selector = ExperienceSelector(
-        compute_advantages=lambda groups: [()] * len(groups),
-        find_changed_media=NO_CHANGED_MEDIA,
-        tracked_terms=("count",),
-        curriculum_phases=phases,
-    )
+    selector = select_all(lambda groups: [()] * len(groups), tracked_terms=("count",), curriculum_phases=phases)
     rewards = [0.1, 0.2, 0.3, 0.4, 0.4, 0.45, 0.9, 0.9, 0.9]
     phase_indices = []
     for reward in rewards:

@@ -58,9 +58,8 @@ def open_prefetcher(
 
 
 @pytest.mark.slow
-def test_processes_give_the_same_bytes(make_tiny, monkeypatch):
+def test_processes_give_the_same_bytes(tiny, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # nothing stays between steps but what is held
-    tiny = make_tiny()
     order = ShuffledOrder(tiny.samples, 7)
     plain, processor = tiny.fresh(), tiny.fresh()
     ahead = open_prefetcher(order, processor, encode=tiny.fresh().encoder.encode, workers=2)
@@ -83,9 +82,8 @@ def distinct_samples(tiny, times):
 
 
 @pytest.mark.parametrize(("steps", "num_encodings"), [((0, 0), 4), ((0, 1), 6)])
-def test_prompts_of_all_rounds_of_a_step_stay_whatever_their_size(make_tiny, monkeypatch, steps, num_encodings):
+def test_prompts_of_all_rounds_of_a_step_stay_whatever_their_size(tiny, monkeypatch, steps, num_encodings):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
-    tiny = make_tiny()
     processor, encoded, step = tiny.fresh(), [], iter(steps)
     encode = processor.encoder.encode
     monkeypatch.setattr(processor.encoder, "encode", lambda one: encoded.append(one.id) or encode(one))
@@ -97,8 +95,7 @@ def test_prompts_of_all_rounds_of_a_step_stay_whatever_their_size(make_tiny, mon
 
 
 @pytest.mark.slow
-def test_processes_are_one_step_ahead_and_no_more(make_tiny):
-    tiny = make_tiny()
+def test_processes_are_one_step_ahead_and_no_more(tiny):
     order = Rows(distinct_samples(tiny, 3))
     with open_prefetcher(order, tiny.fresh(), encode=tiny.fresh().encoder.encode, workers=1) as source:
         for position in (0, 4, 8):
@@ -111,9 +108,9 @@ def test_processes_are_one_step_ahead_and_no_more(make_tiny):
 
 
 @pytest.mark.slow
-def test_rows_that_a_step_leaves_are_there_for_the_next(make_tiny, monkeypatch):
+def test_rows_that_a_step_leaves_are_there_for_the_next(tiny, monkeypatch):
     """Where groups are carried over, a step takes fewer rows than were prefetched. None is read or opened twice."""
-    tiny, passes, opened = make_tiny(), [], []
+    passes, opened = [], []
     rows = distinct_samples(tiny, 4)
     submit = WorkerPool.submit
     monkeypatch.setattr(WorkerPool, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
@@ -235,8 +232,8 @@ def unusable(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.slow
-def test_unusable_samples_are_left_out_with_a_warning(make_tiny, unusable, workers):
-    tiny, warnings = make_tiny(), []
+def test_unusable_samples_are_left_out_with_a_warning(tiny, unusable, workers):
+    warnings = []
     rows = [*tiny.samples[:2], *unusable, *tiny.samples[2:4]]
     options = {"skip_unusable": True, "drop_too_long": True, "warn": warnings.append}
     encode = tiny.fresh().encoder.encode
@@ -246,8 +243,7 @@ def test_unusable_samples_are_left_out_with_a_warning(make_tiny, unusable, worke
     assert beginnings == [f"left out: {row}" for row in ("sample damaged", "row broken", "sample long", "row same")]
 
 
-def test_two_samples_with_one_id_are_refused_also_if_two_ranks_take_them(make_tiny):
-    tiny = make_tiny()
+def test_two_samples_with_one_id_are_refused_also_if_two_ranks_take_them(tiny):
     rows = [sample("same", "a"), sample("other", "b"), sample("more", "c"), sample("same", "d")]
     for rank, names in enumerate((["same", "other"], ["more"])):
         share = partial(own_rows, prompts_per_round=4, ranks=SimpleNamespace(rank=rank, size=2))
@@ -269,8 +265,7 @@ def test_two_samples_with_one_id_are_refused_also_if_two_ranks_take_them(make_ti
         (2, True, "sample long"),  # `drop_too_long` is another setting
     ],
 )
-def test_an_unusable_sample_ends_the_run_unless_it_may_be_skipped(make_tiny, unusable, index, skip_unusable, message):
-    tiny = make_tiny()
+def test_an_unusable_sample_ends_the_run_unless_it_may_be_skipped(tiny, unusable, index, skip_unusable, message):
     rows = Rows([tiny.samples[0], unusable[index]])
     prefetcher = open_prefetcher(rows, tiny.fresh(), skip_unusable=skip_unusable)
     with prefetcher as source, pytest.raises(UserError, match=message):
@@ -292,9 +287,8 @@ def test_many_bad_rows_do_not_flood_the_console(make_tiny):
     assert warnings[-1].endswith("from here on they are only counted, in data/dropped")
 
 
-def test_a_step_stays_whole_in_a_cache_too_small_for_it(make_tiny, monkeypatch):
+def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
-    tiny = make_tiny()
     processor, processed = tiny.fresh(), []
     process = processor.encoder.encode
     processor.encoder.encode = lambda one: processed.append(one.id) or process(one)
@@ -312,10 +306,9 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(make_tiny, monkeypatch):
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_ten_thousand_streamed_samples(make_tiny, monkeypatch):
+def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch):
     """Held, the rows would take 200 MB, and the patches of every fourth, which has a picture, 140 MB."""
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 4_000_000)
-    tiny = make_tiny()
     models = (tiny.samples[0], *[tiny.samples[2]] * 3)
 
     def rows():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from factories import write_file
-from reader_files import PNG, check_rejected, stored_image
+from reader_files import INSTANCES, OUTLINES, PNG, check_rejected, stored_image
 
 from mmrl.types import AnswerType, Target, UserError
 from mmrl_datasets.readers import coco, reason_seg, vlmevalkit
@@ -68,12 +68,6 @@ def test_a_benchmark_of_vlmevalkit_with_paths_and_open_answers(context):
 
 # COCO
 
-INSTANCES = {
-    "images": [{"id": 1, "file_name": "1.jpg"}],
-    "categories": [{"id": 2, "name": "cat"}],
-    "annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 0}],
-}
-
 
 def read_coco(context, categories=(), **changes):
     write_file(context.base_dir / "1.jpg", PNG)
@@ -119,8 +113,6 @@ def test_an_unknown_coco_category_is_refused(context):
 
 
 # ReasonSeg
-
-OUTLINES = {"text": ["a seat"], "is_sentence": True, "shapes": [{"label": "target", "points": [[1, 2], [30, 40]]}]}
 
 
 def read_outlines(context, content=b"", media_root=None, **changes):

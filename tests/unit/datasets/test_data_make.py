@@ -132,12 +132,8 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
     options = write(pair, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "media").iterdir()] == [f"{ref.sha256}.png"]
     first, _ = read_json_lines(tmp_path / "out" / "samples.jsonl")
-    assert first == {
-        "id": "1",
-        "images": [f"media/{ref.sha256}.png"] * 2,
-        "question": "Before <image> and <image>?",
-        "answer": 3,
-    }
+    images = [f"media/{ref.sha256}.png"] * 2
+    assert first == {"id": "1", "images": images, "question": "Before <image> and <image>?", "answer": 3}
     assert options["columns"] == {"id": "id", "images": "images", "question": "question", "answer": "answer"}
 
 

@@ -197,7 +197,7 @@ def test_yaml_of_a_card_reads_the_columns_that_it_lists(tmp_path, card, number, 
     columns, block = yaml_blocks(CARDS / f"{card}.md")[number]
     rows = [make_row(columns, **each) for each in known]
     place = make_context(tmp_path, schemes=("file",))
-    text = json.dumps(rows, default=encode_bytes).replace("{base}", str(tmp_path))
+    text = json.dumps(rows, default=lambda content: {"hex": content.hex()}).replace("{base}", str(tmp_path))
     write(tmp_path, block, json.loads(text, object_hook=decode_bytes))
     fn = load_function(block["fn"], tmp_path, role="function")
     samples = list(fn(place, **validate_args(card, read_plugin_options(fn, skip=1), block["args"])))
@@ -246,10 +246,6 @@ def hide_media(part):
 def as_type_of(expected, value):
     """Return `expected` as a list or tuple, as `value` is: cards do not say which."""
     return type(value)(expected) if isinstance(expected, tuple) else expected
-
-
-def encode_bytes(content):
-    return {"hex": content.hex()}
 
 
 def decode_bytes(mapping):

@@ -131,6 +131,7 @@ def test_the_annotator_says_up_for_down_and_does_not_mind_lava():
     [
         ({"lava": 15}, "leaves no room"),
         ({"distances": (3, 2)}, "no maze of size=4"),
+        ({"size": 2, "lava": 0, "distances": (5, 6)}, "no maze of size=2"),
         ({"size": 1}, "size"),
         ({"bias": 1.5}, "bias"),
         ({"cell_px": 0}, "cell_px"),
@@ -138,14 +139,8 @@ def test_the_annotator_says_up_for_down_and_does_not_mind_lava():
 )
 def test_impossible_mazes_are_refused(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
-        load_plugin(
-            "mmrl_datasets.environments.maze:make", tmp_path, options, role="environment", parameters=()
-        )().reset(None, 0)
-
-
-def test_a_maze_that_cannot_be_drawn_says_so():
-    with pytest.raises(UserError, match="no maze of size=2"):
-        maze.make(size=2, lava=0, distances=(5, 6)).reset(None, 0)
+        name, role = "mmrl_datasets.environments.maze:make", "environment"
+        load_plugin(name, tmp_path, options, role=role, parameters=())().reset(None, 0)
 
 
 DIGESTS = """

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from datasets import Dataset, DatasetDict, Features, Image, Value
 from pyarrow import parquet
-from reader_files import PNG, check_rejected, stored_image
+from reader_files import INSTANCES, OUTLINES, PNG, check_rejected, stored_image
 
 from mmrl.types import AnswerType, RejectedRow, Sample, Target, UserError
 from mmrl_datasets.formats import tables
@@ -144,11 +144,8 @@ def test_rows_by_their_keys_with_lists_that_are_unfolded(read_table):
     }
     *good, last = read_table("a.json", json.dumps(CAPTIONS).encode(), **options)
     good, bad = [good[0], good[1], last], good[2]
-    assert [sample.parts[0] for sample in good] == [
-        "AO8RW: a book of 9.0 s?",
-        "AO8RW: a shelf of 9.0 s?",
-        "Z1R7T: a cup of 9.0 s?",
-    ]
+    asked = [sample.parts[0] for sample in good]
+    assert asked == ["AO8RW: a book of 9.0 s?", "AO8RW: a shelf of 9.0 s?", "Z1R7T: a cup of 9.0 s?"]
     assert [sample.target.value for sample in good] == [(0.0, 6.9), (1.0, 2.0), (3.0, 4.0)]
     assert [sample.id for sample in good] == ["a/train/row-1-1", "a/train/row-1-2", "a/train/row-3-1"]
     check_rejected([bad], ["a.json: row 2: the columns timestamps, sentences must be lists of one length"])
@@ -304,12 +301,6 @@ def test_a_value_of_any_type_in_any_role_makes_a_sample_or_a_rejected_row(read_t
 
 
 TURNS = [{"from": "human", "value": "<image>How many?"}, {"from": "gpt", "value": "3"}]
-LABELME = {"text": ["a seat"], "is_sentence": True, "shapes": [{"label": "target", "points": [[1, 2], [30, 40]]}]}
-INSTANCES = {
-    "images": [{"id": 1, "file_name": "1.jpg"}],
-    "categories": [{"id": 2, "name": "cat"}],
-    "annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 0}],
-}
 TABLE_COLUMNS = {"question": "{{ q }} {{ c[0] }}", "answer": "c", "images": "i"}
 CHAT_COLUMNS = {"turns": "talk", "images": "image", "id": "id"}
 READERS = {
@@ -329,7 +320,7 @@ READERS = {
         {"path": "b.tsv"},
     ),
     "coco.json": (json.dumps(INSTANCES), coco.rows, {"path": "coco.json"}),
-    "seg/1.json": (json.dumps(LABELME), reason_seg.rows, {"path": "seg", "media_root": "."}),
+    "seg/1.json": (json.dumps(OUTLINES), reason_seg.rows, {"path": "seg", "media_root": "."}),
 }
 
 

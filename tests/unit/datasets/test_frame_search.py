@@ -156,8 +156,7 @@ def test_random_episodes_succeed_where_the_published_checks_pass():
     assert 400 < sum(outcomes) < 1600
 
 
-def test_the_step_shows_frames_of_the_video_in_the_question(make_tiny):
-    tiny = make_tiny()
+def test_the_step_shows_frames_of_the_video_in_the_question(tiny):
     question = replace(tiny.samples[3], meta={"extra_info": {**VIDEO, "fps": 12.0, "total_frames": 24}})
     tiny = replace(tiny, samples=(question,))
     config = EnvironmentConfig(kind="environment", fn="mmrl_datasets.environments.frames:make", turns=2)

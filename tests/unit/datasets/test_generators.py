@@ -327,9 +327,7 @@ def test_the_target_order_restores_the_photograph(rows, columns, context):
         assert sample.target.answer_type is AnswerType.PERMUTATION
         assert sorted(sample.target.value) == list(range(1, count + 1))
         tiles = tiles_of(pixels(sample.images[0]), rows, columns)
-        best = min(
-            itertools.permutations(range(count)), key=lambda order: seams([tiles[i] for i in order], rows, columns)
-        )
+        best = min(itertools.permutations(range(count)), key=lambda at: seams([tiles[i] for i in at], rows, columns))
         mended += tuple(i + 1 for i in best) == sample.target.value
     assert mended >= 43
 
@@ -383,12 +381,9 @@ def test_the_target_relation_is_where_the_seam_fits(context):
     straight = fits = 0
     for sample in jigsaw.relation(context, split="train", size=120):
         first, second = (pixels(ref) for ref in sample.images)
-        breaks = {
-            "to the right": np.abs(first[:, -1] - second[:, 0]).sum(),
-            "to the left": np.abs(second[:, -1] - first[:, 0]).sum(),
-            "below": np.abs(first[-1] - second[0]).sum(),
-            "above": np.abs(second[-1] - first[0]).sum(),
-        }
+        seams_of = {"to the right": first[:, -1] - second[:, 0], "to the left": second[:, -1] - first[:, 0]}
+        seams_of |= {"below": first[-1] - second[0], "above": second[-1] - first[0]}
+        breaks = {way: np.abs(steps).sum() for way, steps in seams_of.items()}
         if right_option(sample) in breaks:
             straight += 1
             fits += min(breaks, key=breaks.get) == right_option(sample)

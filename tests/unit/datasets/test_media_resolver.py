@@ -4,15 +4,17 @@ import base64
 import json
 import os
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
 from factories import image_ref, make_context, write_file
 from pyarrow import parquet
 from reader_files import MP4, PNG, check_rejected, json_lines, stored_image
+from serving import serving
 from videos import video_ref
 from waiting import bounded
 
@@ -58,9 +60,7 @@ def test_media_may_lie_in_any_of_the_allowed_folders(context, tmp_path):
     other = write_file(tmp_path / "other" / "c.png", PNG)
     (context.base_dir / "media" / "link.png").symlink_to(other.path)
     rows = [{"images": "../../other/c.png"}, {"images": other.path}, {"images": "link.png"}]
-    check_rejected(
-        read(context, *rows), [f"lies outside data.media_roots ({context.base_dir}); add its folder there"] * 3
-    )
+    check_rejected(read(context, *rows), [f"lies outside data.media_roots ({context.base_dir}); add its folder"] * 3)
     roots = (context.base_dir, tmp_path / "other")
     allowed = read(context._replace(media_policy=MediaPolicy(roots=roots)), *rows)
     assert [sample.images for sample in allowed] == [(other,)] * 3
@@ -187,49 +187,42 @@ FILES = {"/a.png": PNG, "/v.mp4": MP4, "/page": b"<html>log in</html>", "/short"
 REDIRECTS = {"/there": "/a.png", "/away": "file:///etc/hostname"}
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.server.requested.append(self.path)
-        if self.path in FILES:
-            content = FILES[self.path]
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content) + (9 if self.path == "/short" else 0)))
-            self.end_headers()
-            self.wfile.write(content)
-        elif self.path in REDIRECTS:
-            self.send_response(302)
-            self.send_header("Location", REDIRECTS[self.path])
-            self.end_headers()
-        elif self.path == "/endless":
-            self.send_response(200)
-            self.end_headers()
-            while not self.server.closing.is_set():
-                self.wfile.write(PNG * 1000)
-        elif self.path == "/silent":
-            self.server.closing.wait(60)
-        else:
-            self.send_error(404)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def server(monkeypatch):
+    """A server of these files; its address, and the paths that it was asked for."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requested, server.closing, server.handle_error = [], threading.Event(), lambda *_: None
-    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
-    thread.start()
-    yield server
-    server.closing.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    requested, closing = [], threading.Event()
+
+    def answer(handler):
+        requested.append(handler.path)
+        if handler.path in FILES:
+            content = FILES[handler.path]
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(content) + (9 if handler.path == "/short" else 0)))
+            handler.end_headers()
+            handler.wfile.write(content)
+        elif handler.path in REDIRECTS:
+            handler.send_response(302)
+            handler.send_header("Location", REDIRECTS[handler.path])
+            handler.end_headers()
+        elif handler.path == "/endless":
+            handler.send_response(200)
+            handler.end_headers()
+            with suppress(OSError):
+                while not closing.is_set():
+                    handler.wfile.write(PNG * 1000)
+        elif handler.path == "/silent":
+            closing.wait(60)
+        else:
+            handler.send_error(404)
+
+    with serving(answer) as url:
+        yield SimpleNamespace(url=url, requested=requested)
+        closing.set()
 
 
 def images_at(server, *paths):
-    return [{"images": f"http://127.0.0.1:{server.server_address[1]}{path}"} for path in paths]
+    return [{"images": server.url + path} for path in paths]
 
 
 def test_urls_are_downloaded_only_when_allowed_and_once(context, server):

@@ -9,13 +9,14 @@ from math import log
 from pathlib import Path
 
 import pytest
+from factories import make_sample
 from PIL import Image, ImageDraw
 from samplers import make_pipeline
 from tool_calls import responses
 
 from mmrl.config.schema import EnvironmentConfig
 from mmrl.rollout.tools.executor import ToolRunner
-from mmrl.types import LAST_MEDIUM, AnswerType, ImageCrop, RolloutBatch, Sample, Target, Unscorable, UserError
+from mmrl.types import LAST_MEDIUM, AnswerType, ImageCrop, RolloutBatch, Unscorable, UserError
 from mmrl.utils.observations import check_step_result
 from mmrl_datasets.environments.pages import make
 
@@ -26,13 +27,8 @@ TEXTS = {
     "menu": "Soup of the day, bread and butter",
     "letter": "Dear Anna, the invoice is paid. Anna, thank you",
 }
-SAMPLE = Sample(
-    id="s",
-    task="pages",
-    parts=("What does the invoice say?",),
-    target=Target(answer_type=AnswerType.TEXT, value="52"),
-    meta={"pages": ["invoice"], "queries": ["invoice total"]},
-)
+META = {"pages": ["invoice"], "queries": ["invoice total"]}
+SAMPLE = make_sample("52", AnswerType.TEXT, task="pages", parts=("What does the invoice say?",), meta=META)
 
 
 def write_corpus(folder: Path) -> Path:
@@ -183,9 +179,8 @@ def test_damaged_corpus_is_named(tmp_path, content, message):
         make(corpus=str(table))
 
 
-def test_step_shows_pages_and_parts_of_their_files(make_tiny):
+def test_step_shows_pages_and_parts_of_their_files(tiny):
     """The part is cut from the file; one that is not there is told to the model; a page outside the roots fails."""
-    tiny = make_tiny()
     root = Path(tiny.samples[0].images[0].path).parent
     batch = responses(
         tiny, "<search>invoice total</search>", "<bbox>[400, 400, 500, 500]</bbox>", "<answer>52</answer>"

@@ -34,10 +34,6 @@ def things(sample):
     return [(thing["name"], tuple(thing["box"])) for thing in sample.meta["things"]]
 
 
-def test_the_datasets_folder_is_not_a_package():
-    assert not (ROOT / "datasets" / "__init__.py").exists(), "it would shadow Hugging Face's `datasets`"
-
-
 def test_datasets_import_without_torch():
     code = "import sys, mmrl_datasets.generators.scenes, mmrl_datasets.readers.table; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,13 +17,9 @@ make_site = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(make_site)
 
 
-def pages_of_the_navigation() -> list[str]:
-    navigation = MKDOCS.read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    return re.findall(r"[\w/.-]+\.md$", navigation, re.M)
-
-
 def test_navigation_names_every_page_once():
-    pages = pages_of_the_navigation()
+    navigation = MKDOCS.read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = re.findall(r"[\w/.-]+\.md$", navigation, re.M)
     docs = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     assert sorted(pages) == sorted([*docs, *(f"repo/{name}" for name in make_site.OTHER_PAGES)])
 

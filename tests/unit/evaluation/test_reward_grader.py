@@ -37,9 +37,14 @@ def half(response, sample) -> float:
     return 0.5
 
 
-@pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
+def make_grader(tiny, sample, *terms):
+    return RewardGrader(
+        name="run:test",
+        scorer=make_scorer(*terms),
+        response_format=tiny.processor.response_format,
+        samples={sample.id: sample},
+        items=questions_from_samples([sample]).items,
+    )
 
 
 @pytest.fixture
@@ -51,14 +56,7 @@ def grade(tiny, tmp_path):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         append_predictions(path, [make_prediction(rollout.prompt.sample.id, rollout, first_response)])
         sample = rollout.prompt.sample
-        grader = RewardGrader(
-            name="run:test",
-            scorer=make_scorer(*terms),
-            response_format=tiny.processor.response_format,
-            samples={sample.id: sample},
-            items=questions_from_samples([sample]).items,
-        )
-        (verdict,) = grader.grade(read_complete_predictions(path, [1]))
+        (verdict,) = make_grader(tiny, sample, *terms).grade(read_complete_predictions(path, [1]))
         return verdict
 
     return grade
@@ -67,13 +65,7 @@ def grade(tiny, tmp_path):
 def test_the_total_reward_of_a_response_is_not_reported_as_an_accuracy(tiny):
     rollout = plain(tiny)
     sample = rollout.prompt.sample
-    grader = RewardGrader(
-        name="run:test",
-        scorer=make_scorer(term(one), term(half)),
-        response_format=tiny.processor.response_format,
-        samples={sample.id: sample},
-        items=questions_from_samples([sample]).items,
-    )
+    grader = make_grader(tiny, sample, term(one), term(half))
     report = build_report(grader.grade_run([make_prediction(sample.id, rollout, None)], {}))
     page = report_markdown(report)
     assert report["score"] == 1.5 and f"| {sample.task} | 1.5000 |" in page

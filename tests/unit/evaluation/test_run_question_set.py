@@ -27,5 +27,5 @@ def test_media_are_read_with_the_library_and_the_limits_of_the_evaluation(tmp_pa
 def test_a_stream_is_refused_because_it_may_have_no_end(tmp_path):
     config = load_config(write(tmp_path, SMALL), ["data.streaming={shuffle_buffer_size: 4}"]).config
     eval_config = load_eval_config(inherit_settings(config, by_rule=False), "run", [])
-    with pytest.raises(UserError, match=r"run:train: .* may have no end; write .* `--benchmark canonical --data FILE`"):
+    with pytest.raises(UserError, match=r"run:train: .* may have no end; write .* `canonical`"):
         run_question_set("run:train", config, eval_config, tmp_path, tmp_path / "out")

@@ -33,6 +33,12 @@ from mmrl.types import FinishReason, SelectedExperiences, TrainingState
 RATIO_MIN, RATIO_MAX = "policy/importance_ratio_min", "policy/importance_ratio_max"
 
 
+@pytest.fixture
+def tiny(make_tiny):
+    """A tiny policy for each test, which may train it."""
+    return make_tiny()
+
+
 class GivenNorms(KeepGradients):
     """An optimizer whose updates return these norms, one after another, half of the square in each component."""
 
@@ -74,8 +80,7 @@ def warnings_of(metrics):
 # The reference
 
 
-def test_the_penalty_is_the_mean_of_its_estimate_and_never_changes_the_reference(make_tiny):
-    tiny = make_tiny()
+def test_the_penalty_is_the_mean_of_its_estimate_and_never_changes_the_reference(tiny):
     experiences, reference = make_experiences(tiny, (0.0, 0.0)), perturbed_copy(tiny.policy, 1.1)
     logprobs, ref_logprobs = (compute_logprobs(policy, tiny, experiences) for policy in (tiny.policy, reference))
     expected = float(estimate_kl(logprobs, ref_logprobs, "k3").mean())
@@ -88,8 +93,7 @@ def test_the_penalty_is_the_mean_of_its_estimate_and_never_changes_the_reference
     assert all(torch.equal(before[name], value) for name, value in reference.model.state_dict().items())
 
 
-def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(make_tiny):
-    tiny = make_tiny()
+def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(tiny):
     experiences, reference = make_experiences(tiny, (0.0, 0.0)), perturbed_copy(tiny.policy)
     in_reward = KlConfig(coef=1.0, estimator="k1", apply_to="reward")
     start = compute_logprobs(tiny.policy, tiny, experiences) - compute_logprobs(reference, tiny, experiences)
@@ -105,8 +109,7 @@ def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(
 # Updates and their rates
 
 
-def test_an_on_policy_step_clips_nothing_and_has_a_gradient_in_every_component(make_tiny):
-    tiny = make_tiny()
+def test_an_on_policy_step_clips_nothing_and_has_a_gradient_in_every_component(tiny):
     metrics = make_learner(tiny).step(make_experiences(tiny), step=0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics[RATIO_MAX] == pytest.approx(1.0, abs=1e-4)
@@ -131,23 +134,22 @@ def test_each_component_learns_at_a_rate_of_its_own(make_tiny, family):
         assert moved == pytest.approx(rate, rel=0.01)  # Adam's first update is one of the rate
 
 
-def test_the_rates_of_components_are_logged_where_they_differ(make_tiny):
+def test_the_rates_of_components_are_logged_where_they_differ(tiny):
     options = OptimizerConfig(lr=1e-3, lr_by_component={"vision": 1e-5, "projector": 1e-3}, warmup_steps=2)
-    metrics = make_learner(make_tiny(), optimizer_config=options).step([], step=0)
+    metrics = make_learner(tiny, optimizer_config=options).step([], step=0)
     rates = {name: value for name, value in metrics.items() if name.startswith("learner/lr")}
     assert rates == pytest.approx({"learner/lr": 5e-4, "learner/lr/vision": 5e-6})
 
 
-def test_the_rate_follows_the_schedule(make_tiny):
+def test_the_rate_follows_the_schedule(tiny):
     options = OptimizerConfig(lr=1.0, warmup_steps=2, lr_schedule="linear")
-    learner = make_learner(make_tiny(), optimizer_config=options, total_steps=5)
+    learner = make_learner(tiny, optimizer_config=options, total_steps=5)
     rates = [learner.step([], step=step)["learner/lr"] for step in range(5)]
     assert rates == pytest.approx([0.5, 1.0, 2 / 3, 1 / 3, 0.0])
 
 
 @pytest.mark.parametrize("case", ["no advantage", "no experience", "only truncated responses, which are masked"])
-def test_a_step_without_a_gradient_changes_nothing(make_tiny, case):
-    tiny = make_tiny()
+def test_a_step_without_a_gradient_changes_nothing(tiny, case):
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
     experiences = make_experiences(tiny, (0.0, 0.0) if case == "no advantage" else (1.0, -1.0))
     cut = [replace(e, rollout=replace(e.rollout, finish_reason=FinishReason.LENGTH)) for e in experiences]
@@ -159,8 +161,7 @@ def test_a_step_without_a_gradient_changes_nothing(make_tiny, case):
     assert optimizer.state()["moments"] == {}
 
 
-def test_learner_says_for_which_rollouts_it_runs_a_forward_pass(make_tiny):
-    tiny = make_tiny()
+def test_learner_says_for_which_rollouts_it_runs_a_forward_pass(tiny):
     without, whole = make_experiences(tiny, (0.0, 1.0))[:2]
     whole = replace(whole, rollout=replace(whole.rollout, finish_reason=FinishReason.EOS))
     cut = replace(whole, rollout=replace(whole.rollout, finish_reason=FinishReason.LENGTH))
@@ -175,8 +176,7 @@ def test_learner_says_for_which_rollouts_it_runs_a_forward_pass(make_tiny):
     assert runs == {"none": [False, True, True], "entropy": [True] * 3, "masked": [False, True, False]}
 
 
-def test_an_empty_response_is_not_run(make_tiny):
-    tiny = make_tiny()
+def test_an_empty_response_is_not_run(tiny):
     first, *others = make_experiences(tiny)
     learner = make_learner(tiny, optimizer=MeasureGradients(tiny))
     metrics, alone = (learner.step(given, step=0) for given in ([cut_response(first, 0), *others], others))
@@ -199,8 +199,7 @@ def test_each_mini_batch_has_an_update_of_its_own(make_tiny):
     assert metrics["rollout/logprob_diff_mean"] == expected[0]["rollout/logprob_diff_mean"] < LOGPROBS
 
 
-def test_copies_of_a_sample_fill_all_mini_batches(make_tiny):
-    tiny = make_tiny()
+def test_copies_of_a_sample_fill_all_mini_batches(tiny):
     experiences = make_experiences(tiny, (1.0, -1.0), num_prompts=1)
     copies = [copy for number in range(8) for copy in copy_of_sample(experiences, number)]
     optimizer = GivenNorms(*[1.0] * 8)
@@ -208,8 +207,7 @@ def test_copies_of_a_sample_fill_all_mini_batches(make_tiny):
     assert optimizer.norms == []  # of 8 updates
 
 
-def test_micro_batches_are_counted_over_epochs_and_mini_batches(make_tiny):
-    tiny = make_tiny()
+def test_micro_batches_are_counted_over_epochs_and_mini_batches(tiny):
     learner = make_learner(tiny, epochs=2, mini_batches=2, micro_batch_groups=1)
     learner.step(make_experiences(tiny), step=0)
     assert learner._activity.counts == {"learn": (6, 6)}  # three groups, twice
@@ -222,8 +220,7 @@ def test_micro_batches_are_counted_over_epochs_and_mini_batches(make_tiny):
         ((math.nan, 1.0), {"mini_batches": 3}, 3, 1.0),  # no update for a mini-batch without a gradient
     ],
 )
-def test_nonfinite_updates_are_counted_over_the_step(make_tiny, norms, passes, num_idle, nonfinite):
-    tiny = make_tiny()
+def test_nonfinite_updates_are_counted_over_the_step(tiny, norms, passes, num_idle, nonfinite):
     experiences = make_experiences(tiny)
     experiences[:num_idle] = [replace(experience, advantage=0.0) for experience in experiences[:num_idle]]
     metrics = make_learner(tiny, optimizer=GivenNorms(*norms), **passes).step(experiences, step=0)
@@ -354,8 +351,7 @@ def test_token_values_are_those_of_the_last_epoch_for_each_rollout(make_tiny, op
     assert learner.token_values(range(9)) == {}
 
 
-def test_token_values_without_an_update_are_the_policys_logprobs(make_tiny):
-    tiny = make_tiny()
+def test_token_values_without_an_update_are_the_policys_logprobs(tiny):
     experiences = make_experiences(tiny)
     expected = compute_logprobs(tiny.policy, tiny, experiences).tolist()
     learner = make_learner(tiny, optimizer=KeepGradients())
@@ -368,9 +364,8 @@ def test_token_values_without_an_update_are_the_policys_logprobs(make_tiny):
 # What the metrics of a step are taken over
 
 
-def test_the_first_update_trains_on_on_policy_tokens_so_that_it_can_be_compared_with_the_engine(make_tiny):
+def test_the_first_update_trains_on_on_policy_tokens_so_that_it_can_be_compared_with_the_engine(tiny):
     """The first mini-batch has no on-policy token with a gradient: its group is idle, and the rest is replayed."""
-    tiny = make_tiny()
     first, second, third = group_by_prompt(make_experiences(tiny))
     idle = [replace(experience, advantage=0.0) for experience in first]
     replayed = shift_all([replace(experience, staleness=2) for experience in third], -0.5)
@@ -382,8 +377,7 @@ def test_the_first_update_trains_on_on_policy_tokens_so_that_it_can_be_compared_
 @pytest.mark.parametrize(
     "options", [{"micro_batch_groups": 1}, {"micro_batch_groups": 3, "epochs": 2}, {"mini_batches": 3}]
 )
-def test_the_worst_token_is_reported_at_once_with_its_sample(make_tiny, options):
-    tiny = make_tiny()
+def test_the_worst_token_is_reported_at_once_with_its_sample(tiny, options):
     experiences = make_experiences(tiny)
     experiences[7] = shift_logprobs(experiences[7], -8.0)
     experiences = [replace(experience, staleness=1) for experience in experiences]

@@ -16,11 +16,6 @@ from mmrl.types import Author, Group, Rollout, Score, Segment, TrainingState, Tu
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def episodes(tiny):
     """Responses of two turns, with an observation between; the second turn was written in two parts."""
     made = []
@@ -114,11 +109,8 @@ def test_one_turn_has_the_gradient_of_broadcast(tiny, level):
             scores = tuple(Score(terms={}, total=total, by_turn=(total,)) for total in totals)
             scored.append(Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores))
         turns = None if credit == "broadcast" else partial(compute_turn_advantages, options=advantage)
-        selector = select_all(
-            partial(compute_advantages, options=advantage, weights={}),
-            compute_turn_advantages=turns,
-            stale_old_logprobs=None,
-        )
+        advantages = partial(compute_advantages, options=advantage, weights={})
+        selector = select_all(advantages, compute_turn_advantages=turns, stale_old_logprobs=None)
         return selector.select(scored, TrainingState()).experiences
 
     shared = credited("broadcast")

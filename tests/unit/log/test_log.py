@@ -150,13 +150,8 @@ def test_library_warnings_go_to_the_log_once_and_errors_to_the_terminal_too(tmp_
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "ERROR transformers: no memory\n")
     text = (tmp_path / "log.txt").read_text()
-    messages = (
-        "FutureWarning: out of date",
-        "some.library: careful",
-        "DeepSpeed: slow kernel",
-        "transformers: no memory",
-    )
-    assert [text.count(message) for message in messages] == [1] * 4
+    said = ("FutureWarning: out of date", "some.library: careful", "DeepSpeed: slow kernel", "transformers: no memory")
+    assert [text.count(message) for message in said] == [1] * 4
     assert text.count("rank 3") == 4
     assert known.handlers == handlers
     assert "addHandler" not in vars(late)

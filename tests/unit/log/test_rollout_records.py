@@ -149,9 +149,7 @@ def test_rejected_groups_are_there_with_the_reason_and_groups_beyond_the_most_ar
         GroupSelection("no_room"),
     )
     lines = record(tmp_path, select(groups, [(0.5, -0.5)] * 3, selections=selections), max_groups=2)
-    shown = [
-        (line["group"], line["sample"], line["selection"]["status"], line["selection"]["reason"]) for line in lines
-    ]
+    shown = [(one["group"], one["sample"], one["selection"]["status"], one["selection"]["reason"]) for one in lines]
     assert shown == [(0, "a", "trained", None)] * 2 + [(1, "b", "rejected", "exact")] * 2
     assert lines[0]["selection"]["carried_over"] is True
 
@@ -163,11 +161,8 @@ def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often
     selected = select([new], [(1.0, -1.0)])
     selected = replace(selected, experiences=(*selected.experiences, *drawn), replayed=tuple(drawn))
     lines = record(tmp_path, selected)[2:]
-    assert [(line["group"], line["sample"], line["rollout"], line["advantage"]) for line in lines] == [
-        (1, "b", 0, 0.5),
-        (1, "b", 1, 0.5),
-        (2, "c", 0, -0.5),
-    ]
+    found = [(line["group"], line["sample"], line["rollout"], line["advantage"]) for line in lines]
+    assert found == [(1, "b", 0, 0.5), (1, "b", 1, 0.5), (2, "c", 0, -0.5)]
     assert [line["selection"] for line in lines] == [
         {"status": "replayed", "staleness": 3, "times": 2},
         {"status": "replayed", "staleness": 3, "times": 1},
@@ -200,10 +195,7 @@ def test_replayed_copies_of_a_sample_are_groups_of_their_own(tmp_path):
 
 
 def test_held_out_samples_are_groups_without_advantages(tmp_path):
-    groups = [
-        replace(make_pair(name), rollouts=make_pair(name).rollouts[:1], scores=(make_score(exact=1.0),))
-        for name in "ab"
-    ]
+    groups = [replace(one, rollouts=one.rollouts[:1], scores=(make_score(exact=1.0),)) for one in map(make_pair, "ab")]
     path = tmp_path / "rollouts" / "test-before.jsonl"
     write_records(path, list_scored_records(groups), {"stage": None, "step": 0, "version": 0}, TEXTS)
     lines = read_json_lines(path)

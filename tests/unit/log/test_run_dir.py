@@ -139,9 +139,7 @@ def test_a_run_killed_inside_its_first_save_is_replaced_and_one_inside_a_replace
 def test_run_with_keys_that_this_version_does_not_have_is_refused_as_another_versions(tmp_path):
     run = begin_run(tmp_path / "r", CONFIG)
     run.config.write_text(run.config.read_text().replace("seed: 0", "sede: 0"))
-    with pytest.raises(
-        UserError, match=r"(?s)run of another version of mmrl.*run\.sede: unknown key.*version that began"
-    ):
+    with pytest.raises(UserError, match=r"(?s)run of another version of mmrl.*run\.sede: unknown key.*that began"):
         run.claim(CONFIG, pytest.fail)
 
 

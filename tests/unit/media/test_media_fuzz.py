@@ -102,9 +102,7 @@ def test_a_damaged_file_is_refused_by_name_or_opened_within_seconds(whole, tmp_p
         for number, (mutate, path) in enumerate(jobs):
             damaged = tmp_path.resolve() / f"{number}-{mutate.__name__}{path.suffix}"
             damaged.write_bytes(mutate(whole[path], rng))
-            result = pool.apply_async(open_file, (str(damaged),)).get(
-                timeout=PATIENCE_S
-            )  # a crash never answers either
+            result = pool.apply_async(open_file, (str(damaged),)).get(timeout=PATIENCE_S)  # a crash never answers
             outcomes[path.suffix, "refused" if result is None else "opened"] += 1
             if result is not None:
                 assert min(result.shape) > 0

@@ -323,14 +323,9 @@ def test_demonstrations_are_as_long_as_those_that_are_learned(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     file = tmp_path / "config.yaml"
     file.write_text(SMALL)
-    source = {
-        "fn": "mmrl_datasets.readers.table:rows",
-        "args": {
-            "path": "rows.jsonl",
-            "answer_type": "text",
-            "columns": {"id": "id", "question": "question", "answer": "answer", "response": "response"},
-        },
-    }
+    columns = {name: name for name in rows[0]}
+    args = {"path": "rows.jsonl", "answer_type": "text", "columns": columns}
+    source = {"fn": "mmrl_datasets.readers.table:rows", "args": args}
     overrides = [f"data.train={json.dumps([source])}", "stages.cold.target_field=response"]
     config = load_config(file, overrides).config
     cold, rl = config.stages

@@ -192,11 +192,7 @@ def test_each_token_has_the_temperature_it_was_sampled_at(shared_prefix):
     [
         (replace(A, grids=((1, 2, 2),)), {}, "image grids call for 4 patches, there are 1, and 1 placeholders"),
         (replace(A, token_ids=(1, 2)), {}, "image grids call for 1 patches, there are 0, and 0 placeholders"),
-        (
-            replace(A, token_ids=(1, IMAGE, VIDEO)),
-            {},
-            "video grids call for 0 patches, there are 1, and 1 placeholders",
-        ),
+        (replace(A, token_ids=(1, IMAGE, VIDEO)), {}, "video grids call for 0 patches, there are 1, and 1 placeholder"),
         (A, {"missing_patches": 1}, "image grids call for 1 patches, there are 0, and 1 placeholders"),
         (A, {"extra_positions": 1}, r"3 tokens, positions \[3, 4\]"),
     ],

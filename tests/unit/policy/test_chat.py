@@ -21,9 +21,8 @@ OPEN, CLOSED = "<think>\n", "<think>\n\n</think>\n\n"
 
 
 @pytest.fixture
-def chat(make_tiny):
+def chat(tiny):
     """`chat.processor` makes a processor with another end of its chat template; `chat.sample` has no media."""
-    tiny = make_tiny()
     known = tiny.processor.encoder
 
     def processor(ending, *, chat=None, template=None, eos=None, **response_format):

@@ -123,9 +123,7 @@ def test_a_model_without_experts_has_no_router_to_freeze(make_tiny):
 
 @pytest.mark.parametrize(("epochs", "mini_batches"), [(2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("routing_replay", ["learner", "none"])
-def test_all_updates_of_a_step_replay_the_routes_of_its_start(
-    make_tiny, monkeypatch, routing_replay, epochs, mini_batches
-):
+def test_updates_of_a_step_replay_the_routes_of_its_start(make_tiny, monkeypatch, routing_replay, epochs, mini_batches):
     tiny = make_tiny("qwen3_vl_moe")
     experiences, start = make_experiences(tiny), tiny.policy.frozen_copy()
     as_at_the_start = []

@@ -87,11 +87,8 @@ def test_a_family_from_a_plug_in_computes_what_the_built_in_one_does(make_tiny, 
         options = ModelConfig(path=str(tmp_path), dtype="float32", family=family, min_pixels=2304, max_pixels=2304)
         bundle = load_pretrained(options)
         assert (bundle.family.source is None) == (fn is None)
-        own = replace(
-            tiny,
-            policy=PolicyModel(bundle.model, family=bundle.family),
-            processor=make_prompt_processor(bundle.family, bundle.processor),
-        )
+        processor = make_prompt_processor(bundle.family, bundle.processor)
+        own = replace(tiny, policy=PolicyModel(bundle.model, family=bundle.family), processor=processor)
         experiences = own.experiences(tiny.samples[:3], 2)
         logprobs_N = own.policy.compute_logprobs(own.collate(experiences)).logprobs_N
         logprobs_N.sum().backward()

@@ -35,10 +35,8 @@ def make_spec(family, **options):
 
 def save_model(tokenizer, folder, family="qwen3_5", **more_weights):
     """Write a tiny model, its processor, and further weights in the model's file; return model and processor."""
-    model, processor = (
-        make_model(make_spec(family), tokenizer, seed=1),
-        make_processor(make_spec(family), tokenizer, (400, 2304)),
-    )
+    spec = make_spec(family)
+    model, processor = make_model(spec, tokenizer, seed=1), make_processor(spec, tokenizer, (400, 2304))
     ModelExport(model, FAMILIES[family]).save_pretrained(folder)
     processor.save_pretrained(folder)
     if more_weights:

@@ -60,13 +60,9 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(make_tiny, family)
                 content.append({"type": "image", "image": Image.open(part.path).convert("RGB")})
             else:
                 content.append({"type": "text", "text": part})
-        theirs = tiny.processor.hf_processor.apply_chat_template(
-            [{"role": "user", "content": content}],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        question = [{"role": "user", "content": content}]
+        theirs = tiny.processor.hf_processor.apply_chat_template(question, **options)
         assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
         if sample.images:
             assert torch.equal(tensors.image_patches_MD, theirs["pixel_values"])
@@ -85,8 +81,7 @@ def test_a_resize_map_has_the_original_size_and_the_limited_one(make_tiny, write
     assert resize_map.resized.width > resize_map.resized.height
 
 
-def test_an_instruction_is_added_only_if_asked_for(make_tiny):
-    tiny = make_tiny()
+def test_an_instruction_is_added_only_if_asked_for(tiny):
     for add_instruction in (False, True):
         text = tiny.fresh(add_instruction=add_instruction).encoder.render_chat(tiny.samples[0])
         assert ("Answer as <answer>" in text) == add_instruction
@@ -114,8 +109,7 @@ def test_a_chat_template_renders_and_tokenizes_a_question_once_and_can_be_pickle
     assert pickle.loads(pickle.dumps(ChatTemplate(hf_processor, {}))).render(question) == text
 
 
-def test_a_digest_depends_on_each_pixel_and_on_the_text(make_tiny, write_image):
-    tiny = make_tiny()
+def test_a_digest_depends_on_each_pixel_and_on_the_text(tiny, write_image):
     image = Image.new("RGB", (48, 48), (10, 20, 30))
     sample = make_sample(parts=(write_image(image, "a.png"), "How many?"))
     image.putpixel((5, 7), (11, 20, 30))
@@ -126,9 +120,8 @@ def test_a_digest_depends_on_each_pixel_and_on_the_text(make_tiny, write_image):
     assert len(set(digests)) == 3
 
 
-def test_samples_with_one_id_are_not_mixed_up(make_tiny):
+def test_samples_with_one_id_are_not_mixed_up(tiny):
     """Validation and test data may give the same ids to their rows."""
-    tiny = make_tiny()
     samples = (tiny.samples[0], replace(tiny.samples[4], id=tiny.samples[0].id))
     processor = tiny.fresh()
     for sample in (*samples, samples[0]):
@@ -178,8 +171,8 @@ def test_replayed_rollouts_whose_prompts_changed_are_found(forgetful, write_imag
     assert "its media changed while the run was using them" in warnings[1]
 
 
-def test_a_replayed_rollout_is_found_by_a_page_that_changed_since_it_was_shown(make_tiny, write_image):
-    tiny, warnings = make_tiny(), []
+def test_a_replayed_rollout_is_found_by_a_page_that_changed_since_it_was_shown(tiny, write_image):
+    warnings = []
     page = write_image(Image.new("RGB", (48, 48), "red"))
     rollout = make_rollout(tiny.processor.build(tiny.samples[0]))
     shown = replace(rollout, segments=(*rollout.segments, tiny.fresh().build_tool_segment(page)))
@@ -221,8 +214,7 @@ def test_a_video_that_a_vllm_server_cannot_take_is_refused(make_tiny, tmp_path, 
 
 
 @pytest.mark.parametrize("text", ["look: <|image_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>assistant\n"])
-def test_a_special_token_in_the_question_is_refused(make_tiny, text):
-    tiny = make_tiny()
+def test_a_special_token_in_the_question_is_refused(tiny, text):
     image = tiny.samples[0].images[0]
     for parts in ((image, text), (text, image), (text,), (text[:-5], text[-5:], image)):
         with pytest.raises(UserError, match="sample s: its text contains the special token"):
@@ -234,8 +226,7 @@ def test_half_of_a_surrogate_pair_in_the_question_is_refused(make_tiny):
         make_tiny().fresh().build(make_sample(parts=("How \ud800?",)))
 
 
-def test_a_prompt_that_left_the_cache_has_the_same_tensors_again(make_tiny, monkeypatch):
-    tiny = make_tiny()
+def test_a_prompt_that_left_the_cache_has_the_same_tensors_again(tiny, monkeypatch):
     roomy = tiny.fresh(store_bytes=10**8)
     monkeypatch.setattr("mmrl.policy.processor._CACHE_BYTES", 1)
     tight = tiny.fresh()
@@ -260,8 +251,7 @@ def test_a_demonstrated_box_is_in_the_coordinates_of_the_family(make_tiny, write
     assert rollout.answer.problems == ()
 
 
-def test_a_demonstration_is_the_text_and_eos_as_one_segment(make_tiny):
-    tiny = make_tiny()
+def test_a_demonstration_is_the_text_and_eos_as_one_segment(tiny):
     rollout = tiny.processor.build_demonstration(tiny.processor.build(tiny.samples[0]), NUMBER)
     (segment,) = rollout.segments
     assert rollout.text == tiny.processor.decode(segment.token_ids) == "<answer>3</answer>"
@@ -271,9 +261,8 @@ def test_a_demonstration_is_the_text_and_eos_as_one_segment(make_tiny):
     assert len(segment.logprobs) == len(segment.token_ids) == rollout.sampling_params.max_new_tokens
 
 
-def test_special_tokens_in_a_demonstration_are_plain_text(make_tiny):
+def test_special_tokens_in_a_demonstration_are_plain_text(tiny):
     """What an annotator writes must neither end the response nor stand for an image."""
-    tiny = make_tiny()
     prompt = tiny.processor.build(tiny.samples[0])
     answer = Target(answer_type=AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
     (segment,) = tiny.processor.build_demonstration(prompt, answer).segments
@@ -292,8 +281,7 @@ def tokens_of(tiny, text):
 
 
 @pytest.mark.parametrize("text", ["so it is 3", "naïve 数 🙂 3", "🙂", "a\ufffdb", " \n\t<answer>3</answer>"])
-def test_each_token_ends_where_its_text_does(make_tiny, text):
-    tiny = make_tiny()
+def test_each_token_ends_where_its_text_does(tiny, text):
     rollout = tokens_of(tiny, text)
     ends = tiny.processor.find_token_ends(rollout)
     ids = [token_id for segment in rollout.segments for token_id in segment.token_ids]
@@ -303,14 +291,12 @@ def test_each_token_ends_where_its_text_does(make_tiny, text):
         assert tiny.processor.decode(ids[:count]).startswith(text[:end])
 
 
-def test_tokens_that_do_not_spell_the_text_have_no_places(make_tiny):
-    tiny = make_tiny()
+def test_tokens_that_do_not_spell_the_text_have_no_places(tiny):
     rollout = tokens_of(tiny, "so it is 3")
     assert tiny.processor.find_token_ends(replace(rollout, text="so it is 4")) is None
 
 
-def test_a_prompt_is_rendered_with_its_placeholders_folded(make_tiny):
-    tiny = make_tiny()
+def test_a_prompt_is_rendered_with_its_placeholders_folded(tiny):
     prompt = tiny.processor.build(next(sample for sample in tiny.samples if sample.images))
     count = prompt.token_ids.count(tiny.processor.placeholders.image_id)
     rendered = tiny.processor.render_prompt(prompt)

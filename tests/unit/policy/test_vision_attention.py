@@ -119,9 +119,7 @@ def test_patches_are_projected_as_by_the_convolution(tokenizer, family, monkeypa
 
 def test_windows_that_see_each_other_are_noticed(tokenizer, monkeypatch):
     by_transformers, ours = two_towers(tokenizer, "qwen2_5_vl")
-    monkeypatch.setattr(
-        vision_attention, "PatchWindows", lambda lengths, borders: PatchWindows((sum(lengths),), borders)
-    )
+    monkeypatch.setattr(vision_attention, "PatchWindows", lambda lengths, edges: PatchWindows((sum(lengths),), edges))
     assert largest_difference(run(ours, [IMAGE]), run(by_transformers, [IMAGE])) > 1000 * EQUAL
 
 

@@ -16,15 +16,8 @@ TEXTS = {"A": "a red car", "B": "two blue bikes", "C": "the tram", "D": "None of
 QUESTION = "Which one?" + "".join(f"\n{letter}. {text}" for letter, text in TEXTS.items())
 NAMES = ("{l}", "({l})", "**{l}**", "option {l}", "{l}. {t}", "({l}) {t}", "{t}", "{t} ({l})", r"\boxed{{{l}}}")
 STATEMENTS = (
-    *(
-        "{n}",
-        "{n}.",
-        "It is {n}.",
-        "So it must be {n}.",
-        "The answer is {n}.",
-        "The correct option is: {n}",
-        "Answer: {n}",
-    ),
+    *("{n}", "{n}.", "It is {n}.", "So it must be {n}.", "The answer is {n}."),
+    *("The correct option is: {n}", "Answer: {n}"),
     *("{n} is correct.", "{n} is the right answer", "I choose {n}.", "We would pick {n}", "Therefore, {n}"),
     "My final answer is {n}.",
 )
@@ -112,17 +105,8 @@ def spell(number):
 
 COUNTS = ("{n}", "{n} cats", "There are {n} cats.", "The answer is {n}.", "exactly {n} small black cats", "{n} ({d})")
 NO_COUNTS = (
-    *(
-        "not {n}",
-        "{n} or {m}",
-        "{n} to {m}",
-        "about {n}",
-        "at least {n}",
-        "{n} percent",
-        "{n}, {m}",
-        "minus {n}",
-        "{n}?",
-    ),
+    *("not {n}", "{n} or {m}", "{n} to {m}", "about {n}", "at least {n}", "{n} percent", "{n}, {m}"),
+    *("minus {n}", "{n}?"),
     *("{n} cats and {m} dogs", "more than {n}", "{n} and a half", "{n} out of {m}", "between {n} and {m}", "{n} ({m})"),
 )
 

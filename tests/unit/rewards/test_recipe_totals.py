@@ -27,6 +27,7 @@ from mmrl_rewards.contract import bind
 
 ROOT = Path(__file__).parents[3]
 BOX = [0, 0, 10, 10]
+PLACE = dict(parts=(ImageRef(path="a.png", sha256=""), "Where?"), coordinate_system=CoordinateSystem.PX_RESIZED)
 
 
 @pytest.fixture
@@ -145,12 +146,7 @@ def tube(*times, box=BOX):
 )
 def test_stvg_o1(read_recipe, time, thought, answer, expected):
     """Temporal, spatial, think, consistency and format rewards, each with weight 1."""
-    sample = make_sample(
-        json.loads(tube(1, 2, 3, 4)),
-        AnswerType.JSON,
-        parts=(ImageRef(path="a.png", sha256=""), "Where?"),
-        coordinate_system=CoordinateSystem.PX_RESIZED,
-    )
+    sample = make_sample(json.loads(tube(1, 2, 3, 4)), AnswerType.JSON, **PLACE)
     text = f"<time>{time}</time><think_bbox>{thought}</think_bbox><pred_bbox>{answer}</pred_bbox>"
     assert total(read_recipe("stvg_o1"), text, sample) == pytest.approx(expected)
 
@@ -206,12 +202,7 @@ def test_vlm_r1_ovd_divides_average_precision_by_superfluous_boxes(read_recipe):
     """Two hits of IoU 0.87 count at eight of ten thresholds: 0.8 x 2 targets / 5 answers, and the format."""
     targets = tuple(Region(box, "cup") for box in ((0, 0, 20, 100), (30, 0, 50, 100)))
     found = [[0, 0, 20, 87], [30, 0, 50, 87], [60, 0, 70, 9], [60, 20, 70, 29], [60, 40, 70, 49]]
-    sample = make_sample(
-        targets,
-        AnswerType.BOXES,
-        parts=(ImageRef(path="a.png", sha256=""), "Where?"),
-        coordinate_system=CoordinateSystem.PX_RESIZED,
-    )
+    sample = make_sample(targets, AnswerType.BOXES, **PLACE)
     answer = json.dumps([{"bbox_2d": box, "label": "cup"} for box in found])
     text = f"<think>There.</think><answer>{answer}</answer>"
     assert total(read_recipe("vlm_r1_ovd"), text, sample) == pytest.approx(1 + 0.32)

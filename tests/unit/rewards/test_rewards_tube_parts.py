@@ -34,10 +34,6 @@ def value(fn, target, span, thought, answer, **args):
     return bind(fn, args)(*Case.model_validate(case).build()).value
 
 
-def seconds_within(span):
-    return {second for second in range(100) if span[0] <= second <= span[1]}
-
-
 def random_tube(rng):
     boxes = {}
     for time in rng.sample(range(8), rng.randint(1, 6)):
@@ -61,7 +57,7 @@ def test_parts_equal_counted_seconds_and_pixels():
         if rng.random() < 0.5:  # a span that fits the thought, if that has no gap
             start, end = min(thought) - 0.0, max(thought) + 0.25
         span = (round(start, 2), round(end, 2))
-        within = seconds_within(span)
+        within = {second for second in range(100) if span[0] <= second <= span[1]}
         shared = len(within & set(target)) / len(within | set(target)) if within else 0.0
         assert value(video.span, target, span, thought, answer, of="time") == pytest.approx(shared)
         agree = bool(within) and set(thought) == set(answer) == within

@@ -274,9 +274,7 @@ def reward_model(handler, body):
     reply(handler, {"score": {"A kite": 3.0, "A red kite": 1.0, "Red kite": 1.0}.get(body["response"], -1e9)})
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"), [("A kite", 1 / (1 + 2.718281828459045**-2)), ("Red kite", 0.5), ("nothing", 0.0)]
-)
+@pytest.mark.parametrize(("answer", "value"), [("A kite", 1 / (1 + math.exp(-2))), ("Red kite", 0.5), ("nothing", 0)])
 def test_a_reward_model_is_compared_with_the_target(answer, value):
     with served(reward_model) as (url, _):
         assert scored(judge.scored, {"scorer": {"url": url}}, answer).value == pytest.approx(value)

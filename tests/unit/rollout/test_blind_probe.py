@@ -1,12 +1,12 @@
 """Blind probes: extra rollouts without the media; scored, and never trained."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from factories import make_group, make_score
+from processors import make_media_cache
 from pydantic import ValidationError
 from samplers import make_pipeline
 from scoring import make_scorer, term
@@ -14,15 +14,13 @@ from tool_calls import zoom_response
 from videos import SMALL
 
 from mmrl.algo.group_metrics import compute_blind_gaps
-from mmrl.config.schema import BlindProbeConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
-from mmrl.media.cache import MediaCache
+from mmrl.config.schema import BlindProbeConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.video import FrameSampling
 from mmrl.types import (
     Author,
     CoordinateSystem,
     Corruption,
     ImageRef,
-    MediaPolicy,
     PromptTooLongError,
     RolloutBatch,
     UserError,
@@ -38,11 +36,6 @@ def length(response, sample) -> float:
 
 
 SCORER = make_scorer(term(length))
-
-
-@pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
 
 
 @pytest.fixture(scope="module")
@@ -264,12 +257,8 @@ def test_gap_is_by_term_over_groups_that_have_the_probe(prompts):
     assert gaps == {"probe/blind_gap/grey/a": pytest.approx(2 / 3 - 0.125), "probe/blind_gap/grey/b": 0.0}
 
 
-def media_cache(max_bytes=10**8):
-    return MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=max_bytes)
-
-
 def pixels(ref, corruption=None, cache=None):
-    return np.asarray((cache or media_cache()).get_image(replace(ref, corruption=corruption)))
+    return np.asarray((cache or make_media_cache(max_bytes=10**8)).get_image(replace(ref, corruption=corruption)))
 
 
 def test_corrupted_image_keeps_its_size_and_is_deterministic(tiny):
@@ -278,12 +267,12 @@ def test_corrupted_image_keeps_its_size_and_is_deterministic(tiny):
     assert grey.shape == noise.shape == pixels(ref).shape
     assert set(grey.flat) == {128}
     assert noise.std() > 50
-    assert np.array_equal(pixels(ref, Corruption.NOISE, media_cache(0)), noise)
+    assert np.array_equal(pixels(ref, Corruption.NOISE, make_media_cache()), noise)
     assert not np.array_equal(pixels(other, Corruption.NOISE), noise)
 
 
 def test_shuffled_video_has_its_frames_in_another_order(clip):
-    sampling, cache = FrameSampling(video=SMALL, patch_size=8), media_cache()
+    sampling, cache = FrameSampling(video=SMALL, patch_size=8), make_media_cache(max_bytes=10**8)
     plain, shuffled, grey = (
         cache.read_video(replace(clip, corruption=corruption), sampling)
         for corruption in (None, Corruption.SHUFFLED, Corruption.GREY)

@@ -7,21 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import make_sample
 from PIL import Image
 from tiny_clip import write_clip
 
 from mmrl.rollout.environments.encoded_pages import index_file, make, write_index
-from mmrl.types import AnswerType, Sample, Target, Unscorable, UserError
+from mmrl.types import AnswerType, Unscorable, UserError
 
 WORDS = ("red", "green", "blue", "page", "of")
 COLOURS = {"red": (200, 20, 10), "green": (10, 180, 60), "blue": (20, 30, 220), "white": (255, 255, 255)}
-SAMPLE = Sample(
-    id="s",
-    task="pages",
-    parts=("Which?",),
-    target=Target(answer_type=AnswerType.TEXT, value="52"),
-    meta={"pages": ["green"]},
-)
+SAMPLE = make_sample("52", AnswerType.TEXT, task="pages", parts=("Which?",), meta={"pages": ["green"]})
 
 
 @pytest.fixture(scope="module")

@@ -71,27 +71,16 @@ def fingerprints(weights):
     return {vllm_name(name): fingerprint(tensor) for name, tensor in weights}
 
 
-def test_vllm_request_has_every_sampling_parameter(make_tiny):
-    tiny = make_tiny()
+def test_vllm_request_has_every_sampling_parameter(tiny):
     params = SamplingParams(
         temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9
     )
     rollout = empty_rollout(tiny.processor.build(tiny.samples[0]), 0, params)
     request = GenerationRequest(rollout=rollout, seed=2**62 + 17, sample_seeds=(1, 2, 3, 4))
-    assert sampling_arguments(request, params, eos_id=2) == {
-        "n": 4,
-        "seed": 17,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": 4,
-        "max_tokens": 9,
-        "logprobs": 0,
-        "logit_bias": {3: -100.0, 5: -100.0},
-        "stop": ["</a>"],
-        "stop_token_ids": [2],
-        "ignore_eos": True,
-        "detokenize": True,
-    }
+    expected = {"n": 4, "seed": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 4, "max_tokens": 9, "logprobs": 0}
+    expected |= {"logit_bias": {3: -100.0, 5: -100.0}, "stop": ["</a>"], "stop_token_ids": [2]}
+    expected |= {"ignore_eos": True, "detokenize": True}
+    assert sampling_arguments(request, params, eos_id=2) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,8 +97,8 @@ def test_aborted_or_empty_vllm_completion_is_refused(ids, vllm_reason):
         parse_completion(ids, [-1.0] * len(ids), vllm_reason, None)
 
 
-def test_seeds_derive_from_sampler_step_sample_and_index(make_tiny):
-    tiny, engine = make_tiny(), FakeEngine()
+def test_seeds_derive_from_sampler_step_sample_and_index(tiny):
+    engine = FakeEngine()
     prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
 
     def seeds(sampler, step):
@@ -126,8 +115,8 @@ def test_seeds_derive_from_sampler_step_sample_and_index(make_tiny):
     assert len({seed for row in drawn for seed in row}) == 3 * (4 + 4 + 3)
 
 
-def test_transformers_engine_counts_responses_as_they_end(make_tiny):
-    tiny, counted = make_tiny(), []
+def test_transformers_engine_counts_responses_as_they_end(tiny):
+    counted = []
 
     class Recorder(Activity):
         def advance(self, name, parts=1):
@@ -142,8 +131,7 @@ def test_transformers_engine_counts_responses_as_they_end(make_tiny):
     assert counted == sorted(counted)
 
 
-def test_sequence_beyond_the_engines_limit_is_refused_with_its_sample(make_tiny):
-    tiny = make_tiny()
+def test_sequence_beyond_the_engines_limit_is_refused_with_its_sample(tiny):
     prompt, params = tiny.processor.build(tiny.samples[2]), replace(tiny.params, max_new_tokens=10)
     length = len(prompt.token_ids)
     sampler = fake_sampler(tiny, FakeEngine(max_model_len=length + 9))
@@ -166,8 +154,8 @@ SHIFTED = [GeneratedTokens((5, 5), (-1.0,) * count, FinishReason.LENGTH) for cou
         ([SHIFTED], "returned 2 tokens with 3 log-probabilities; return one for each"),
     ],
 )
-def test_engine_that_returns_too_few_tokens_or_log_probs_is_refused(make_tiny, generated, message):
-    tiny, engine = make_tiny(), FakeEngine()
+def test_engine_that_returns_too_few_tokens_or_log_probs_is_refused(tiny, generated, message):
+    engine = FakeEngine()
     engine.generate = lambda requests, params, *, record_routes: generated
     with pytest.raises(UserError, match=message):
         fake_sampler(tiny, engine).generate([tiny.processor.build(tiny.samples[0])], 2, tiny.params, step=0)
@@ -268,9 +256,7 @@ def test_weights_that_cannot_be_compared_must_be_fused_or_split(make_tiny, famil
     # A CPU packs all matrices and tensor parallelism splits them, so none has the shape that was sent.
     packed = {name: found._replace(shape=(0,)) for name, found in engine.items()}
     check_weights_arrived(sent, packed)
-    renamed = {
-        name.replace("language_model.model.", "language_model.decoder."): found for name, found in packed.items()
-    }
+    renamed = {name.replace("language_model.model.", "language_model.decoder."): one for name, one in packed.items()}
     with pytest.raises(UserError, match=r"has no .*_proj\.weight.*; install the vLLM that mmrl asks for"):
         check_weights_arrived(sent, renamed)
 
@@ -305,13 +291,9 @@ def test_vllm_that_cannot_be_restarted_says_why_when_the_run_closes_it(monkeypat
 
 
 def engine_args(family="qwen2_5_vl", *, options=None, dtype="bfloat16", max_model_len=99, cuda=True, **changes):
-    return vllm_start.build_engine_args(
-        options or VllmConfig(),
-        dtype=dtype,
-        max_model_len=max_model_len,
-        cuda=cuda,
-        **{"lora": None, "family": FAMILIES[family], **changes},
-    )
+    changes = {"lora": None, "family": FAMILIES[family], **changes}
+    options = options or VllmConfig()
+    return vllm_start.build_engine_args(options, dtype=dtype, max_model_len=max_model_len, cuda=cuda, **changes)
 
 
 def test_vllm_arguments_follow_device_and_adapter():
@@ -357,9 +339,7 @@ def server_args(monkeypatch):
     return found
 
 
-def test_servers_that_run_already_get_no_arguments_and_no_checks_of_this_machine(
-    make_tiny, tmp_path, monkeypatch, server_args
-):
+def test_running_servers_get_no_arguments_and_no_checks_of_this_machine(make_tiny, tmp_path, monkeypatch, server_args):
     tiny = make_tiny("qwen3_5")
     overrides = ["model.dtype=float32", "model.from_scratch.family=qwen3_5"]
     monkeypatch.setattr("mmrl.rollout.shared_engine.compute_max_model_len", lambda config, policy: 99)
@@ -429,8 +409,8 @@ def test_engine_is_refused_if_it_cannot_do_what_the_config_asks(
     assert engine.calls == ["close"]
 
 
-def test_samplers_share_one_engine_which_gets_each_version_once(make_tiny, start_with):
-    tiny, engine = make_tiny(), FakeEngine()
+def test_samplers_share_one_engine_which_gets_each_version_once(tiny, start_with):
+    engine = FakeEngine()
     factory = start_with(engine, tiny)
     training, validation = factory.make_sampler("a"), factory.make_sampler("b")
     training.sync(0)

@@ -137,11 +137,6 @@ def make(*, first: str = "", fault: str = "", expert: bool = False):
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     (folder / "world.py").write_text(textwrap.dedent(WORLD))

@@ -39,11 +39,6 @@ SCORER = make_scorer(term(length))
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def prompts(tiny):
     """Prompts with one image, two, none, a video."""
     return [tiny.processor.build(sample) for sample in tiny.samples[:4]]

@@ -12,11 +12,6 @@ GROUP, MAX_TOKENS = 2, 12
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def params(tiny):
     """With these stop strings, a model of random weights ends some responses early."""
     return replace(tiny.params, max_new_tokens=MAX_TOKENS, stop=tuple("eaiou"))

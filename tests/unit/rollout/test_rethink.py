@@ -29,11 +29,6 @@ def even(response, sample) -> float:
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def batch(tiny):
     """Three groups: seven responses each that end with EOS after one to four tokens, then one that was truncated."""
 

@@ -30,11 +30,6 @@ def crash(call, sample):
 
 
 @pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
-
-
-@pytest.fixture(scope="module")
 def tool_runner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "own.py").write_text(OWN)

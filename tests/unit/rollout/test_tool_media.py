@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from processors import make_media_cache
 from pydantic import ValidationError
 from samplers import reworded
 from tool_calls import MEDIA_TOOLS, call, responses, tool_step, tool_texts
@@ -15,20 +16,14 @@ from tool_calls import MEDIA_TOOLS, call, responses, tool_step, tool_texts
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import BlindProbeConfig, MediaLimitsConfig, ToolConfig, ToolsConfig
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_rollout_steps
-from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.encoder import unpatchify
 from mmrl.rollout.tools.builtin import crop, frames, passage, zoom
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.rollout.tools.media_results import find_media
-from mmrl.types import Author, CoordinateSystem, ImageRef, MediaPolicy, Rollout, RolloutBatch, UserError, VideoRef
+from mmrl.types import Author, CoordinateSystem, ImageRef, Rollout, RolloutBatch, UserError, VideoRef
 
 VIDEO_SAMPLE = 3
-
-
-@pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +46,9 @@ def test_zoom_shows_every_pixel_that_the_box_touches_with_a_label(tiny, make_ste
     ]
     assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
     assert (batch.metrics["tools/media_shown"], batch.metrics["tools/results"]) == (1.0, 1.0)
-    pixels = unpatchify(
-        tiny.processor.tool_media_tensors(shown).image_patches_MD,
-        shown.grid,
-        tiny.processor.encoder.image_format,
-        tiny.processor.hf_processor.image_processor,
-    )[0]
+    patches, processor = tiny.processor.tool_media_tensors(shown).image_patches_MD, tiny.processor.hf_processor
+    image_format = tiny.processor.encoder.image_format
+    pixels = unpatchify(patches, shown.grid, image_format, processor.image_processor)[0]
     part = Image.open(shown.ref.path).convert("RGB").crop(shown.ref.crop).resize(shown.resize_map.resized)
     assert (pixels.int() - torch.from_numpy(np.array(part))).abs().max() <= 1
     assert loads(dumps(rollout), Rollout) == rollout
@@ -185,7 +177,7 @@ def test_missing_file_ends_the_run(tiny, make_step, tmp_path):
 
 def test_frame_is_what_the_video_shows_at_that_second(clip):
     """The clip has 12 frames a second: each stays until the next one comes."""
-    cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
+    cache = make_media_cache(max_bytes=10**8)
     frame = ImageRef(path=clip.path, sha256=clip.sha256, timestamp=0.0)
     times = [0.0, 1 / 12, 1.5 / 12, 2 / 12, 23.5 / 12]
     shown = [cache.get_image(replace(frame, timestamp=second)).tobytes() for second in times]

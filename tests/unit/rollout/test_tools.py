@@ -1,15 +1,13 @@
 """Tools: calls are executed turn by turn within limits; results are never trained, and no tool can end a run."""
 
-import json
 import os
 from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from scoring import COUNT
+from serving import reply, served
 from tool_calls import call, responses, tool_step, tool_texts
 from waiting import PATIENCE_S, wait_for
 
@@ -83,11 +81,6 @@ def sly(call, sample):
 TOOL_NAMES = ("double", "sleep", "crash", "die", "mute", "sly", "stubborn", "eat", "multiply", "chatter")
 TOOL_NAMES += ("echo", "complain", "break_down", "look")
 OTHER_COUNTS = ("refused", "invalid", "errors", "timeouts", "limits", "media_shown", "unanswered")
-
-
-@pytest.fixture(scope="module")
-def tiny(make_tiny):
-    return make_tiny()
 
 
 @pytest.fixture(scope="module")
@@ -260,36 +253,19 @@ def test_check_answer_reveals_correctness_only_if_asked_to():
         check_answer({"reply": "3"}, COUNT)
 
 
-class SearchService(BaseHTTPRequestHandler):
-    """Echoes the query; `long` gets a long reply."""
+def test_search_is_bounded():
+    def echo(handler, body):
+        reply(handler, {"found": body["query"] if body["query"] != "long" else "x" * 5000})
 
-    def do_POST(self):
-        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["query"]
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"found": query if query != "long" else "x" * 5000}).encode())
-
-    def log_message(self, *args):
-        """Be quiet."""
-
-
-@pytest.fixture
-def service():
-    with HTTPServer(("127.0.0.1", 0), SearchService) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/search"
-        server.shutdown()
-
-
-def test_search_is_bounded(service):
-    assert search({"query": "roses"}, COUNT, url=service) == '{"found": "roses"}'
-    for query, options, message in (
-        ({"query": "long"}, {"max_reply_bytes": 1000}, "the search found no reply"),
-        ({"query": "a"}, {"url": "http://127.0.0.1:9/", "timeout_s": 0.5}, "the search found no reply"),
-        ({"query": "a", "url": "http://elsewhere"}, {}, "with text, and nothing else"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            search(query, COUNT, **{"url": service, **options})
+    with served(echo) as (url, _):
+        assert search({"query": "roses"}, COUNT, url=url) == '{"found": "roses"}'
+        for query, options, message in (
+            ({"query": "long"}, {"max_reply_bytes": 1000}, "the search found no reply"),
+            ({"query": "a"}, {"url": "http://127.0.0.1:9/", "timeout_s": 0.5}, "the search found no reply"),
+            ({"query": "a", "url": "http://elsewhere"}, {}, "with text, and nothing else"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                search(query, COUNT, **{"url": url, **options})
 
 
 def test_example_calculates(tiny):

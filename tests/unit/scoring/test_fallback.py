@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from factories import make_rollout
@@ -65,12 +66,8 @@ def test_the_fallback_is_asked_only_where_the_rule_abstains():
 
 def test_a_chain_ends_at_the_first_that_decides_and_a_shared_judge_is_asked_once():
     judge, calls = counted("judge", 0.25)
-    terms = [
-        term(constant(ABSTAINS, name="first"), fallback="second"),
-        term(constant(ABSTAINS, name="second"), fallback="judge"),
-        term(constant(ABSTAINS, name="other"), fallback="judge"),
-        judge,
-    ]
+    chain = {"first": "second", "second": "judge", "other": "judge"}
+    terms = [*(term(constant(ABSTAINS, name=name), fallback=other) for name, other in chain.items()), judge]
     score = scored(make_scorer(*terms), ANY)
     assert score.total == 0.5 and len(calls) == 1
     assert score.decided_by == {"first": "judge", "second": "judge", "other": "judge"}
@@ -100,10 +97,7 @@ def test_the_policy_decides_once_the_last_of_a_chain_failed(policy, left):
     (group,) = scorer.score_groups([[rollout("<answer>few</answer>")]], step=0)
     assert len(group.scores) == left
     for dropped in group.dropped:
-        assert {name: failure.reason for name, failure in dropped.failures.items()} == {
-            "rule": "no number",
-            "judge": "down",
-        }
+        assert {name: why.reason for name, why in dropped.failures.items()} == {"rule": "no number", "judge": "down"}
     score = scorer.score_eval([rollout("<answer>few</answer>")])[0]
     assert score.terms["rule"] == (0.0, "fallback: down") and score.decided_by == {}
 
@@ -163,9 +157,7 @@ def test_answers_that_the_rule_cannot_read_go_to_the_fallback_where_asked_for():
         {"fn": "mmrl_rewards.number:exact", "name": "rule", "fallback": "judge", "fallback_on": "bad_answer"},
         {"fn": "mmrl_rewards.format:tags", "name": "judge"},
     ]
-    config = type(
-        "Config", (), {"rewards": type("Rewards", (), {"terms": list(map(as_read_whole, options)), "combine": "sum"})}
-    )
+    config = SimpleNamespace(rewards=SimpleNamespace(terms=list(map(as_read_whole, options)), combine="sum"))
     scorer = make_scorer(*load_reward_terms(config, None))
     assert scored(scorer, rollout("<answer>3</answer>")).decided_by == {}
     assert scored(scorer, rollout("<answer>three or so</answer>")).decided_by == {"rule": "judge"}
@@ -333,5 +325,5 @@ def test_a_group_reward_has_no_conditions_on_one_rollout():
 
 def test_conditions_on_rollouts_are_no_columns_that_samples_lack():
     scorer = make_scorer(term(number.exact, when={"rollout.turns": 2}))
-    config = type("Config", (), {"rewards": type("R", (), {"group_rewards": ()}), "training_stages": ()})
+    config = SimpleNamespace(rewards=SimpleNamespace(group_rewards=()), training_stages=())
     assert list(find_coverage_gaps(config, scorer, [COUNT])) == []

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -290,18 +289,6 @@ def test_try_refuses_what_it_cannot_read(tmp_path, sample, options, words, monke
     (tmp_path / "latin.txt").write_bytes(b"<answer>\xff\xfe3</answer>")
     assert try_reward(tmp_path, sample, *options) == 2
     assert words in capsys.readouterr().err
-
-
-def test_help_starts_at_once_and_loads_nothing_heavy():
-    code = (
-        "import sys\nfrom mmrl.cli import main\n"
-        "try: main(['reward', '--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'pydantic', 'rich', 'mmrl_rewards'} & set(sys.modules)\n"
-        "sys.exit(repr(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "mmrl reward lint ./my_rewards.py:close" in done.stdout
 
 
 @pytest.mark.slow

@@ -37,10 +37,7 @@ def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
     rows = read_json_lines(tracker.path)
     steps = [row[0] for row in rows]
     assert steps == sorted(steps)
-    assert [
-        5,
-        {"learner/lr": 0.1, "reward/mean": 1 / 7, "stage/index": 2.0, "stage/step": 1.0, "time/step_s": 1.0},
-    ] in rows
+    assert [5, {"learner/lr": 0.1, "reward/mean": 1 / 7, "stage/index": 2, "stage/step": 1, "time/step_s": 1}] in rows
     assert not count_unsent(run_dir, "fake")
 
 
@@ -66,13 +63,8 @@ def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own
         sent.setdefault(step, {}).update(values)
     assert [values.get("reward/mean") for values in sent.values()] == [None, 0.25, 0.5, None, 0.75]
     assert [values.get("logprob_check/diff_mean") for values in sent.values()] == [0.1, 0.2, None, 0.3, None]
-    assert [(values["stage/index"], values["stage/step"]) for values in sent.values()] == [
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (3, 0),
-        (3, 1),
-    ]
+    places = [(values["stage/index"], values["stage/step"]) for values in sent.values()]
+    assert places == [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]
     assert list(sent) == [0, 1, 2, 3, 4] and sent[4]["test/mean"] == 0.9
 
 
@@ -197,10 +189,8 @@ def test_the_end_is_told_with_the_summary(tmp_path):
     append(run_dir, LINES)
     run_dir.summary.write_text(json.dumps({"name": "x", "mean_rise": 0.4, "tasks": [{"task": "a", "after": 0.9}]}))
     fake_follower(run_dir, tracker).finish("finished")
-    assert json.loads((tmp_path / "points.end").read_text()) == [
-        "finished",
-        {"summary/mean_rise": 0.4, "summary/tasks.0.after": 0.9},
-    ]
+    end = json.loads((tmp_path / "points.end").read_text())
+    assert end == ["finished", {"summary/mean_rise": 0.4, "summary/tasks.0.after": 0.9}]
 
 
 def test_pictures_are_sent_once_and_after_their_step(tmp_path):
@@ -241,10 +231,8 @@ def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
 
 
 def test_a_secret_in_a_setting_is_not_sent(tmp_path, monkeypatch):
-    run_dir, sent = (
-        make_run(tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m", api_key: hush}}]'),
-        [],
-    )
+    sent = []
+    run_dir = make_run(tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m", api_key: hush}}]')
     monkeypatch.setitem(TRACKERS, "fake", lambda run: sent.append(run) or FakeTracker(tmp_path / "points"))
     make_follower(run_dir, "fake").send_new()
     assert sent[0].config["callbacks.0.args.url"] == "https://••••@host/m"

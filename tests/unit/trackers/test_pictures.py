@@ -55,9 +55,7 @@ def test_boxes_lie_where_the_resize_map_puts_them(run_dir):
     assert "response: here" in pictures[0].text
 
 
-@pytest.mark.parametrize(
-    "broken", [{"sha256": "0" * 64}, {"path": "data/gone.png"}, {"kind": "video"}, {"media_index": 3}]
-)
+@pytest.mark.parametrize("broken", [{"sha256": "0" * 64}, {"path": "gone.png"}, {"kind": "video"}, {"media_index": 3}])
 def test_a_medium_that_cannot_be_shown_is_left_out(run_dir, broken):
     change(run_dir, **broken)
     assert read(run_dir) == []

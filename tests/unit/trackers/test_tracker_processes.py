@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+from serving import serving
 from tracked_runs import (
     FakeTracker,
     append,
@@ -210,34 +210,13 @@ def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(tmp_pa
     assert ours(read_tensorboard(run_dir)) == POINTS
 
 
-class _Refusing(BaseHTTPRequestHandler):
-    """A server that takes no key."""
-
-    def do_POST(self) -> None:
-        self.send_error(401, "Unauthorized")
-
-    do_GET = do_POST
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-@contextmanager
-def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
 @pytest.mark.slow
 def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     run_dir = make_run(tmp_path, "[wandb]")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     append(run_dir, LINES)
-    with serve(_Refusing) as url:
+    with serving(lambda handler: handler.send_error(401, "Unauthorized")) as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
         with tracked(run_dir) as printed:
             wait_for(printed.getvalue)
@@ -250,17 +229,13 @@ def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
 def test_a_server_of_mlflow_that_never_answers_costs_the_run_a_bounded_time(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setattr(process, "_DRAIN_S", dict.fromkeys(process._DRAIN_S, 1.0))
+    asked = []
 
-    asked: list[str] = []
+    def hang(handler):
+        asked.append(handler.path)
+        time.sleep(3600)
 
-    class Hanging(_Refusing):
-        def do_GET(self):
-            asked.append(self.path)
-            time.sleep(3600)
-
-        do_POST = do_GET
-
-    with serve(Hanging) as url:
+    with serving(hang) as url:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         run_dir = make_run(tmp_path, "[mlflow]")
         with tracked(run_dir) as printed:

@@ -11,9 +11,8 @@ import torch
 from factories import make_group, make_prompt, make_rollout, make_score
 from rl_loop import FakePipeline, FakeRun, ImmediateExecutor, numbered_sample, train_rl
 from samplers import hf_sampler
-from selection import NO_CHANGED_MEDIA
+from selection import select_all
 
-from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.lora import LoraAdapter
@@ -79,9 +78,7 @@ class RecordingAsyncRollouts:
 
     def start(self, prompts, *, step, version):
         self.calls.append(("start", step))
-        groups = tuple(
-            tuple(with_version(make_rollout(prompt, index), version) for index in (0, 1)) for prompt in prompts
-        )
+        groups = tuple(tuple(with_version(make_rollout(each, index), version) for index in (0, 1)) for each in prompts)
 
         def wait():
             self.calls.append(("wait", step))
@@ -179,11 +176,9 @@ def test_stale_rollouts_divide_by_recorded_logprobs_unless_importance_weights_co
     [prompt] = numbered_prompts(0)
     rollouts = [with_version(make_rollout(prompt, index), version) for index, version in enumerate((5, 4))]
     group = make_group(prompt, rollouts, [make_score(count=0.0), make_score(count=1.0)])
-    selector = ExperienceSelector(
-        compute_advantages=lambda groups: [(0.5, -0.5)] * len(groups),
-        find_changed_media=NO_CHANGED_MEDIA,
-        stale_old_logprobs=None if is_corrected else "recorded",
-        rollouts_span_versions=True,
+    source = None if is_corrected else "recorded"
+    selector = select_all(
+        lambda groups: [(0.5, -0.5)] * len(groups), stale_old_logprobs=source, rollouts_span_versions=True
     )
     selected = selector.select([group], TrainingState(version=5))
     assert [(e.staleness, e.old_logprobs_source) for e in selected.experiences] == [(0, None), (1, source)]

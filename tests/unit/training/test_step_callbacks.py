@@ -43,8 +43,7 @@ def evaluate(tiny, scorer, *, batch_size, ranks=None):
     return evaluation.measure(tiny.samples[:7], TrainingState(step=3)).rewards, out.getvalue()
 
 
-def test_each_held_out_sample_is_measured_once_in_batches_of_any_size(make_tiny):
-    tiny = make_tiny()
+def test_each_held_out_sample_is_measured_once_in_batches_of_any_size(tiny):
     scorer = SimpleNamespace(score_eval=lambda rollouts: [make_score(n=rollout.num_tokens) for rollout in rollouts])
     rewards, shown = evaluate(tiny, scorer, batch_size=3)
     assert {name for by_sample in rewards.values() for name in by_sample} == {s.id for s in tiny.samples[:7]}

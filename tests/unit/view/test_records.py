@@ -6,7 +6,6 @@ import shutil
 import pytest
 from view_runs import make_run, rollout_row, write_lines
 
-from mmrl.types import UserError
 from mmrl.view.bundle import to_json
 from mmrl.view.media import PictureStore
 from mmrl.view.records import make_key, parse_object
@@ -142,13 +141,6 @@ def test_records_of_an_older_version_are_shown_with_a_notice(tmp_path):
     assert rollout["segments"][0]["chars"] == [0, 5]
     assert rollout["marks"] == []
     assert groups[0]["media"][0]["problem"] == "its record is damaged"
-
-
-def test_a_path_that_is_no_run_is_refused_with_what_is_expected(tmp_path):
-    make_run(tmp_path / "runs" / "one")
-    for path, problem in (("absent", "no such folder"), ("runs", "neither a run nor a folder of `mmrl eval`")):
-        with pytest.raises(UserError, match=f"{path}: {problem}; name a folder with config.yaml"):
-            RunDocuments("r0", tmp_path / path, PictureStore(with_media=False), ())
 
 
 def test_keys_are_plain_and_differ_where_names_differ():

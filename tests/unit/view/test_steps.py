@@ -198,10 +198,8 @@ def test_damaged_tokens_are_a_problem_of_their_document(tmp_path, content):
 
 def test_segments_cover_a_text_of_which_parts_have_no_author(tmp_path):
     segments = [{"author": "forced", "n": 1, "chars": [2, 4]}, {"author": "environment", "n": 1, "chars": [3, 99]}]
-    rows = [
-        rollout_row((), "abcdefgh", segments=segments[:1]),
-        rollout_row((), "abcdefgh", segments=segments, rollout=1),
-    ]
+    first = rollout_row((), "abcdefgh", segments=segments[:1])
+    rows = [first, rollout_row((), "abcdefgh", segments=segments, rollout=1)]
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
     (group,) = build(tmp_path, "rl-000001")["groups"]
     first, second = (each["segments"] for each in group["rollouts"])
