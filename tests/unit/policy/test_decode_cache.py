@@ -86,7 +86,7 @@ def test_rows_attend_to_their_prompt_and_themselves_while_others_leave(monkeypat
 def test_rows_and_prompts_move_as_in_the_docstrings():
     moves = decode_cache._plan_moves([1, 3, 4], torch.device("cpu"))
     assert (moves.order, moves.to.tolist(), moves.start.tolist()) == ([3, 1, 4], [0, 2], [3, 4])
-    assert moves.take(torch.arange(5)).tolist() == moves.order
+    assert moves.apply(torch.arange(5)).tolist() == moves.order
     cache = Rows((2, 2, 2), [0, 1, 1, 2, 2], torch.float32).cache
     prompts = cache.cache.layers[0].prompt_keys.clone()
     assert cache.keep_rows([1, 3, 4]) == [3, 1, 4]
