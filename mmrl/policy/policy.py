@@ -389,7 +389,7 @@ class VisionCache:
         def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
             """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
             keys = next(keys_of_calls)
-            return _join_features(self._look_up(keys, patches_MD, grid_thw, partial(encode, **options)))
+            return _join_features(self._get_or_encode(keys, patches_MD, grid_thw, partial(encode, **options)))
 
         # Only `forward` is replaced, so hooks on the module still run.
         tower.forward = forward
@@ -398,7 +398,7 @@ class VisionCache:
         finally:
             tower.forward = encode
 
-    def _look_up(
+    def _get_or_encode(
         self, keys: Sequence[str], patches_MD: torch.Tensor, grids: torch.Tensor, encode: Callable[..., ModelOutput]
     ) -> list[VisionFeatures]:
         """Return the features of these images or videos; encode and cache the missing ones."""
