@@ -70,14 +70,14 @@ class DecodeCache:
             arguments["decode_cache"] = self
         return arguments
 
-    def mask_after_append(self, keep_RT: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask [R, S] of a forward over new columns; `keep_RT` is 1 for their tokens, int64."""
+    def extend_mask(self, keep_RT: torch.Tensor) -> torch.Tensor:
+        """Add columns, where `keep_RT` is 1 for tokens, int64; return the attention mask of their forward, [R, S]."""
         before = [] if self._keep_RK is None else [self._keep_RK]
         self._keep_RK = torch.cat([*before, keep_RT], dim=1)
         return self._keep_RK
 
-    def mask_after_token(self) -> torch.Tensor | None:
-        """Return the attention mask of a forward with one token a row: [R, S], [R, 1, 1, S], or None."""
+    def extend_mask_by_token(self) -> torch.Tensor | None:
+        """Add a column with a token in each row; return the mask of its forward: [R, S], [R, 1, 1, S], or None."""
         if self._keep_RK is None:
             return None
         self._keep_RK = F.pad(self._keep_RK, (0, 1), value=1)

@@ -300,7 +300,7 @@ class PolicyModel:
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=cache.mask_after_append(batch.attention_mask_BP),
+                attention_mask=cache.extend_mask(batch.attention_mask_BP),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
                 **cache.forward_arguments(),
                 logits_to_keep=1,
@@ -317,7 +317,7 @@ class PolicyModel:
         positions_3R1 = positions_R[:, None].expand(3, -1, -1)
         logits_RV: torch.Tensor = self.model(
             input_ids=input_ids_R1,
-            attention_mask=cache.mask_after_token(),
+            attention_mask=cache.extend_mask_by_token(),
             **self.family.model_arguments(positions_3R1, torch.zeros_like(input_ids_R1), _NO_MEDIA),
             **cache.forward_arguments(),
             logits_to_keep=1,

@@ -98,13 +98,13 @@ def test_rows_and_prompts_move_as_in_the_docstrings():
 def test_new_tokens_see_no_later_token_and_no_padding(lengths):
     rows, columns = Rows((5, 1, 7), [2, 0, 1], torch.float32), max(lengths)
     keep = torch.stack([(torch.arange(columns) >= columns - length).long() for length in lengths])
-    kept = rows.cache.mask_after_append(keep)
+    kept = rows.cache.extend_mask(keep)
     assert torch.equal(kept, keep)
     # As transformers makes of it.
     mask = None if keep.all() else (torch.ones(columns, columns).tril() * kept[:, None]).bool()[:, None]
     assert rows.append(lengths, mask=mask, seed=3) < GRADIENTS
     rows.keep([1, 2])
-    assert rows.append([1, 1], mask=rows.cache.mask_after_token(), seed=4) < GRADIENTS
+    assert rows.append([1, 1], mask=rows.cache.extend_mask_by_token(), seed=4) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
