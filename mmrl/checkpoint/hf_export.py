@@ -156,30 +156,30 @@ def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) 
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
     facts = facts._replace(num_mtp_weights=model_bundle.num_mtp_weights)
-    add_files = partial(_write_card_and_config, facts, False)
+    add_files = partial(_write_card_and_config, facts, is_adapter=False)
     model = ModelExport(model_bundle.model, model_bundle.family)
     checkpoint.export_hf_folder(folder, model, model_bundle.processor, add_files=add_files)
 
 
 def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> None:
     """Write a folder that peft and vLLM load onto the base model, like `write_model`."""
-    checkpoint.export_hf_folder(folder, adapter, add_files=partial(_write_card_and_config, facts, True))
+    checkpoint.export_hf_folder(folder, adapter, add_files=partial(_write_card_and_config, facts, is_adapter=True))
 
 
-def _write_card_and_config(facts: ModelCardFacts, adapter: bool, folder: Path) -> None:
-    card = "\n\n".join(_card_sections(facts, adapter)) + "\n"
+def _write_card_and_config(facts: ModelCardFacts, folder: Path, *, is_adapter: bool) -> None:
+    card = "\n\n".join(_card_sections(facts, is_adapter)) + "\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
     (folder / EXPORTED_CONFIG_FILE).write_text(dump_yaml(facts.config), encoding="utf-8")
 
 
-def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
+def _card_sections(facts: ModelCardFacts, is_adapter: bool) -> Iterator[str]:
     config, base = facts.config, facts.config.model.path
-    header = [f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: image-text-to-text"]
+    header = [f"library_name: {'peft' if is_adapter else 'transformers'}", "pipeline_tag: image-text-to-text"]
     if base:
         header.append(f"base_model: {json.dumps(base)}")
     yield "\n".join(["---", *header, "tags: [mmrl, reinforcement-learning]", "---"])
     yield f"# {config.run.name}"
-    what = "An adapter" if adapter else "A model"
+    what = "An adapter" if is_adapter else "A model"
     origin = f"`{base}`" if base else "a model made from nothing"
     stages = []
     for stage in facts.stages:
@@ -189,7 +189,7 @@ def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
         f"{what} from {origin}, trained by mmrl {facts.manifest['mmrl']}: {', then '.join(stages) or 'no stage yet'}. "
         f"Checkpoint {facts.checkpoint}."
     )
-    yield (_ADAPTER_USAGE if adapter else _USAGE).format(name=config.run.name, base=base)
+    yield (_ADAPTER_USAGE if is_adapter else _USAGE).format(name=config.run.name, base=base)
     if facts.num_mtp_weights:
         yield _WITHOUT_MTP.format(facts.num_mtp_weights)
     if facts.comparison:

@@ -68,7 +68,7 @@ class CheckpointManager:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
         # Tells the background thread not to wait for the parts of other ranks: the main thread commits them itself.
-        self._settle_requested = Event()
+        self._main_thread_commits = Event()
 
     def __enter__(self) -> CheckpointManager:
         """Return the manager itself."""
@@ -87,7 +87,7 @@ class CheckpointManager:
                 raise
             self._warn(str(failure))
         finally:
-            self._settle_requested.set()
+            self._main_thread_commits.set()
             self._pool.shutdown()
 
     def save(self, snapshot: Snapshot, *, before_write: Callable[[], None]) -> None:
@@ -105,14 +105,14 @@ class CheckpointManager:
         self._ranks.on_rank0(partial(check_not_deleted, self._folder.parent))
         self._ranks.on_rank0(partial(create_partial, folder))
         if self._options.async_save:
-            self._settle_requested.clear()
+            self._main_thread_commits.clear()
             future = self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write)
             self._writing = (folder, future)
         else:
             self._commit_on_all_ranks(folder, self._write_part(folder, snapshot, before_write))
 
-    def settle_if_done(self) -> None:
-        """Complete a write in the background if all ranks have ended theirs; return at once if they have not.
+    def commit_if_written(self) -> None:
+        """Complete the checkpoint in the background if all ranks have written their parts; else return at once.
 
         Raises:
             UserError: it failed.
@@ -136,7 +136,7 @@ class CheckpointManager:
             return
         folder, future = self._writing
         self._writing = None
-        self._settle_requested.set()
+        self._main_thread_commits.set()
         self._commit_on_all_ranks(folder, future.result())
 
     def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
@@ -161,7 +161,7 @@ class CheckpointManager:
         # one of the training loop's.
         parts = list(map(partial_path(folder).joinpath, part_file_names(self._ranks.size)))
         while not all(map(Path.exists, parts)):
-            if self._settle_requested.wait(_POLL_S):
+            if self._main_thread_commits.wait(_POLL_S):
                 return None
         try:
             self._commit(folder)

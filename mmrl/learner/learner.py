@@ -24,8 +24,8 @@ from mmrl.learner.micro_batches import (
     MicroBatch,
     add_dummy_media,
     dummy_batch,
+    own_micro_batches,
     pack_micro_batches,
-    rank_micro_batches,
     split_into_mini_batches,
 )
 from mmrl.learner.objective import LossResult, Objective, PolicyLossFn
@@ -121,7 +121,7 @@ class PolicyLearner:
         self._loss_columns = []
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
-        with_gradient = list(filter(self.has_gradient, experiences))
+        with_gradient = list(filter(self._objective.has_gradient, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         for component in COMPONENTS:
@@ -181,7 +181,7 @@ class PolicyLearner:
         for part in split_into_mini_batches(in_loss, self._config.mini_batches):
             part_with_gradient = list(filter(self._objective.has_gradient, part))
             if part_with_gradient:
-                micro_batches = rank_micro_batches(part_with_gradient, self._media_ranks, self._ranks, self._pack)
+                micro_batches = own_micro_batches(part_with_gradient, self._media_ranks, self._ranks, self._pack)
                 # Of the whole part: experiences without a gradient still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(micro_batches, denominators))

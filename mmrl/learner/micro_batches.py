@@ -47,7 +47,7 @@ def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> li
     return mini_batches
 
 
-def rank_micro_batches(
+def own_micro_batches(
     experiences: Sequence[Experience],
     media_ranks: Mapping[str, int],
     ranks: Ranks,

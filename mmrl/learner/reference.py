@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from mmrl.algo.reward_history import has_plateaued
-from mmrl.config import schema
+from mmrl.config.schema import ReferenceConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 from mmrl.policy.policy import PolicyModel
 
@@ -18,7 +18,7 @@ class ReferencePolicy:
     def __init__(
         self,
         policy: PolicyModel,
-        options: schema.ReferenceConfig,
+        options: ReferenceConfig,
         *,
         initial_copy: PolicyModel | None = None,
         ranks: Ranks | None = None,

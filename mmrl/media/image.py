@@ -20,7 +20,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.checks import check_dimensions, check_image_size, check_sha256, resolve_media_path, unreadable_error
 from mmrl.media.corruptions import corrupt_image
-from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, is_plain_png, read_png_chunks, store_png
+from mmrl.media.strict_decoders import PNG_SIGNATURE, decode_jpeg, is_plain_png, read_png_chunks, store_png
 from mmrl.types import ImageRef, MediaError, MediaRangeError, Size
 
 ReadT = TypeVar("ReadT")

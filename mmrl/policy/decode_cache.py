@@ -63,21 +63,21 @@ class DecodeCache:
                 prompts.layers[number] = _SharedPromptLayer(layer)
         self._group_rows()
 
-    def model_arguments(self) -> dict[str, object]:
+    def forward_arguments(self) -> dict[str, object]:
         """Return the arguments by which a model's forward reads and extends this cache."""
         arguments: dict[str, object] = {"past_key_values": self.cache, "use_cache": True}
         if self._shares_prompts:
             arguments["decode_cache"] = self
         return arguments
 
-    def mask_after_append(self, keep_RT: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask [R, S] of a forward over new columns; `keep_RT` is 1 for their tokens, int64."""
+    def extend_mask(self, keep_RT: torch.Tensor) -> torch.Tensor:
+        """Add columns, where `keep_RT` is 1 for tokens, int64; return the attention mask of their forward, [R, S]."""
         before = [] if self._keep_RK is None else [self._keep_RK]
         self._keep_RK = torch.cat([*before, keep_RT], dim=1)
         return self._keep_RK
 
-    def mask_after_token(self) -> torch.Tensor | None:
-        """Return the attention mask of a forward with one token a row: [R, S], [R, 1, 1, S], or None."""
+    def extend_mask_by_token(self) -> torch.Tensor | None:
+        """Add a column with a token in each row; return the mask of its forward: [R, S], [R, 1, 1, S], or None."""
         if self._keep_RK is None:
             return None
         self._keep_RK = F.pad(self._keep_RK, (0, 1), value=1)
@@ -91,8 +91,8 @@ class DecodeCache:
         1 3 4, the result is 3 1 4: these rows had the prompts 2 1 2, which move to the places 0 and 1, so they have the
         prompts 0 1 0 now.
         """
-        rows = _plan_moves(kept, self._device)
-        order = rows.order
+        row_moves = _plan_moves(kept, self._device)
+        order = row_moves.order
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
         if not self._shares_prompts:
             order_R = send_numbers(order, self._device)
@@ -101,20 +101,21 @@ class DecodeCache:
             self.cache.reorder_cache(order_R)
             return order
         if self._keep_RK is not None:
-            self._keep_RK = rows.take(self._keep_RK)
-        prompts = _plan_moves(sorted(set(self._prompt_of_row)), self._device)
-        place_of_prompt = {prompt: place for place, prompt in enumerate(prompts.order)}
+            self._keep_RK = row_moves.apply(self._keep_RK)
+        prompt_moves = _plan_moves(sorted(set(self._prompt_of_row)), self._device)
+        place_of_prompt = {prompt: place for place, prompt in enumerate(prompt_moves.order)}
         self._prompt_of_row = [place_of_prompt[prompt] for prompt in self._prompt_of_row]
         if self._keep_BP is not None:
-            self._keep_BP = prompts.take(self._keep_BP)
+            self._keep_BP = prompt_moves.apply(self._keep_BP)
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
-                layer.conv_states[0] = rows.take(layer.conv_states[0])
-                layer.recurrent_states[0] = rows.take(layer.recurrent_states[0])
+                layer.conv_states[0] = row_moves.apply(layer.conv_states[0])
+                layer.recurrent_states[0] = row_moves.apply(layer.recurrent_states[0])
                 continue
-            layer.prompt_keys, layer.prompt_values = prompts.take(layer.prompt_keys), prompts.take(layer.prompt_values)
+            layer.prompt_keys = prompt_moves.apply(layer.prompt_keys)
+            layer.prompt_values = prompt_moves.apply(layer.prompt_values)
             if layer.keys is not None and layer.values is not None:
-                layer.keys, layer.values = rows.take(layer.keys), rows.take(layer.values)
+                layer.keys, layer.values = row_moves.apply(layer.keys), row_moves.apply(layer.values)
         self._group_rows()
         return order
 
@@ -140,7 +141,8 @@ class DecodeCache:
         layer = self.cache.layers[module.layer_idx]
         # Heads that share a key are further queries of it.
         query_RKGTD = torch.unflatten(query, 1, (key.shape[1], -1))
-        own, own_lse = _attend(query_RKGTD.flatten(2, 3), key, value, _own_bias(mask, query_RKGTD, key), scaling)
+        own_bias = _bias_of_own_keys(mask, query_RKGTD, key)
+        own, own_lse = _attend(query_RKGTD.flatten(2, 3), key, value, own_bias, scaling)
         # All rows of a prompt are one long query of its keys.
         query_BKNGTD = query_RKGTD[self._rows_BN].transpose(1, 2)
         shared, shared_lse = _attend(
@@ -186,8 +188,8 @@ class _Moves(NamedTuple):
     to: torch.Tensor  # places that are filled, int64
     start: torch.Tensor  # where the rows come from that fill them, int64
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a tensor [R, ...] that are left, as a part of its memory."""
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Move the rows of a tensor [R, ...] in place; return those that are left, as a part of its memory."""
         if len(self.to):
             tensor[self.to] = tensor[self.start]
         return tensor[: len(self.order)]
@@ -247,10 +249,10 @@ def _attend(
     return output, lse[..., : query.shape[2]]
 
 
-def _own_bias(mask: torch.Tensor | None, query_RKGTD: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """Return what is added to the scores of a row's own keys [R, K, S, D], [R or 1, 1, G T or 1, S]; None for nothing.
+def _bias_of_own_keys(mask: torch.Tensor | None, query_RKGTD: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """Return the bias of a row's own keys [R, K, S, D], added to scores, [R or 1, 1, G T or 1, S].
 
-    `mask` is the argument of `DecodeCache.attend`.
+    None if a query sees all of them. `mask` is the argument of `DecodeCache.attend`.
     """
     num_queries, num_new, num_own = query_RKGTD.shape[2], query_RKGTD.shape[3], key.shape[2]
     if mask is None and num_new > 1:

@@ -218,7 +218,7 @@ class PolicyModel:
 
         If DeepSpeed runs the policy, each rank gets a whole copy that shares nothing.
         """
-        reference = self._like_this(self.runner.copy_model(shared=self.frozen.values()))
+        reference = self._with_model(self.runner.copy_model(shared=self.frozen.values()))
         # Its own list would lack the weights of components that a stage freezes at the moment.
         reference._trainable_names = self._trainable_names
         reference.model.requires_grad_(False)
@@ -228,10 +228,10 @@ class PolicyModel:
         """Return the policy without its adapter, which takes no memory unless DeepSpeed runs the policy."""
         if self.runner.uses_deepspeed:
             return self.frozen_copy().without_adapter()
-        return self._like_this(without_adapter(self.model))
+        return self._with_model(without_adapter(self.model))
 
-    def _like_this(self, model: PreTrainedModel) -> PolicyModel:
-        """Return the policy of a copy of the model, with the options of this one and its cache."""
+    def _with_model(self, model: PreTrainedModel) -> PolicyModel:
+        """Return a policy of another model, a copy of this one's, with the same options and vision cache."""
         return PolicyModel(
             model,
             family=self.family,
@@ -291,7 +291,7 @@ class PolicyModel:
         return cache, logits_BV
 
     @torch.no_grad()
-    def append(self, rows: DecodeCache, batch: LeftPaddedBatch) -> torch.Tensor:
+    def append(self, cache: DecodeCache, batch: LeftPaddedBatch) -> torch.Tensor:
         """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
 
         The new tokens are padded on the left. The cache is extended in place.
@@ -300,15 +300,15 @@ class PolicyModel:
         with self._use_vision_cache(batch.media):
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
-                attention_mask=rows.mask_after_append(batch.attention_mask_BP),
+                attention_mask=cache.extend_mask(batch.attention_mask_BP),
                 **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
-                **rows.model_arguments(),
+                **cache.forward_arguments(),
                 logits_to_keep=1,
             ).logits[:, -1]
         return logits_RV
 
     @torch.no_grad()
-    def append_text(self, rows: DecodeCache, input_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+    def append_text(self, cache: DecodeCache, input_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Append a text token to each cached row; return the logits of the next token, [R, V].
 
         `positions_R` are equal on all three axes of M-RoPE, int64.
@@ -317,9 +317,9 @@ class PolicyModel:
         positions_3R1 = positions_R[:, None].expand(3, -1, -1)
         logits_RV: torch.Tensor = self.model(
             input_ids=input_ids_R1,
-            attention_mask=rows.mask_after_token(),
+            attention_mask=cache.extend_mask_by_token(),
             **self.family.model_arguments(positions_3R1, torch.zeros_like(input_ids_R1), _NO_MEDIA),
-            **rows.model_arguments(),
+            **cache.forward_arguments(),
             logits_to_keep=1,
         ).logits[:, -1]
         return logits_RV
@@ -389,7 +389,7 @@ class VisionCache:
         def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
             """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
             keys = next(keys_of_calls)
-            return _join_features(self._look_up(keys, patches_MD, grid_thw, partial(encode, **options)))
+            return _join_features(self._get_or_encode(keys, patches_MD, grid_thw, partial(encode, **options)))
 
         # Only `forward` is replaced, so hooks on the module still run.
         tower.forward = forward
@@ -398,7 +398,7 @@ class VisionCache:
         finally:
             tower.forward = encode
 
-    def _look_up(
+    def _get_or_encode(
         self, keys: Sequence[str], patches_MD: torch.Tensor, grids: torch.Tensor, encode: Callable[..., ModelOutput]
     ) -> list[VisionFeatures]:
         """Return the features of these images or videos; encode and cache the missing ones."""

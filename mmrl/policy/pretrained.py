@@ -147,11 +147,11 @@ def load_model(options: ModelConfig, bundle: ProcessorBundle) -> ModelBundle:
         processor=bundle.processor,
         model=model,
         num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
-        is_untied_by_files=_settle_untied_output(model),
+        is_untied_by_files=_correct_tied_config(model),
     )
 
 
-def _settle_untied_output(model: PreTrainedModel) -> bool:
+def _correct_tied_config(model: PreTrainedModel) -> bool:
     """Return True if the config ties output matrix and embedding but they are two tensors; then correct the config."""
     config = model.config
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight

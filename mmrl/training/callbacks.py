@@ -262,7 +262,7 @@ class PeriodicCheckpointer:
             RunInterrupted: the user asked to stop; everything is saved.
             UserError: this checkpoint, or an earlier one in the background, cannot be written.
         """
-        self.manager.settle_if_done()
+        self.manager.commit_if_written()
         if not self.stop_requested() and state.step % self.every:
             return
         self.save(state)

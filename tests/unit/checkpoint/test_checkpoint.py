@@ -323,7 +323,7 @@ def test_run_continues_during_a_write_in_the_background_and_the_next_write_waits
     may_write, events = Event(), []
     with CheckpointManager(tmp_path, ASYNC, refuse_warnings) as manager:
         manager.save(make_snapshot(step=1), before_write=lambda: events.append(may_write.wait(10)))
-        manager.settle_if_done()
+        manager.commit_if_written()
         assert names(tmp_path) == [".00-000001.partial"] and not names(tmp_path / ".00-000001.partial")
         may_write.set()
         manager.save(make_snapshot(step=2), before_write=lambda: events.append(names(tmp_path)))
@@ -339,7 +339,7 @@ def test_failure_in_the_background_is_raised_at_the_next_step(tmp_path):
         manager.wait()
         manager.save(make_snapshot(step=2), before_write=(folder / ".00-000002.partial").rmdir)
         while True:  # as the loop does, step after step
-            manager.settle_if_done()
+            manager.commit_if_written()
     assert checkpoint.find_latest(folder, refuse_warnings) == folder / "00-000001"
 
 
@@ -379,7 +379,7 @@ def save_twice(folder, ranks, *, is_async=False):
         for step in (1, 2):
             manager.save(part_of(ranks, step), before_write=do_nothing)
         while manager._writing:  # as the loop does, step after step
-            manager.settle_if_done()
+            manager.commit_if_written()
         assert checkpoint.find_latest(folder, refuse_warnings).name == "00-000002"
 
 

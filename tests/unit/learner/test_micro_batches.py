@@ -12,8 +12,8 @@ from mmrl.learner.micro_batches import (
     add_dummy_media,
     assign_to_ranks,
     dummy_batch,
+    own_micro_batches,
     pack_micro_batches,
-    rank_micro_batches,
     split_into_mini_batches,
 )
 from mmrl.policy.batch import collate, group_by_prompt
@@ -73,7 +73,7 @@ def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups)
         return [[group] for group in group_by_prompt(experiences)]
 
     first, second = (
-        rank_micro_batches([*text, *image, *video], media_ranks, FakeRanks(rank, 2), pack) for rank in range(2)
+        own_micro_batches([*text, *image, *video], media_ranks, FakeRanks(rank, 2), pack) for rank in range(2)
     )
     assert len(first) == len(second) == 2  # of three groups, so one is empty
     assert sum(not micro_batch.groups for micro_batch in (*first, *second)) == 1

@@ -86,7 +86,7 @@ def test_rows_attend_to_their_prompt_and_themselves_while_others_leave(monkeypat
 def test_rows_and_prompts_move_as_in_the_docstrings():
     moves = decode_cache._plan_moves([1, 3, 4], torch.device("cpu"))
     assert (moves.order, moves.to.tolist(), moves.start.tolist()) == ([3, 1, 4], [0, 2], [3, 4])
-    assert moves.take(torch.arange(5)).tolist() == moves.order
+    assert moves.apply(torch.arange(5)).tolist() == moves.order
     cache = Rows((2, 2, 2), [0, 1, 1, 2, 2], torch.float32).cache
     prompts = cache.cache.layers[0].prompt_keys.clone()
     assert cache.keep_rows([1, 3, 4]) == [3, 1, 4]
@@ -98,13 +98,13 @@ def test_rows_and_prompts_move_as_in_the_docstrings():
 def test_new_tokens_see_no_later_token_and_no_padding(lengths):
     rows, columns = Rows((5, 1, 7), [2, 0, 1], torch.float32), max(lengths)
     keep = torch.stack([(torch.arange(columns) >= columns - length).long() for length in lengths])
-    kept = rows.cache.mask_after_append(keep)
+    kept = rows.cache.extend_mask(keep)
     assert torch.equal(kept, keep)
     # As transformers makes of it.
     mask = None if keep.all() else (torch.ones(columns, columns).tril() * kept[:, None]).bool()[:, None]
     assert rows.append(lengths, mask=mask, seed=3) < GRADIENTS
     rows.keep([1, 2])
-    assert rows.append([1, 1], mask=rows.cache.mask_after_token(), seed=4) < GRADIENTS
+    assert rows.append([1, 1], mask=rows.cache.extend_mask_by_token(), seed=4) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])

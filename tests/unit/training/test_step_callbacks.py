@@ -129,7 +129,7 @@ def manager():
     """A checkpoint manager that records its calls."""
     calls = []
     return SimpleNamespace(
-        calls=calls, settle_if_done=lambda: calls.append("settle_if_done"), wait=lambda: calls.append("wait")
+        calls=calls, commit_if_written=lambda: calls.append("commit_if_written"), wait=lambda: calls.append("wait")
     )
 
 
@@ -139,12 +139,12 @@ def test_checkpoints_are_saved_when_due_and_when_the_user_stops(manager):
     for step in range(1, 10):
         callback.on_step_end(TrainingState(step=step), None)
     assert saved == [4, 8]
-    assert manager.calls == ["settle_if_done"] * 9
+    assert manager.calls == ["commit_if_written"] * 9
     stop = True
     with pytest.raises(RunInterrupted):
         callback.on_step_end(TrainingState(step=10), None)
     assert saved == [4, 8, 10]
-    assert manager.calls[-2:] == ["settle_if_done", "wait"]  # nothing is being written any more
+    assert manager.calls[-2:] == ["commit_if_written", "wait"]  # nothing is being written any more
 
 
 def test_signal_that_arrives_during_a_save_ends_the_run_after_it(manager):
