@@ -323,7 +323,7 @@ class _MiniBatch(NamedTuple):
 
 def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
     """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
-    return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_age]
+    return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_staleness]
 
 
 def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:

@@ -204,12 +204,12 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
     difference_N = (sampled.current_logprobs_N.detach() - sampled.recorded_logprobs_N).abs()
     metrics = Metrics()
     names = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
-    for age, count in enumerate(denominators.policy_tokens_with_gradient_by_age):
+    for staleness, count in enumerate(denominators.policy_tokens_with_gradient_by_staleness):
         if count:
-            share = difference_N.where(sampled.age_N == age, 0.0).sum().double() / count
+            share = difference_N.where(sampled.staleness_N == staleness, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
-            metrics.add_sum(names[age], share)
-    if any(denominators.policy_tokens_with_gradient_by_age):
-        recent_N = difference_N.where(sampled.age_N <= 1, 0.0)
+            metrics.add_sum(names[staleness], share)
+    if any(denominators.policy_tokens_with_gradient_by_staleness):
+        recent_N = difference_N.where(sampled.staleness_N <= 1, 0.0)
         metrics.keep_worst_token("rollout/logprob_diff_max", recent_N, sampled)
     return metrics

@@ -85,7 +85,7 @@ class Objective:
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
         """Return the counts by which an update over these experiences divides its loss and metrics."""
         policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
-        policy_tokens_with_gradient: Counter[int] = Counter()  # by age
+        policy_tokens_with_gradient: Counter[int] = Counter()  # by staleness
         for experience in experiences:
             # An empty response counts as one, though nothing in it has a gradient.
             responses += any(segment.author is Author.POLICY for segment in experience.rollout.segments)
@@ -93,13 +93,13 @@ class Objective:
             for token in iter_trained_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
                 policy_tokens += is_policy
-                policy_tokens_with_gradient[token.age] += is_policy and has_gradient
+                policy_tokens_with_gradient[token.staleness] += is_policy and has_gradient
                 demonstration_tokens += token.author is Author.DEMONSTRATION
                 sft_loss_tokens += token.in_sft_loss
         return LossDenominators(
             policy_tokens=policy_tokens,
             policy_tokens_with_gradient=policy_tokens_with_gradient.total(),
-            policy_tokens_with_gradient_by_age=(policy_tokens_with_gradient[0], policy_tokens_with_gradient[1]),
+            policy_tokens_with_gradient_by_staleness=(policy_tokens_with_gradient[0], policy_tokens_with_gradient[1]),
             responses=responses,
             demonstration_tokens=demonstration_tokens,
             sft_loss_tokens=sft_loss_tokens,

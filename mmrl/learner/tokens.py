@@ -36,7 +36,7 @@ class TokenTable:
     `importance_ratio_level: sequence`, the tokens of a sequence share a ratio."""
     advantages_N: Tensor  # advantage of the response or turn, float32
     fixed_lengths_N: Tensor  # length that `aggregation: fixed` divides by, float32
-    age_N: Tensor  # policy versions between sampling and learning, int64; a partial rollout has tokens of several ages
+    staleness_N: Tensor  # policy versions between sampling and learning, int64; differs within a partial rollout
     old_is_recorded_N: Tensor
     """True if the old log-prob, the ratio's denominator, is the recorded one; False if the recomputed one; bool.
 
@@ -81,7 +81,7 @@ class LossDenominators(NamedTuple):
 
     policy_tokens: int  # sampled by the policy, with a gradient or not: the loss is a mean over all of them
     policy_tokens_with_gradient: int  # those of experiences with a gradient: metrics are means over these
-    policy_tokens_with_gradient_by_age: tuple[int, int]  # of the current policy version, and of the one before it
+    policy_tokens_with_gradient_by_staleness: tuple[int, int]  # of the current policy version, and of the one before it
     responses: int  # responses with a segment sampled by the policy
     demonstration_tokens: int
     sft_loss_tokens: int  # tokens sampled by the policy that `loss.sft_loss` trains on
@@ -121,6 +121,9 @@ def make_token_table(
         responses += [response] * len(response_tokens)
         sequences += [num_sequences + token.turn for token in response_tokens]
         num_sequences += len(experience.turn_advantages or (0,))
+    # The log-probs are those of `mmrl.policy.batch._logprob_tokens`, which walks the same segments.
+    if len(tokens) != len(current_logprobs_N):
+        raise ValueError(f"{len(current_logprobs_N)} log-probs for {len(tokens)} trained tokens")
     response_N = torch.tensor(responses, dtype=torch.int64)
     # All tokens of a response share these two.
     sources = [experience.old_logprobs_source or options.old_logprobs for experience in experiences]
@@ -134,7 +137,7 @@ def make_token_table(
         sequence_N=send_numbers(sequences, device),
         advantages_N=send(torch.tensor([token.advantage for token in tokens]), device),
         fixed_lengths_N=send(torch.tensor(lengths, dtype=torch.float32)[response_N], device),
-        age_N=send_numbers([token.age for token in tokens], device),
+        staleness_N=send_numbers([token.staleness for token in tokens], device),
         old_is_recorded_N=send(bools([source == "recorded" for source in sources])[response_N], device),
         recorded_logprobs_N=send(torch.tensor([token.recorded_logprob for token in tokens]), device),
         recomputed_logprobs_N=recomputed_logprobs_N,
@@ -148,7 +151,7 @@ class TrainedToken(NamedTuple):
     """A token of a response that the model is trained on, sampled by the policy or demonstrated."""
 
     author: Author
-    age: int  # policy versions since it was sampled
+    staleness: int  # policy versions since it was sampled
     recorded_logprob: float
     in_sft_loss: bool
     advantage: float
@@ -177,9 +180,9 @@ def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator
         imitated = advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
         is_policy = segment.author is Author.POLICY
         in_sft_loss = options.sft_loss.coef > 0.0 and imitated and after_trigger and is_policy
-        age = current_version - segment.version
+        staleness = current_version - segment.version
         for logprob in segment.logprobs:
-            yield TrainedToken(segment.author, age, logprob, in_sft_loss, advantage, turn)
+            yield TrainedToken(segment.author, staleness, logprob, in_sft_loss, advantage, turn)
 
 
 def number_turns(experience: Experience) -> list[int]:
