@@ -3,12 +3,11 @@
 `ExperienceSelector.select` calls all parts, in this order: record rewards, filter groups, compute advantages,
 mark staleness, mask truncated responses, replay, advance the curriculum.
 
-Staleness is the age of a rollout's oldest token, in policy versions. A rollout of staleness 0 is on-policy. Training on
-a stale rollout is off-policy: its importance ratio is pi / pi_sampling, with the log-probs that were recorded while
-sampling. (`replay.old_logprobs` can choose otherwise for replayed rollouts; groups carried over always use the recorded
-ones.) With `loss.rollout_correction`, which needs `loss.old_logprobs: recomputed`, the ratio divides the current policy
-by the policy at the start of the step. A separate weight then corrects for the older policy that sampled. This is the
-decoupled objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
+Staleness is the age of a rollout's oldest token, in policy versions. A rollout of staleness 0 is on-policy. A stale one
+is off-policy: its importance ratio is pi / pi_sampling, with the log-probs that were recorded while sampling, or pi over
+the policy at the start of the step, with recomputed ones. `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py says
+when. In the second case `loss.rollout_correction` adds a weight for the older policy that sampled: the decoupled
+objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class ExperienceSelector:
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Log-probs that a stale rollout's importance ratio divides by; None: as for a fresh one, by `loss.old_logprobs`.
-    # Groups carried over always use the recorded ones. `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py lists
-    # all settings that decide.
+    # Groups carried over always use the recorded ones.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     # True with async or partial rollouts. Their staleness is logged, and that of groups carried over.
     rollouts_span_versions: bool = False

@@ -23,8 +23,8 @@ _Kind = Literal["sum", "mean", "ratio", "max", "min"]
 
 class _Metric(NamedTuple):
     kind: _Kind
-    value: float  # the sum or extreme so far; of a mean, the sum of its shares; of a ratio, its numerator
-    weight: float = 1.0  # of a mean, its weight in a mean over updates; of a ratio, its denominator
+    value: float  # of a sum or mean, the sum of its shares; of a ratio, the numerator; of the others, the extreme
+    weight: float = 1.0  # of a mean, its weight in a mean over updates; of a ratio, the denominator
 
 
 class _UnreadMetric(NamedTuple):

@@ -1,8 +1,8 @@
 """A micro-batch's share of the loss of an update, computed from the log-probs of its tokens.
 
 A token has up to four log-probs: `recorded` by the sampler, `recomputed` by the learner before the first update of the
-step, `current`, and under the `reference` of the KL penalty. The importance ratio divides by one of the first two,
-which is then `old`. Log-probs, log ratios and entropies are in nats.
+step, `current`, and under the `reference` of the KL penalty. Old log-probs, by which the importance ratio divides, are
+the recorded or the recomputed ones: see `TokenTable.old_is_recorded_N`. All are in nats, as log ratios and entropies.
 
 Suffixes of tensor names as in `mmrl.policy.batch`: N trained tokens, rows of a `TokenTable`; S of them in one response.
 """
@@ -44,7 +44,7 @@ class LossResult(NamedTuple):
 
     loss: Tensor  # a scalar, with gradient
     metrics: Metrics
-    columns: LossColumns | None  # values of single tokens; None if the policy sampled none of the micro-batch's
+    columns: LossColumns | None  # values of the tokens that the policy sampled; None if it sampled none
 
 
 class Objective:

@@ -31,9 +31,9 @@ class TokenTable:
     is_policy_N: Tensor  # True if the policy sampled the token, bool
     is_demonstration_N: Tensor  # True if the token is part of a demonstration, bool
     in_sft_loss_N: Tensor  # True if `loss.sft_loss` trains on the token, bool
+    # Number of the token's sequence, int64: of its response or, if turns have their own advantages, of its turn. With
+    # `importance_ratio_level: sequence`, its tokens share a ratio.
     sequence_N: Tensor
-    """Number of the token's sequence, int64: a response, or a turn where turns have advantages of their own. With
-    `importance_ratio_level: sequence`, the tokens of a sequence share a ratio."""
     advantages_N: Tensor  # advantage of the response or turn, float32
     fixed_lengths_N: Tensor  # length that `aggregation: fixed` divides by, float32
     staleness_N: Tensor  # policy versions between sampling and learning, int64; differs within a partial rollout

@@ -21,7 +21,7 @@ class Author(StrEnum):
 
 
 TRAINED_AUTHORS = (Author.POLICY, Author.DEMONSTRATION)
-"""The authors whose tokens are scored and trained. Everything that skips the others' tokens reads this."""
+"""Authors whose tokens get log-probs, in `policy.batch._logprob_tokens`, and a loss, in `learner.tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from mmrl.types.rollout import Group, Rollout, RolloutBatch
 class Experience:
     """A rollout to train on.
 
-    `old_logprobs_source` says which log-probs the importance ratio divides by: the ones that the sampler recorded,
-    or that the learner recomputes before the first update of the step. None leaves it to `loss.old_logprobs`.
-    `TokenTable.old_is_recorded_N` in `mmrl/learner/tokens.py` lists all settings that decide.
+    `old_logprobs_source` says which log-probs the importance ratio divides by; None leaves it to `loss.old_logprobs`.
+    `TokenTable.old_is_recorded_N` in `mmrl/learner/tokens.py` explains them.
     """
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
@@ -113,7 +112,7 @@ class TrainingState:
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
     step_data_start: int = 0  # data position at which the next step's samples begin; set by RL stages
-    # Samples that were put off, since their step had them already: data position → position in the order without this.
+    # Samples that their own step had already, so a later step takes them: new data position → position in the order.
     moved_samples: dict[int, int] = field(default_factory=dict)
     # Sample id → rewards at each visit, oldest first; empty unless rewards are tracked.
     reward_history: dict[str, list[SampleStats]] = field(default_factory=dict)

@@ -47,7 +47,9 @@ class ForcedRethink:
     options: RethinkConfig
     context: RolloutContext
     trigger_ids: tuple[tuple[int, ...], ...]  # token ids of each of `options.triggers`, in order
-    repeat: int = 0  # rethink steps before this one; a response whose continuation they dropped gets another one here
+    # Number of rethink steps before this one. They may have continued a response and dropped the continuation; with
+    # this number, the next one of the same response has random numbers of its own.
+    repeat: int = 0
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with the continuations that are kept in place of their first responses.
@@ -102,7 +104,7 @@ class ForcedRethink:
     def _draw_attempts(
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
     ) -> Iterator[_Attempt]:
-        """Draw the first responses of a group that are continued, and yield them with their trigger, in group order."""
+        """Decide which first responses of a group are continued; yield them with their trigger, in group order."""
         drawn: list[tuple[float, int, random.Random]] = []
         for position, rollout in enumerate(group):
             # A response with tool results may be longer than `max_new_tokens`.
