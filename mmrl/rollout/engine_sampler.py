@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
-from mmrl.rollout.responses import append_generated, empty_rollout
+from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
 from mmrl.types import Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
 
@@ -48,7 +48,9 @@ class EngineSampler:
                 sample_seeds=tuple(derive_seed(*seed_parts, index) for index in range(group_size)),
             )
             requests.append(request)
-        return self._continue(requests, sampling_params)
+        self._check_lengths(requests, sampling_params)
+        generated = self.engine.generate(requests, sampling_params, record_routes=self.record_routes)
+        return self._make_rollouts(requests, generated, sampling_params)
 
     def extend(
         self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, repeat: int = 0
@@ -61,21 +63,29 @@ class EngineSampler:
             seed = derive_seed(*seed_parts, len(rollout.segments), *([repeat] if repeat else []))
             sample_seed = seed if rollout.segments else derive_seed(*seed_parts)
             requests.append(GenerationRequest(rollout=rollout, seed=seed, sample_seeds=(sample_seed,)))
-        return [rollout for (rollout,) in self._continue(requests, sampling_params)]
+        self._check_lengths(requests, sampling_params)
+        generated = self.engine.generate(requests, sampling_params, record_routes=self.record_routes)
+        return [rollout for (rollout,) in self._make_rollouts(requests, generated, sampling_params)]
 
-    def _continue(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> list[list[Rollout]]:
-        """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
-        engine = self.engine
-        max_new_tokens = sampling_params.max_new_tokens
+    def _check_lengths(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> None:
+        """Raise a UserError if the engine cannot hold a prompt with the longest response to it."""
+        limit, max_new_tokens = self.engine.max_model_len, sampling_params.max_new_tokens
         for request in requests:
             rollout = request.rollout
             length = len(rollout.prompt.token_ids) + rollout.num_tokens
-            if engine.max_model_len is not None and length + max_new_tokens > engine.max_model_len:
+            if limit is not None and length + max_new_tokens > limit:
                 raise UserError(
                     f"sample {rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are beyond the "
-                    f"{engine.max_model_len} that the rollout engine takes"
+                    f"{limit} that the rollout engine takes"
                 )
-        all_generated = engine.generate(requests, sampling_params, record_routes=self.record_routes)
+
+    def _make_rollouts(
+        self,
+        requests: Sequence[GenerationRequest],
+        all_generated: Sequence[Sequence[GeneratedTokens]],
+        sampling_params: SamplingParams,
+    ) -> list[list[Rollout]]:
+        """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
         if list(map(len, all_generated)) != [request.num_samples for request in requests]:
             raise UserError("the rollout engine must return `num_samples` continuations for each request, in order")
         groups = []

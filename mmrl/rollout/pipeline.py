@@ -81,10 +81,11 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
             case BlindProbeConfig() | GreedyConfig():
                 probe_configs.append(config)
             case _:
-                step = _make_step(config, context)
-                if isinstance(step, ForcedRethink):
-                    step = replace(step, repeat=sum(isinstance(earlier, ForcedRethink) for earlier in steps))
-                steps.append(step)
+                rollout_step = _make_rollout_step(config, context)
+                if isinstance(rollout_step, ForcedRethink):
+                    repeat = sum(isinstance(earlier, ForcedRethink) for earlier in steps)
+                    rollout_step = replace(rollout_step, repeat=repeat)
+                steps.append(rollout_step)
     _check_targets(steps)
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
     # or a tool would look like the gain from seeing the image.
@@ -102,16 +103,16 @@ def _takes_calls(config: RolloutStepConfig) -> bool:
     return isinstance(config, ToolsConfig) or (isinstance(config, EnvironmentConfig) and config.action == "call")
 
 
-def _sets_targets(step: RolloutStep) -> bool:
-    return isinstance(step, CustomStep) and isinstance(step.function, MajorityTargets)
+def _sets_targets(rollout_step: RolloutStep) -> bool:
+    return isinstance(rollout_step, CustomStep) and isinstance(rollout_step.function, MajorityTargets)
 
 
 def _check_targets(steps: Sequence[RolloutStep]) -> None:
     """Raise a UserError if a step cannot be combined with `MajorityTargets`."""
-    for index, step in enumerate(steps):
+    for index, rollout_step in enumerate(steps):
         acts = any(isinstance(other, ToolStep | EnvironmentStep) for other in steps)
         judged = any(isinstance(earlier, ForcedRethink) for earlier in steps[:index])  # by a target that it replaces
-        if _sets_targets(step) and (acts or judged):
+        if _sets_targets(rollout_step) and (acts or judged):
             raise UserError(
                 "rollout_steps: majority_targets answers reworded questions in one turn, and replaces the targets that "
                 "a rethink step judges by; take out steps of kind tools or environment, and put it before rethink"
@@ -132,7 +133,7 @@ def _make_partial_rollouts(config: GenerateConfig, context: RolloutContext) -> P
     )
 
 
-def _make_step(
+def _make_rollout_step(
     config: RethinkConfig | ToolsConfig | EnvironmentConfig | CustomStepConfig, context: RolloutContext
 ) -> RolloutStep:
     match config:
@@ -144,8 +145,8 @@ def _make_step(
             executor = context.tool_runner.make_executor(config, context.processor)
             return ToolStep(executor=executor, context=context)
         case EnvironmentConfig():
-            step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
-            return replace(step, context=context)
+            environment_step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
+            return replace(environment_step, context=context)
         case CustomStepConfig():
             name = step_name(config)
             function = context.custom_steps[name](context)
@@ -158,10 +159,14 @@ def _make_probe(
 ) -> RolloutStep:
     """Return a probe that goes through `steps`. Its episodes get the seeds of the samples that it is made from."""
     probe_steps: list[RolloutStep] = []
-    for step in steps:
-        if _sets_targets(step):  # the prompts of a probe have these targets: a majority of blind answers is another
+    for rollout_step in steps:
+        # The prompts of a probe have these targets: a majority of blind answers would be another.
+        if _sets_targets(rollout_step):
             continue
-        probe_steps.append(replace(step, probe=step_name(config)) if isinstance(step, EnvironmentStep) else step)
+        if isinstance(rollout_step, EnvironmentStep):
+            probe_steps.append(replace(rollout_step, probe=step_name(config)))
+        else:
+            probe_steps.append(rollout_step)
     if isinstance(config, GreedyConfig):
         return GreedyResponses(context=context, steps=tuple(probe_steps))
     return BlindProbe(options=config, context=context, steps=tuple(probe_steps))
