@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,34 +44,31 @@ class ConfigReader:
         chain_here = (*chain, path.resolve())
         if chain_here[-1] in chain:
             raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(file.name for file in chain_here)}")
-        self.files.append(path)
-        if len(self.files) > MAX_FILES:
-            raise UserError(f"{error_prefix}{path} is one file too many; a config builds on {MAX_FILES} at most")
-        root, problems = parse_yaml(text, lambda line: f"{path}:{line}")
-        self.problems += problems
-        return self._merge_bases(root, f"{path}:1", path, error_prefix=error_prefix, chain=chain_here)
+        return self._parse(text, path, lambda line: f"{path}:{line}", error_prefix=error_prefix, chain=chain_here)
 
     def read_settings(self, settings: Mapping[str, Any]) -> ConfigNode:
         """Return the tree of settings that come from Python, merged over the files that they extend."""
         text = to_json(settings, SETTINGS_ORIGIN)
         # A placeholder, never read: relative paths start from its folder, the working directory.
         path = Path(SETTINGS_ORIGIN)
-        self.files.append(path)
-        root, problems = parse_yaml(text, lambda line: SETTINGS_ORIGIN)
-        self.problems += problems
-        return self._merge_bases(root, SETTINGS_ORIGIN, path, error_prefix="", chain=())
+        return self._parse(text, path, lambda line: SETTINGS_ORIGIN, error_prefix="", chain=())
 
-    def _merge_bases(
-        self, root: ConfigNode | None, origin: str, path: Path, *, error_prefix: str, chain: tuple[Path, ...]
+    def _parse(
+        self, text: str, path: Path, format_origin: Callable[[int], str], *, error_prefix: str, chain: tuple[Path, ...]
     ) -> ConfigNode:
-        """Return a tree merged over the files that it extends; `origin` is that of the whole tree."""
+        """Return the tree of a document merged over the files that it extends; `format_origin` names its lines."""
+        self.files.append(path)
+        if len(self.files) > MAX_FILES:
+            raise UserError(f"{error_prefix}{path} is one file too many; a config builds on {MAX_FILES} at most")
+        root, problems = parse_yaml(text, format_origin)
+        self.problems += problems
         if root is None:
             raise UserError(f"{error_prefix}{path} is empty; a config sets run, model, data, rewards and stages")
         if not isinstance(root.value, dict):
             raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
         own = dict(root.value)
         extends = own.pop("extends", None)
-        tree = ConfigNode(own, origin)
+        tree = ConfigNode(own, format_origin(1))
         if extends is None:
             return tree
         # Later bases win over earlier ones, and the file itself over all.
