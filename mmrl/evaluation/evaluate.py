@@ -26,12 +26,11 @@ from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_so
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hide_media, run_question_set
 from mmrl.evaluation.session import (
     EvalBatches,
-    EvalSession,
     check_missing,
     describe_generation,
     find_unusable_questions,
+    generate_predictions,
     open_pipeline,
-    run_session,
 )
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
@@ -189,7 +188,9 @@ class _EvalCommand:
             work_dir=self.request.out_dir,
             console=self.console,
         ) as pipeline:
-            session = EvalSession(
+            return generate_predictions(
+                batches,
+                earlier,
                 question_set=self.question_set,
                 eval_dir=self.eval_dir,
                 processor=model.processor,
@@ -197,7 +198,6 @@ class _EvalCommand:
                 console=self.console,
                 ranks=SingleProcess(),
             )
-            return run_session(batches, earlier, session)
 
     def _grade(self, identity: Mapping[str, Any], predictions: Sequence[Prediction]) -> ScoredRun:
         generation = describe_generation(

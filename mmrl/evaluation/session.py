@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -53,18 +52,6 @@ class EvalBatches:
     def is_complete(self, predictions: Sequence[Prediction]) -> bool:
         """Return True when every question has all its responses."""
         return len(predictions) == sum(self.rows_per_batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSession:
-    """Everything that `run_session` generates, grades and saves with."""
-
-    question_set: QuestionSet  # its name for the console, its grader for the running accuracy
-    eval_dir: EvalDir  # folder that predictions go to
-    processor: PromptProcessor  # builds prompts
-    pipeline: RolloutPipeline  # generates responses
-    console: Console  # shows progress
-    ranks: Ranks  # processes that share the questions
 
 
 def describe_generation(
@@ -221,28 +208,37 @@ def open_pipeline(
         )
 
 
-def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:
+def generate_predictions(
+    batches: EvalBatches,
+    earlier: Sequence[Prediction],
+    *,
+    question_set: QuestionSet,
+    eval_dir: EvalDir,
+    processor: PromptProcessor,
+    pipeline: RolloutPipeline,
+    console: Console,
+    ranks: Ranks,
+) -> list[Prediction]:
     """Generate the responses that `earlier` lacks, save each batch, and return all predictions.
 
     Raises:
         UserError: a question cannot be asked after all, or the disk is full.
     """
     predictions = list(earlier)
-    num_correct = sum(verdict.strict for verdict in session.question_set.grader.grade(earlier))
+    num_correct = sum(verdict.strict for verdict in question_set.grader.grade(earlier))
     # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
     num_batches = len(batches.batches)
-    name = session.question_set.name
-    session.console.start_stage(name, num_batches, num_done)
-    activity, activity_name = session.console.activity, f"answering {name}"
+    console.start_stage(question_set.name, num_batches, num_done)
+    activity_name = f"answering {question_set.name}"
     # Batches of an earlier process are not counted: they would distort the estimate of the time left.
-    activity.begin_count(activity_name, num_batches - num_done)
+    console.activity.begin_count(activity_name, num_batches - num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
-        new_predictions = _answer_batch(batch, session)
+        new_predictions = _answer_batch(batch, processor, pipeline, ranks)
         # Saved before the next batch begins, so that a kill costs one batch.
-        session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
+        ranks.on_rank0(partial(append_predictions, eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
-        num_correct += sum(verdict.strict for verdict in session.question_set.grader.grade(new_predictions))
+        num_correct += sum(verdict.strict for verdict in question_set.grader.grade(new_predictions))
         num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
         num_tokens = sum(prediction.num_tokens for prediction in predictions)
         progress = {
@@ -250,24 +246,24 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
             "rollout/truncated_frac": num_truncated / len(predictions),
             "rollout/response_tokens_mean": num_tokens / len(predictions),
         }
-        session.console.show_step(number, progress, {})
-        activity.advance(activity_name)
-    session.console.end_stage()
+        console.show_step(number, progress, {})
+        console.activity.advance(activity_name)
+    console.end_stage()
     return predictions
 
 
-def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
+def _answer_batch(
+    batch: Sequence[tuple[str, Sample]], processor: PromptProcessor, pipeline: RolloutPipeline, ranks: Ranks
+) -> list[Prediction]:
     """Return the responses to a batch. Collective: every rank answers its share and receives all of them."""
-    own_share = batch[rank_slice(len(batch), session.ranks)]
+    own_share = batch[rank_slice(len(batch), ranks)]
     predictions = []
     if own_share:
-        prompts = [session.processor.build(sample) for _, sample in own_share]
+        prompts = [processor.build(sample) for _, sample in own_share]
         # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-        answered = session.pipeline.run(prompts, step=0)
+        answered = pipeline.run(prompts, step=0)
         for (item_id, _), group in zip(own_share, answered.groups, strict=True):
             for rollout in group:
-                first_response = session.processor.first_response_text(rollout)
-                predictions.append(make_prediction(item_id, rollout, first_response))
+                predictions.append(make_prediction(item_id, rollout, processor.first_response_text(rollout)))
     # A rank without a share must make this call, too, or the others would wait for it.
-    shares = session.ranks.all_gather(predictions)
-    return list(chain.from_iterable(shares))
+    return list(chain.from_iterable(ranks.all_gather(predictions)))
