@@ -27,9 +27,9 @@ from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hi
 from mmrl.evaluation.session import (
     EvalBatches,
     check_missing,
-    describe_generation,
     find_unusable_questions,
     generate_predictions,
+    grade_predictions,
     open_pipeline,
 )
 from mmrl.log.console import Console
@@ -200,15 +200,14 @@ class _EvalCommand:
             )
 
     def _grade(self, identity: Mapping[str, Any], predictions: Sequence[Prediction]) -> ScoredRun:
-        generation = describe_generation(
-            self.request.model,
-            self.request.data_files,
-            identity,
+        run = grade_predictions(
+            self.question_set,
+            predictions,
             self.eval_config,
-            questions=self.question_set.questions,
-            predictions=predictions,
+            model=self.request.model,
+            data_files=self.request.data_files,
+            identity=identity,
         )
-        run = self.question_set.grader.grade_run(predictions, generation)
         options = self.eval_config.judge
         if options is None:
             return run

@@ -11,6 +11,7 @@ from typing import Any
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+from mmrl.benchmarks.report import ScoredRun
 from mmrl.config import EvalConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
@@ -54,23 +55,26 @@ class EvalBatches:
         return len(predictions) == sum(self.rows_per_batch)
 
 
-def describe_generation(
+def grade_predictions(
+    question_set: QuestionSet,
+    predictions: Sequence[Prediction],
+    eval_config: EvalConfig,
+    *,
     model: str,
     data_files: Sequence[str],
     identity: Mapping[str, Any],
-    eval_config: EvalConfig,
-    *,
-    questions: BenchmarkQuestions,
-    predictions: Sequence[Prediction],
-) -> dict[str, Any]:
-    """Return the `generation` section of a report; `identity` is the result of `evaluation_identity`."""
+) -> ScoredRun:
+    """Return all verdicts, with what the section `generation` of a report says.
+
+    `model` names the model there, and `identity` is the result of `evaluation_identity`.
+    """
     generation = eval_config.evaluation
-    return {
+    settings = {
         "model": model,
         "revision": identity["model"],
         "data": list(data_files),
         "data_sha256": identity["data"],
-        "left_out": questions.num_unscorable,
+        "left_out": question_set.questions.num_unscorable,
         "pixels": [eval_config.model.min_pixels, eval_config.model.max_pixels],
         "dtype": eval_config.model.dtype,
         "engine": eval_config.rollout.engine_name,
@@ -87,6 +91,7 @@ def describe_generation(
         # A prompt's own digest covers its text, images and positions.
         "prompts": text_digest("".join(prediction.prompt_digest for prediction in predictions)),
     }
+    return question_set.grader.grade_run(predictions, settings)
 
 
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:

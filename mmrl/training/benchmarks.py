@@ -25,9 +25,9 @@ from mmrl.evaluation.session import (
     EvalBatches,
     build_eval_pipeline,
     check_missing,
-    describe_generation,
     find_unusable_questions,
     generate_predictions,
+    grade_predictions,
 )
 from mmrl.log.console import Console
 from mmrl.protocols import RolloutPipeline
@@ -187,15 +187,14 @@ class TrainingBenchmarks:
         )
         ranks.on_rank0(partial(eval_dir.claim_or_reset, identity, prepared.missing))
         predictions = self._answer_questions(prepared, eval_dir, state)
-        generation = describe_generation(
-            f"{self._run.config.run.name}, {step_id}",
-            prepared.options.data,
-            identity,
+        graded = grade_predictions(
+            prepared.question_set,
+            predictions,
             prepared.eval_config,
-            questions=questions,
-            predictions=predictions,
+            model=f"{self._run.config.run.name}, {step_id}",
+            data_files=prepared.options.data,
+            identity=identity,
         )
-        graded = prepared.question_set.grader.grade_run(predictions, generation)
         report = ranks.on_rank0(partial(write_report, graded, eval_dir.path, rescore=True))
         strict, official = report["strict"], report["official"]["value"]
         low, high = 100 * strict["low"], 100 * strict["high"]
