@@ -114,11 +114,8 @@ def _list_origins(config: Config, root: ConfigNode) -> dict[str, str]:
 
 def _list_warnings(config: Config, root: ConfigNode) -> list[str]:
     """Return the valid settings that are probably a mistake, as lines with the origin of each."""
-    warnings = []
-    for key_path, text in (*config.list_warnings(), *_list_overruled(config, root)):
-        nearest, _ = root.find_nearest(key_path)
-        warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
-    return warnings
+    warnings = [*config.list_warnings(), *_list_overruled(config, root)]
+    return [str(ConfigProblem(root.find_nearest(path)[0].origin, path, text)) for path, text in warnings]
 
 
 def check_is_list(name: str, given: object) -> None:

@@ -81,11 +81,7 @@ class ConfigReader:
         return merge_configs(merged, tree)
 
     def apply_overrides(self, root: ConfigNode, overrides: Sequence[str]) -> ConfigNode:
-        """Return a config with its overlays applied, then the overrides, which may also choose the overlays.
-
-        Raises:
-            UserError: an overlay cannot be read or does not fit, or an override names no setting.
-        """
+        """Return a config with its overlays applied, then the overrides, which may also choose the overlays."""
         of_overlays = [text for text in overrides if text.partition("=")[0].strip() in _OVERLAY_KEYS]
         for override in of_overlays:
             root = self.apply_override(root, override)
