@@ -99,10 +99,8 @@ class ConfigReader:
         """
         assert isinstance(root.value, dict)
         sections = dict(root.value)
-        overlays: list[tuple[str, str]] = []
-        for key in _OVERLAY_KEYS:
-            if key in sections:
-                overlays += _list_files(sections.pop(key), "overlays")
+        lists = [sections.pop(key) for key in _OVERLAY_KEYS if key in sections]
+        overlays = [file for node in lists for file in _list_files(node, "overlays")]
         merged = ConfigNode(sections, root.origin)
         applied: dict[Path, str] = {}  # origin of each overlay by its file
         set_by: dict[KeyPath, tuple[str, PlainValue]] = {}  # settings of overlays so far: name of the overlay, value
@@ -147,8 +145,7 @@ def _append_to_run_name(root: ConfigNode, overlays: Mapping[Path, str]) -> Confi
     if not overlays or run_name is None:
         return root
     name = "-".join([str(run_name.value), *(path.stem for path in overlays)])
-    *_, last_origin = overlays.values()
-    return set_value(root, ("run", "name"), ConfigNode(name, last_origin))
+    return set_value(root, ("run", "name"), ConfigNode(name, list(overlays.values())[-1]))
 
 
 def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:
