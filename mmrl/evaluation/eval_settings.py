@@ -36,6 +36,11 @@ class EvalRequest:
     allow_missing: bool = False  # count questions that cannot be asked as incorrect
     rescore: bool = False  # grade the predictions again and replace the verdicts
 
+    @property
+    def is_on_run_data(self) -> bool:
+        """True if the questions are the run's own data, which its rewards grade."""
+        return self.benchmark.startswith(RUN_DATA_PREFIX)
+
 
 def default_out_dir(model: str, benchmark: str) -> Path:
     """Return the folder for the results of a model on a benchmark, below `evals`.
@@ -97,7 +102,7 @@ def make_eval_config(request: EvalRequest, path: Path, config: Config | None, *,
     """
     settings: dict[str, Any] = {"model": {"path": str(path)}}
     if config is not None:
-        settings = inherit_settings(config, by_rule=not request.benchmark.startswith(RUN_DATA_PREFIX))
+        settings = inherit_settings(config, by_rule=not request.is_on_run_data)
         if not is_checkpoint:
             # An export holds everything itself, so what the run was built from no longer matters.
             settings["model"] |= {"path": str(path), "from_scratch": None, "lora": None}
@@ -110,7 +115,7 @@ def check_request(request: EvalRequest) -> None:
     Raises:
         UserError: the benchmark, model, settings, engine, files or output folder cannot be used.
     """
-    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+    if not request.is_on_run_data:
         get_benchmark(request.benchmark)
     path, checkpoint_name, settings_file = find_settings_file(request.model, request.checkpoint)
     run = RunDir(path)
@@ -124,7 +129,7 @@ def check_request(request: EvalRequest) -> None:
     if request.out_dir.is_dir() and checkpoint_name != "best":
         with RunDir(request.out_dir).lock():
             EvalDir(request.out_dir).check(identifying_settings(eval_config), later=("benchmark", "model", "data"))
-    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+    if not request.is_on_run_data:
         missing = [file for file in request.data_files if "://" not in file and not Path(file).exists()]
         if missing:
             here = Path.cwd()
