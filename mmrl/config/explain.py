@@ -143,21 +143,18 @@ def _format_rl_objective(stage: RlStage, rewards: RewardsConfig) -> list[str]:
 
 def _format_reward(rewards: RewardsConfig) -> str:
     stand_ins = {term.fallback for term in rewards.terms}
-    names, weights = [], []
+    terms = []
     for term in rewards.terms:
         name = term.name or term.fn.rpartition(":")[2]
         if name not in stand_ins:
-            names.append(f"({name}, else {term.fallback})" if isinstance(term.fallback, str) else name)
-            weights.append(term.weight)
+            terms.append((f"({name}, else {term.fallback})" if isinstance(term.fallback, str) else name, term.weight))
     match rewards.combine:
         case "sum":
-            parts = [f"{weight:g} · {name}" for weight, name in zip(weights, names, strict=True)]
-            total = " + ".join(parts)
+            total = " + ".join(f"{weight:g} · {name}" for name, weight in terms)
         case "product":
-            parts = [f"{name}^{weight:g}" for weight, name in zip(weights, names, strict=True)]
-            total = " · ".join(parts)
+            total = " · ".join(f"{name}^{weight:g}" for name, weight in terms)
         case "min":
-            total = f"min({', '.join(names)})"
+            total = f"min({', '.join(name for name, _ in terms)})"
     for reward in rewards.group_rewards:
         total += f" + {reward.weight:g} · {reward.name or reward.fn.rpartition(':')[2]}"
     return f"R_i = {total}"

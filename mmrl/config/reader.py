@@ -103,7 +103,7 @@ class ConfigReader:
         overlays = [file for node in lists for file in _list_files(node, "overlays")]
         merged = ConfigNode(sections, root.origin)
         applied: dict[Path, str] = {}  # origin of each overlay by its file
-        set_by: dict[KeyPath, tuple[str, PlainValue]] = {}  # settings of overlays so far: name of the overlay, value
+        before: dict[KeyPath, tuple[str, PlainValue]] = {}  # settings of earlier overlays: name of the overlay, value
         for name, origin in overlays:
             file = self.files[0].parent / name
             path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
@@ -113,14 +113,11 @@ class ConfigReader:
             overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
             merged = merge_configs(merged, overlay)
             settings = dict(iter_settings(merged))
-            for setting, (other, value) in set_by.items():
-                new_value = settings[setting].plain_value if setting in settings else None
-                if new_value != value:
-                    text = f"{other} sets {format_path(setting)} to {value!r} and {name} to {new_value!r}"
-                    raise UserError(f"{origin}: overlays: {text}; use one, or try the other order")
+            if conflict := _find_conflict(settings, name, before):
+                raise UserError(f"{origin}: overlays: {conflict}; use one, or try the other order")
             # A merge takes over the nodes of the overlay themselves; nodes of a copied stage are not among them.
             own_nodes = {id(node) for _, node in iter_settings(overlay)}
-            set_by |= {setting: (name, node.plain_value) for setting, node in settings.items() if id(node) in own_nodes}
+            before |= {setting: (name, node.plain_value) for setting, node in settings.items() if id(node) in own_nodes}
         return _append_to_run_name(merged, applied)
 
     def apply_override(self, root: ConfigNode, text: str, origin: str = COMMAND_LINE_ORIGIN) -> ConfigNode:
@@ -137,6 +134,15 @@ class ConfigReader:
         node, problems = parse_yaml(value, lambda line: origin, path)
         self.problems += problems
         return set_value(root, path, node or ConfigNode(None, origin))
+
+
+def _find_conflict(now: dict[KeyPath, ConfigNode], name: str, before: dict[KeyPath, tuple[str, PlainValue]]) -> str:
+    """Return which setting of an earlier overlay the one called `name` has changed, as a clause; empty if none."""
+    for path, (earlier, value) in before.items():
+        new_value = now[path].plain_value if path in now else None
+        if new_value != value:
+            return f"{earlier} sets {format_path(path)} to {value!r} and {name} to {new_value!r}"
+    return ""
 
 
 def _append_to_run_name(root: ConfigNode, overlays: Mapping[Path, str]) -> ConfigNode:
