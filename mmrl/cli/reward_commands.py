@@ -131,12 +131,9 @@ def _draw_case(case: Case, reward: BoundReward) -> Image.Image:
     picture = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
     _draw_marks(picture, response, sample)
     result = case.score(reward)
+    texts = [f"value {result.value}, expected {case.expected}: {result.reason}", f"source: {case.source}"]
     lines = []
-    for text in (
-        f"value {result.value}, expected {case.expected}: {result.reason}",
-        f"source: {case.source}",
-        f"{case.response!r:.300}",
-    ):
+    for text in (*texts, f"{case.response!r:.300}"):
         lines += textwrap.wrap(text, _LINE_CHARS)
     page = Image.new("RGB", (_SIDE_PX, size.height + (len(lines) + 1) * _LINE_PX), "white")
     page.paste(picture, (0, 0))
