@@ -47,8 +47,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UserError(f"--stage: no stage {arguments.stage!r} trains; the stages that train: {', '.join(stages)}")
     with pause_gc_for_imports():
         from mmrl.plan.memory import fits, peak_phase
-        from mmrl.plan.remedy import find_remedy, yaml_lines
-        from mmrl.plan.report import as_json, stage_lines, table_lines
+        from mmrl.plan.report import as_json, find_remedy, stage_lines, table_lines, yaml_lines
         from mmrl.plan.shapes import read_shapes
         from mmrl.plan.stage_plan import Plan, find_gpu, make_plan
         from mmrl.plan.workload import estimate_workload

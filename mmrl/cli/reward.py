@@ -83,8 +83,8 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a sub-command and return its exit code."""
-    # Imported here: both import every reward, which is too slow for `mmrl --help`.
-    from mmrl.cli import new_reward, reward_commands
+    # Imported here: it imports every reward, which is too slow for `mmrl --help`.
+    from mmrl.cli import reward_commands
 
     match arguments.reward_command:
         case "list":
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         case "new":
             answer_type = AnswerType(arguments.answer or ("box" if arguments.looks else "number"))
-            return new_reward.create_reward(arguments.name, answer_type, arguments.out, looks=arguments.looks)
+            return reward_commands.create_reward(arguments.name, answer_type, arguments.out, looks=arguments.looks)
         case "test":
             return reward_commands.run_case_tables(arguments.names, verbose=arguments.verbose)
         case "lint":

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import keyword
+import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from PIL import Image, ImageDraw
 from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mmrl.answer import ResponseFormat, list_coordinates, validate_value
 from mmrl.cli.common import echo
-from mmrl.cli.draw_case import draw_case
 from mmrl.scoring.forks import run_in_forks
-from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
+from mmrl.scoring.lint import LintReport, build_attacks, filter_scorable, lint_reward, make_samples
 from mmrl.scoring.registry import (
     builtin_case_tables,
     builtin_rewards,
@@ -30,9 +34,33 @@ from mmrl.scoring.registry import (
     qualified_name,
 )
 from mmrl.scoring.terms import first_call_timeout_s
-from mmrl.types import AnswerType, RewardFailure, Sample, Unscorable, UserError, use_media_opener
+from mmrl.types import (
+    AnswerType,
+    CoordinateSystem,
+    Response,
+    RewardFailure,
+    Sample,
+    Size,
+    Unscorable,
+    UserError,
+    VideoRef,
+    use_media_opener,
+)
 from mmrl_rewards.cases import Case, CaseResult, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
+
+# A drawn row.
+_SIDE_PX: Final = 640
+_LINE_PX: Final = 14
+_LINE_CHARS: Final = 96
+_RADIUS_PX: Final = 5
+# Two colours that people with any colour vision tell apart.
+_TARGET_COLOR, _ANSWER_COLOR = (0, 158, 115), (230, 97, 0)
+# A new reward.
+_FORMAT: Final = ResponseFormat()
+_MAX_ATTACK_CHARS: Final = 400
+_PICTURE_SIZE: Final = (1000, 1000)  # as in `make_samples`
+_PIXELS: Final = "    pixels = sample.image(0)  # uint8 [height, width, 3]; let the value depend on what they show\n"
 
 
 def print_rewards() -> int:
@@ -74,12 +102,132 @@ def draw_reward_case(name: str, row: int, file: Path) -> None:
     reward = load_bound_reward(name, Path(), cases[row].args)
     try:
         with use_media_opener(case_media(folder)):
-            draw_case(cases[row], reward).save(file, "PNG")
+            _draw_case(cases[row], reward).save(file, "PNG")
     except Unscorable as error:
         raise UserError(f"row {row} cannot be drawn: {error}") from error
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from error
     echo(f"wrote {file}: the target is green, the answer orange")
+
+
+def _draw_case(case: Case, reward: BoundReward) -> Image.Image:
+    """Return the picture of a case with the target in green and the answer in orange, and its value, reason and source.
+
+    Raises:
+        Unscorable: the picture cannot be opened.
+        UserError: the row names no picture.
+    """
+    index, media = case.sample.media_index, case.sample.all_media()
+    if index >= len(media) or media[index].file is None:
+        raise UserError('the row names no picture; in its sample, write "image": "picture.png"')
+    response, sample = case.build()
+    ref = sample.media[index]
+    if isinstance(ref, VideoRef):
+        picture = Image.fromarray(sample.video_frames(index, [ref.start or 0.0])[0])
+    else:
+        picture = Image.fromarray(sample.image(index))
+    factor = _SIDE_PX / max(picture.size)
+    size = Size(max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+    picture = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
+    _draw_marks(picture, response, sample)
+    result = case.score(reward)
+    texts = [f"value {result.value}, expected {case.expected}: {result.reason}", f"source: {case.source}"]
+    lines = []
+    for text in (*texts, f"{case.response!r:.300}"):
+        lines += textwrap.wrap(text, _LINE_CHARS)
+    page = Image.new("RGB", (_SIDE_PX, size.height + (len(lines) + 1) * _LINE_PX), "white")
+    page.paste(picture, (0, 0))
+    # Pillow's own font, which every machine has.
+    ImageDraw.Draw(page).multiline_text((4, size.height + 4), "\n".join(lines), "black", spacing=2)
+    return page
+
+
+def _draw_marks(picture: Image.Image, response: Response, sample: Sample) -> None:
+    target, draw = sample.target, ImageDraw.Draw(picture)
+    shown = response.resize_maps[target.media_index]
+    marks = [(target.value, target.coordinate_system, _TARGET_COLOR)]
+    if response.answer.value is not None:
+        marks.append((response.answer.value, response.coordinate_system, _ANSWER_COLOR))
+    for value, system, color in marks:
+        # A target may be broken on purpose.
+        with suppress(ValueError):
+            for values in list_coordinates(target.answer_type, validate_value(target.answer_type, value)):
+                shares = shown.convert(values, system or CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1)
+                places = [share * picture.size[axis % 2] for axis, share in enumerate(shares)]
+                if len(places) == 2:
+                    draw.circle(places, _RADIUS_PX, fill=color, outline="white")
+                else:
+                    draw.rectangle(places, outline=color, width=3)
+
+
+def create_reward(name: str, answer_type: AnswerType, folder: Path, *, looks: bool) -> int:
+    """Write NAME.py and NAME.json for targets of a type; with `looks`, also NAME.png, for a reward that sees it.
+
+    Raises:
+        UserError: the name is not a Python name, or a file is there already or cannot be written.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
+    code, table = folder / f"{name}.py", folder / f"{name}.json"
+    if answer_type is AnswerType.BOX and looks:
+        source = _read_template("look")
+    else:
+        doc, expression, standard, imports, *options = json.loads(_read_template("formulas"))[answer_type]
+        source = _read_template("answer").replace("TYPE", answer_type.name).replace("DOC", doc)
+        source = source.replace("OPTIONS", "".join(options))
+        source = source.replace("EXPRESSION", expression).replace("STANDARD", standard).replace("IMPORT\n", imports)
+        source = source.replace("LOOKS", ", looks=True" if looks else "").replace("PIXELS\n", _PIXELS if looks else "")
+    sources = source, _write_rows(answer_type, looks=looks)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, source in zip((code, table), sources, strict=True):
+            # "x" refuses to write over a file that is there.
+            with path.open("x", encoding="utf-8") as file:
+                file.write(source.replace("NAME", name))
+        if looks:
+            with (folder / f"{name}.png").open("xb") as png:
+                _draw_new_picture().save(png)
+    except FileExistsError as error:
+        raise UserError(f"{error.filename} exists already; choose another name or folder") from error
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+    echo(f"wrote {code} and {table}; try\n  mmrl reward test {table}\n  mmrl reward lint {code}:{name}")
+    return 0
+
+
+def _draw_new_picture() -> Image.Image:
+    """Return a blue picture with a red rectangle where the box of `make_samples` lies."""
+    (box_sample,) = make_samples((AnswerType.BOX,))
+    picture = Image.new("RGB", _PICTURE_SIZE, "#2b6cb0")
+    left, top, right, bottom = map(int, box_sample.target.value)
+    picture.paste("#c53030", (left, top, right, bottom))
+    return picture
+
+
+def _write_rows(answer_type: AnswerType, *, looks: bool) -> str:
+    """Return a case table: correct responses, and attempts to earn a reward without solving the task."""
+    (sample,) = make_samples((answer_type,))
+    image = "NAME.png" if looks else _PICTURE_SIZE
+    target = {"answer_type": answer_type, "value": sample.target.value, "image": image}
+    if sample.target.coordinate_system:
+        target["coordinates"] = sample.target.coordinate_system
+    right = _FORMAT.build_example(sample.target)
+    rows = [("correct", right, 1), ("correct, after thinking", f"<think>so</think>{right}", 1)]
+    for name, text in build_attacks(sample, _FORMAT, right).items():
+        if len(text) <= _MAX_ATTACK_CHARS:
+            rows.append((name, text, 0))
+    rows += [("nested tags", f"<answer>{right}</answer>", 0), ("two answers", right + right, 0)]
+    lines = []
+    for source, text, expected in rows:
+        row = {"fn": "./NAME.py:NAME", "sample": target, "response": text, "expected": expected, "source": source}
+        if source == "whole picture":
+            row["tolerance"] = 0.05  # it overlaps a little
+        lines.append("  " + json.dumps(row, ensure_ascii=False))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _read_template(kind: str) -> str:
+    return Path(__file__).with_name(f"new_reward.{kind}.txt").read_text(encoding="utf-8")
 
 
 def run_case_tables(names: Sequence[str], *, verbose: bool) -> int:

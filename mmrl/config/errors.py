@@ -45,7 +45,7 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
     path = place.path
     # An old name of the missing key is a separate error, which names the new key.
     old_names = given if kind == "missing" and isinstance(given, dict) else ()
-    if any(_find_renamed(place.owner, name) == path[-1] for name in old_names):
+    if any(_look_up("renamed_since_0_1", place.owner, name) == path[-1] for name in old_names):
         return None
     node, depth = root.find_nearest(path)
     if kind == "missing" and isinstance(path[-1], int):
@@ -193,20 +193,17 @@ def read_synonyms() -> dict[str, Any]:
 
 def _find_removed(owner: object, key: str) -> str:
     """Return a sentence about a key, or a `key=value`, that was removed; empty for any other."""
-    for section in getattr(owner, "__mro__", ()):
-        sentences = read_synonyms()["removed"].get(section.__name__, {})
-        if key in sentences:
-            return f"this {'value' if '=' in key else 'key'} is gone; {sentences[key]}"
-    return ""
+    sentence = _look_up("removed", owner, key)
+    return f"this {'value' if '=' in key else 'key'} is gone; {sentence}" if sentence else ""
 
 
-def _find_renamed(section: object, key: str) -> str | None:
-    """Return the new name of a key of mmrl 0.1; None for any other."""
+def _look_up(table: str, section: object, key: str) -> str | None:
+    """Return what a table of `read_synonyms` has for a key of a section; None if it has nothing."""
     # Base classes too: the keys that all stages share are listed under TrainingStage.
     for model in getattr(section, "__mro__", ()):
-        names = read_synonyms()["renamed_since_0_1"].get(model.__name__, {})
-        if key in names:
-            return str(names[key])
+        entries = read_synonyms()[table].get(model.__name__, {})
+        if key in entries:
+            return str(entries[key])
     return None
 
 
@@ -214,7 +211,7 @@ def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
     """Return our key for an unknown one, with a note where the meaning differs, or None."""
     tables = read_synonyms()
     key, dotted = str(path[-1]), ".".join(map(str, path))
-    renamed = _find_renamed(section, key)
+    renamed = _look_up("renamed_since_0_1", section, key)
     if renamed is not None:
         return f"`{renamed}`"
     if dotted in tables["moved"]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -115,11 +114,8 @@ def _list_origins(config: Config, root: ConfigNode) -> dict[str, str]:
 
 def _list_warnings(config: Config, root: ConfigNode) -> list[str]:
     """Return the valid settings that are probably a mistake, as lines with the origin of each."""
-    warnings = []
-    for key_path, text in (*config.list_warnings(), *_list_overruled(config, root)):
-        nearest, _ = root.find_nearest(key_path)
-        warnings.append(str(ConfigProblem(nearest.origin, key_path, text)))
-    return warnings
+    warnings = [*config.list_warnings(), *_list_overruled(config, root)]
+    return [str(ConfigProblem(root.find_nearest(path)[0].origin, path, text)) for path, text in warnings]
 
 
 def check_is_list(name: str, given: object) -> None:
@@ -259,41 +255,37 @@ def _list_overruled(config: Config, root: ConfigNode) -> Iterator[tuple[KeyPath,
 
 def _apply_presets(root: ConfigNode) -> ConfigNode:
     """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
-    apply_to_step = partial(_merge_over_preset, key="preset", presets=RETHINK_PRESETS)
-    root = _change(root, ("stages", "*"), _apply_stage_presets)
-    root = _change(root, ("stages", "*", "rollout_steps", "*"), apply_to_step)
-    return _change(root, ("evaluation", "rollout_steps", "*"), apply_to_step)
+    step_lists: list[KeyPath] = [("evaluation", "rollout_steps")]
+    for stage in _list_entries(root, ("stages",)):
+        root = _fill_preset(root, (*stage, "replay"), "preset", REPLAY_PRESETS)
+        root = _fill_preset(root, stage, "algorithm", ALGORITHM_PRESETS)
+        step_lists.append((*stage, "rollout_steps"))
+    for step_list in step_lists:
+        for step in _list_entries(root, step_list):
+            root = _fill_preset(root, step, "preset", RETHINK_PRESETS)
+    return root
 
 
-def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
-    has_replay = isinstance(stage.value, dict) and "replay" in stage.value
-    stage = _change(stage, ("replay",), partial(_merge_over_preset, key="preset", presets=REPLAY_PRESETS))
-    stage = _merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS)
-    if isinstance(stage.value, dict) and not has_replay:
-        # An algorithm's replay settings apply only to stages with a `replay` section: they do not switch replay on.
-        stage = ConfigNode({key: node for key, node in stage.value.items() if key != "replay"}, stage.origin)
-    return stage
+def _list_entries(root: ConfigNode, path: KeyPath) -> list[KeyPath]:
+    """Return the paths of the entries of the list at `path`; none if there is no list."""
+    node = root.find(path)
+    return [(*path, index) for index in range(len(node.value))] if node and isinstance(node.value, list) else []
 
 
-def _change(node: ConfigNode, path: Sequence[str], change: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
-    """Return the tree with `change` applied at a path, if it is there; `*` stands for every entry of a list."""
-    if not path:
-        return change(node)
-    key, rest = path[0], path[1:]
-    if key == "*" and isinstance(node.value, list):
-        return ConfigNode([_change(entry, rest, change) for entry in node.value], node.origin)
-    if isinstance(node.value, dict) and key in node.value:
-        return ConfigNode({**node.value, key: _change(node.value[key], rest, change)}, node.origin)
-    return node
-
-
-def _merge_over_preset(node: ConfigNode, key: str, presets: Presets) -> ConfigNode:
-    """Return a mapping merged over the preset that its `key` names."""
-    if not isinstance(node.value, dict) or key not in node.value:
-        return node
+def _fill_preset(root: ConfigNode, path: KeyPath, key: str, presets: Presets) -> ConfigNode:
+    """Return the tree with the mapping at `path` merged over the preset that its `key` names, if it names one."""
+    section = root.find(path)
+    if section is None or not isinstance(section.value, dict) or key not in section.value:
+        return root
     # As text, since an invalid value, a list for example, cannot be looked up in a mapping.
-    name = str(node.value[key].value)
-    return merge_nodes(_to_node(dict(presets[name]), f"{key} {name}"), node) if name in presets else node
+    name = str(section.value[key].value)
+    if name not in presets:
+        return root
+    settings = dict(presets[name])
+    if "replay" not in section.value:
+        # An algorithm's replay settings apply only to stages with a `replay` section: they do not switch replay on.
+        settings.pop("replay", None)
+    return set_value(root, path, merge_nodes(_to_node(settings, f"{key} {name}"), section))
 
 
 def _to_node(value: PlainValue, origin: str) -> ConfigNode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,34 +44,31 @@ class ConfigReader:
         chain_here = (*chain, path.resolve())
         if chain_here[-1] in chain:
             raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(file.name for file in chain_here)}")
-        self.files.append(path)
-        if len(self.files) > MAX_FILES:
-            raise UserError(f"{error_prefix}{path} is one file too many; a config builds on {MAX_FILES} at most")
-        root, problems = parse_yaml(text, lambda line: f"{path}:{line}")
-        self.problems += problems
-        return self._merge_bases(root, f"{path}:1", path, error_prefix=error_prefix, chain=chain_here)
+        return self._parse(text, path, lambda line: f"{path}:{line}", error_prefix=error_prefix, chain=chain_here)
 
     def read_settings(self, settings: Mapping[str, Any]) -> ConfigNode:
         """Return the tree of settings that come from Python, merged over the files that they extend."""
         text = to_json(settings, SETTINGS_ORIGIN)
         # A placeholder, never read: relative paths start from its folder, the working directory.
         path = Path(SETTINGS_ORIGIN)
-        self.files.append(path)
-        root, problems = parse_yaml(text, lambda line: SETTINGS_ORIGIN)
-        self.problems += problems
-        return self._merge_bases(root, SETTINGS_ORIGIN, path, error_prefix="", chain=())
+        return self._parse(text, path, lambda line: SETTINGS_ORIGIN, error_prefix="", chain=())
 
-    def _merge_bases(
-        self, root: ConfigNode | None, origin: str, path: Path, *, error_prefix: str, chain: tuple[Path, ...]
+    def _parse(
+        self, text: str, path: Path, format_origin: Callable[[int], str], *, error_prefix: str, chain: tuple[Path, ...]
     ) -> ConfigNode:
-        """Return a tree merged over the files that it extends; `origin` is that of the whole tree."""
+        """Return the tree of a document merged over the files that it extends; `format_origin` names its lines."""
+        self.files.append(path)
+        if len(self.files) > MAX_FILES:
+            raise UserError(f"{error_prefix}{path} is one file too many; a config builds on {MAX_FILES} at most")
+        root, problems = parse_yaml(text, format_origin)
+        self.problems += problems
         if root is None:
             raise UserError(f"{error_prefix}{path} is empty; a config sets run, model, data, rewards and stages")
         if not isinstance(root.value, dict):
             raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
         own = dict(root.value)
         extends = own.pop("extends", None)
-        tree = ConfigNode(own, origin)
+        tree = ConfigNode(own, format_origin(1))
         if extends is None:
             return tree
         # Later bases win over earlier ones, and the file itself over all.
@@ -84,11 +81,7 @@ class ConfigReader:
         return merge_configs(merged, tree)
 
     def apply_overrides(self, root: ConfigNode, overrides: Sequence[str]) -> ConfigNode:
-        """Return a config with its overlays applied, then the overrides, which may also choose the overlays.
-
-        Raises:
-            UserError: an overlay cannot be read or does not fit, or an override names no setting.
-        """
+        """Return a config with its overlays applied, then the overrides, which may also choose the overlays."""
         of_overlays = [text for text in overrides if text.partition("=")[0].strip() in _OVERLAY_KEYS]
         for override in of_overlays:
             root = self.apply_override(root, override)
@@ -106,13 +99,11 @@ class ConfigReader:
         """
         assert isinstance(root.value, dict)
         sections = dict(root.value)
-        overlays: list[tuple[str, str]] = []
-        for key in _OVERLAY_KEYS:
-            if key in sections:
-                overlays += _list_files(sections.pop(key), "overlays")
+        lists = [sections.pop(key) for key in _OVERLAY_KEYS if key in sections]
+        overlays = [file for node in lists for file in _list_files(node, "overlays")]
         merged = ConfigNode(sections, root.origin)
         applied: dict[Path, str] = {}  # origin of each overlay by its file
-        set_by: dict[KeyPath, tuple[str, PlainValue]] = {}  # settings of overlays so far: name of the overlay, value
+        before: dict[KeyPath, tuple[str, PlainValue]] = {}  # settings of earlier overlays: name of the overlay, value
         for name, origin in overlays:
             file = self.files[0].parent / name
             path = file if file.suffix and origin != COMMAND_LINE_ORIGIN else find_config(name, "overlays")
@@ -122,14 +113,11 @@ class ConfigReader:
             overlay = self.read(path, error_prefix=f"{origin}: overlays: ")
             merged = merge_configs(merged, overlay)
             settings = dict(iter_settings(merged))
-            for setting, (other, value) in set_by.items():
-                new_value = settings[setting].plain_value if setting in settings else None
-                if new_value != value:
-                    text = f"{other} sets {format_path(setting)} to {value!r} and {name} to {new_value!r}"
-                    raise UserError(f"{origin}: overlays: {text}; use one, or try the other order")
+            if conflict := _find_conflict(settings, name, before):
+                raise UserError(f"{origin}: overlays: {conflict}; use one, or try the other order")
             # A merge takes over the nodes of the overlay themselves; nodes of a copied stage are not among them.
             own_nodes = {id(node) for _, node in iter_settings(overlay)}
-            set_by |= {setting: (name, node.plain_value) for setting, node in settings.items() if id(node) in own_nodes}
+            before |= {setting: (name, node.plain_value) for setting, node in settings.items() if id(node) in own_nodes}
         return _append_to_run_name(merged, applied)
 
     def apply_override(self, root: ConfigNode, text: str, origin: str = COMMAND_LINE_ORIGIN) -> ConfigNode:
@@ -148,14 +136,22 @@ class ConfigReader:
         return set_value(root, path, node or ConfigNode(None, origin))
 
 
+def _find_conflict(now: dict[KeyPath, ConfigNode], name: str, before: dict[KeyPath, tuple[str, PlainValue]]) -> str:
+    """Return which setting of an earlier overlay the one called `name` has changed, as a clause; empty if none."""
+    for path, (earlier, value) in before.items():
+        new_value = now[path].plain_value if path in now else None
+        if new_value != value:
+            return f"{earlier} sets {format_path(path)} to {value!r} and {name} to {new_value!r}"
+    return ""
+
+
 def _append_to_run_name(root: ConfigNode, overlays: Mapping[Path, str]) -> ConfigNode:
     """Return the config with the names of its overlays, files with their origins, at the end of `run.name`."""
     run_name = root.find(("run", "name"))
     if not overlays or run_name is None:
         return root
     name = "-".join([str(run_name.value), *(path.stem for path in overlays)])
-    *_, last_origin = overlays.values()
-    return set_value(root, ("run", "name"), ConfigNode(name, last_origin))
+    return set_value(root, ("run", "name"), ConfigNode(name, list(overlays.values())[-1]))
 
 
 def _list_files(node: ConfigNode, key: str) -> list[tuple[str, str]]:

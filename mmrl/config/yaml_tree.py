@@ -118,16 +118,14 @@ def merge_configs(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     for path in NAMED_LISTS:
         changes = over.find(path)
         if changes is not None and isinstance(changes.value, dict):
+            # A stage without steps of its own has the default one.
+            default_step = ConfigNode({"kind": ConfigNode("generate", changes.origin)}, changes.origin)
+            entries = [default_step] if path == STEPS else []
             old_list = base.find(path)
             if old_list is not None and isinstance(old_list.value, list):
                 entries = old_list.value
-            elif path == STEPS:
-                # A stage without steps of its own has the default one.
-                entries = [ConfigNode({"kind": ConfigNode("generate", changes.origin)}, changes.origin)]
-            else:
-                entries = []
-            new_list = ConfigNode(_change_entries(path, entries, changes.value), changes.origin)
-            merged = set_value(merged, path, new_list)
+            changed = _change_entries(path, entries, changes.value)
+            merged = set_value(merged, path, ConfigNode(changed, changes.origin))
     return merged
 
 
@@ -160,7 +158,11 @@ def _change_entries(path: KeyPath, entries: list[ConfigNode], changes: dict[str,
             continue
         indices = _find_entries(path, merged, key, change.origin)
         for index in indices:
-            merged[index] = _change_entry(path, merged[index], key, change)
+            old_kind, kind = _child(merged[index], "kind"), _child(change, "kind")
+            if kind not in (None, old_kind):
+                # The settings that stay are of the old kind, and would be refused one by one.
+                raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
+            merged[index] = merge_configs(merged[index], change)
         merged = merged[: indices[0]] + new + merged[indices[0] :]
         merged = [entry for entry in merged if entry.value is not None]
         new = []
@@ -184,15 +186,6 @@ def _make_entry(path: KeyPath, entries: Sequence[ConfigNode], name: str, change:
         return entry
     index = _find_entries(path, entries, str(copied.value), copied.origin)[0]
     return merge_configs(entries[index], entry)
-
-
-def _change_entry(path: KeyPath, entry: ConfigNode, key: str, change: ConfigNode) -> ConfigNode:
-    """Return an entry merged with the change of this key, which must not change its kind."""
-    old_kind, kind = _child(entry, "kind"), _child(change, "kind")
-    if kind not in (None, old_kind):
-        # The settings that stay are of the old kind, and would be refused one by one.
-        raise UserError(f"{change.origin}: {format_path(path)}: {key!r} is of kind {old_kind}, not {kind}")
-    return merge_configs(entry, change)
 
 
 def _find_entries(path: KeyPath, entries: Sequence[ConfigNode], key: str, origin: str) -> list[int]:

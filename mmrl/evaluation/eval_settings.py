@@ -36,6 +36,11 @@ class EvalRequest:
     allow_missing: bool = False  # count questions that cannot be asked as incorrect
     rescore: bool = False  # grade the predictions again and replace the verdicts
 
+    @property
+    def is_on_run_data(self) -> bool:
+        """True if the questions are the run's own data, which its rewards grade."""
+        return self.benchmark.startswith(RUN_DATA_PREFIX)
+
 
 def default_out_dir(model: str, benchmark: str) -> Path:
     """Return the folder for the results of a model on a benchmark, below `evals`.
@@ -48,23 +53,19 @@ def default_out_dir(model: str, benchmark: str) -> Path:
     return Path("evals") / f"{Path(model).resolve().name}-{label}"
 
 
-def split_checkpoint_path(path: Path, name: str | None) -> tuple[Path, str | None]:
-    """Return the run of a checkpoint's folder and the checkpoint's name; any other path and `name` unchanged."""
-    # A checkpoint is found through its run, which has the config.
-    if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
-        return path.parent.parent, path.name
-    return path, name
-
-
-def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
-    """Return the config of a run or a folder of transformers; None for a folder without one.
+def find_settings_file(model: str, checkpoint_name: str | None) -> tuple[Path, str | None, Path | None]:
+    """Return the run or folder of transformers that `model` names, its checkpoint if one is named, and its config.
 
     Raises:
         UserError: the path is neither, or has no checkpoints where one is named.
     """
+    path = Path(model)
+    # The folder of a checkpoint stands for the checkpoint of its run.
+    if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
+        path, checkpoint_name = path.parent.parent, path.name
     run = RunDir(path)
     if run.config.is_file():
-        return run.config
+        return path, checkpoint_name, run.config
     if checkpoint_name is not None:
         raise UserError(f"checkpoint {checkpoint_name}: {path} is not an mmrl run directory, so it has no checkpoints")
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
@@ -75,7 +76,7 @@ def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
             "model from the hub first"
         )
     exported = path / EXPORTED_CONFIG_FILE
-    return exported if exported.is_file() else None
+    return path, checkpoint_name, exported if exported.is_file() else None
 
 
 def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def make_eval_config(request: EvalRequest, path: Path, config: Config | None, *,
     """
     settings: dict[str, Any] = {"model": {"path": str(path)}}
     if config is not None:
-        settings = inherit_settings(config, by_rule=not request.benchmark.startswith(RUN_DATA_PREFIX))
+        settings = inherit_settings(config, by_rule=not request.is_on_run_data)
         if not is_checkpoint:
             # An export holds everything itself, so what the run was built from no longer matters.
             settings["model"] |= {"path": str(path), "from_scratch": None, "lora": None}
@@ -114,10 +115,9 @@ def check_request(request: EvalRequest) -> None:
     Raises:
         UserError: the benchmark, model, settings, engine, files or output folder cannot be used.
     """
-    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+    if not request.is_on_run_data:
         get_benchmark(request.benchmark)
-    path, checkpoint_name = split_checkpoint_path(Path(request.model), request.checkpoint)
-    settings_file = find_settings_file(path, checkpoint_name)
+    path, checkpoint_name, settings_file = find_settings_file(request.model, request.checkpoint)
     run = RunDir(path)
     is_checkpoint = settings_file == run.config
     if is_checkpoint:
@@ -129,7 +129,7 @@ def check_request(request: EvalRequest) -> None:
     if request.out_dir.is_dir() and checkpoint_name != "best":
         with RunDir(request.out_dir).lock():
             EvalDir(request.out_dir).check(identifying_settings(eval_config), later=("benchmark", "model", "data"))
-    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+    if not request.is_on_run_data:
         missing = [file for file in request.data_files if "://" not in file and not Path(file).exists()]
         if missing:
             here = Path.cwd()

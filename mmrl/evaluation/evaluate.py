@@ -21,17 +21,16 @@ from mmrl.config import EvalConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import RESCORE, EvalDir, evaluation_identity
-from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX, EvalRequest, make_eval_config
+from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hide_media, run_question_set
 from mmrl.evaluation.session import (
     EvalBatches,
-    EvalSession,
     check_missing,
-    describe_generation,
     find_unusable_questions,
+    generate_predictions,
+    grade_predictions,
     open_pipeline,
-    run_session,
 )
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
@@ -58,7 +57,7 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         UserError: the model, files or settings cannot be used; predictions so far are kept.
     """
     model_source = find_model_source(request.model, request.checkpoint, console.warn)
-    if request.data_files and request.benchmark.startswith(RUN_DATA_PREFIX):
+    if request.data_files and request.is_on_run_data:
         model_source = replace(model_source, base_dir=Path(request.data_files[0]).absolute())
     if model_source.config is None:
         console.info(
@@ -133,7 +132,7 @@ class _EvalCommand:
         # the last file that is written, so its presence shows that grading was finished.
         elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             report = self.eval_dir.read_report()
-            if request.benchmark in BENCHMARKS or request.benchmark.startswith(RUN_DATA_PREFIX):
+            if request.benchmark in BENCHMARKS or request.is_on_run_data:
                 self.console.info(f"This evaluation is finished. {RESCORE} grades it again.")
                 return EvalResult(report=report)
             # A user's rules may have changed since, so they grade again.
@@ -189,7 +188,9 @@ class _EvalCommand:
             work_dir=self.request.out_dir,
             console=self.console,
         ) as pipeline:
-            session = EvalSession(
+            return generate_predictions(
+                batches,
+                earlier,
                 question_set=self.question_set,
                 eval_dir=self.eval_dir,
                 processor=model.processor,
@@ -197,18 +198,16 @@ class _EvalCommand:
                 console=self.console,
                 ranks=SingleProcess(),
             )
-            return run_session(batches, earlier, session)
 
     def _grade(self, identity: Mapping[str, Any], predictions: Sequence[Prediction]) -> ScoredRun:
-        generation = describe_generation(
-            self.request.model,
-            self.request.data_files,
-            identity,
+        run = grade_predictions(
+            self.question_set,
+            predictions,
             self.eval_config,
-            questions=self.question_set.questions,
-            predictions=predictions,
+            model=self.request.model,
+            data_files=self.request.data_files,
+            identity=identity,
         )
-        run = self.question_set.grader.grade_run(predictions, generation)
         options = self.eval_config.judge
         if options is None:
             return run
@@ -219,7 +218,7 @@ class _EvalCommand:
 
 
 def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_config: EvalConfig) -> QuestionSet:
-    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+    if not request.is_on_run_data:
         question_set = _make_benchmark_question_set(request, eval_config)
     elif model_source.config is None:
         raise UserError(

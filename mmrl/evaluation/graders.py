@@ -132,7 +132,7 @@ class RewardGrader:
 
 
 Grader = RuleGrader | RewardGrader
-"""Turns predictions into verdicts: `run_session` grades batches, `mmrl eval` and training grade the whole run."""
+"""Turns predictions into verdicts: each batch for the progress bar, then all of them for the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

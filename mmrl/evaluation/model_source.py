@@ -12,7 +12,7 @@ from typing import Final
 from mmrl import checkpoint
 from mmrl.checkpoint.hf_export import restore_model
 from mmrl.config import Config, EvalConfig, load_config
-from mmrl.evaluation.eval_settings import find_settings_file, split_checkpoint_path
+from mmrl.evaluation.eval_settings import find_settings_file
 from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_model, select_device
@@ -80,8 +80,7 @@ def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[s
     Raises:
         UserError: there is no such model or checkpoint.
     """
-    path, checkpoint_name = split_checkpoint_path(Path(model), checkpoint_name)
-    settings_file = find_settings_file(path, checkpoint_name)
+    path, checkpoint_name, settings_file = find_settings_file(model, checkpoint_name)
     run = RunDir(path)
     if settings_file == run.config:
         best = load_config(run.config).config.checkpoints.best

@@ -128,7 +128,5 @@ def _hide_sample_media(sample: Sample, method: str) -> Sample:
             )
         return replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str)))
     corruption = Corruption(method)
-    parts = []
-    for part in sample.parts:
-        parts.append(part if isinstance(part, str) else replace(part, corruption=corruption))
+    parts = [part if isinstance(part, str) else replace(part, corruption=corruption) for part in sample.parts]
     return replace(sample, parts=tuple(parts))

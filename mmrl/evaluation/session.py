@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+from mmrl.benchmarks.report import ScoredRun
 from mmrl.config import EvalConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
@@ -55,35 +55,26 @@ class EvalBatches:
         return len(predictions) == sum(self.rows_per_batch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSession:
-    """Everything that `run_session` generates, grades and saves with."""
-
-    question_set: QuestionSet  # its name for the console, its grader for the running accuracy
-    eval_dir: EvalDir  # folder that predictions go to
-    processor: PromptProcessor  # builds prompts
-    pipeline: RolloutPipeline  # generates responses
-    console: Console  # shows progress
-    ranks: Ranks  # processes that share the questions
-
-
-def describe_generation(
+def grade_predictions(
+    question_set: QuestionSet,
+    predictions: Sequence[Prediction],
+    eval_config: EvalConfig,
+    *,
     model: str,
     data_files: Sequence[str],
     identity: Mapping[str, Any],
-    eval_config: EvalConfig,
-    *,
-    questions: BenchmarkQuestions,
-    predictions: Sequence[Prediction],
-) -> dict[str, Any]:
-    """Return the `generation` section of a report; `identity` is the result of `evaluation_identity`."""
+) -> ScoredRun:
+    """Return all verdicts, with what the section `generation` of a report says.
+
+    `model` names the model there, and `identity` is the result of `evaluation_identity`.
+    """
     generation = eval_config.evaluation
-    return {
+    settings = {
         "model": model,
         "revision": identity["model"],
         "data": list(data_files),
         "data_sha256": identity["data"],
-        "left_out": questions.num_unscorable,
+        "left_out": question_set.questions.num_unscorable,
         "pixels": [eval_config.model.min_pixels, eval_config.model.max_pixels],
         "dtype": eval_config.model.dtype,
         "engine": eval_config.rollout.engine_name,
@@ -100,6 +91,7 @@ def describe_generation(
         # A prompt's own digest covers its text, images and positions.
         "prompts": text_digest("".join(prediction.prompt_digest for prediction in predictions)),
     }
+    return question_set.grader.grade_run(predictions, settings)
 
 
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:
@@ -221,28 +213,37 @@ def open_pipeline(
         )
 
 
-def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:
+def generate_predictions(
+    batches: EvalBatches,
+    earlier: Sequence[Prediction],
+    *,
+    question_set: QuestionSet,
+    eval_dir: EvalDir,
+    processor: PromptProcessor,
+    pipeline: RolloutPipeline,
+    console: Console,
+    ranks: Ranks,
+) -> list[Prediction]:
     """Generate the responses that `earlier` lacks, save each batch, and return all predictions.
 
     Raises:
         UserError: a question cannot be asked after all, or the disk is full.
     """
     predictions = list(earlier)
-    num_correct = sum(verdict.strict for verdict in session.question_set.grader.grade(earlier))
+    num_correct = sum(verdict.strict for verdict in question_set.grader.grade(earlier))
     # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
     num_batches = len(batches.batches)
-    name = session.question_set.name
-    session.console.start_stage(name, num_batches, num_done)
-    activity, activity_name = session.console.activity, f"answering {name}"
+    console.start_stage(question_set.name, num_batches, num_done)
+    activity_name = f"answering {question_set.name}"
     # Batches of an earlier process are not counted: they would distort the estimate of the time left.
-    activity.begin_count(activity_name, num_batches - num_done)
+    console.activity.begin_count(activity_name, num_batches - num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
-        new_predictions = _answer_batch(batch, session)
+        new_predictions = _answer_batch(batch, processor, pipeline, ranks)
         # Saved before the next batch begins, so that a kill costs one batch.
-        session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
+        ranks.on_rank0(partial(append_predictions, eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
-        num_correct += sum(verdict.strict for verdict in session.question_set.grader.grade(new_predictions))
+        num_correct += sum(verdict.strict for verdict in question_set.grader.grade(new_predictions))
         num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
         num_tokens = sum(prediction.num_tokens for prediction in predictions)
         progress = {
@@ -250,24 +251,24 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
             "rollout/truncated_frac": num_truncated / len(predictions),
             "rollout/response_tokens_mean": num_tokens / len(predictions),
         }
-        session.console.show_step(number, progress, {})
-        activity.advance(activity_name)
-    session.console.end_stage()
+        console.show_step(number, progress, {})
+        console.activity.advance(activity_name)
+    console.end_stage()
     return predictions
 
 
-def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
+def _answer_batch(
+    batch: Sequence[tuple[str, Sample]], processor: PromptProcessor, pipeline: RolloutPipeline, ranks: Ranks
+) -> list[Prediction]:
     """Return the responses to a batch. Collective: every rank answers its share and receives all of them."""
-    own_share = batch[rank_slice(len(batch), session.ranks)]
+    own_share = batch[rank_slice(len(batch), ranks)]
     predictions = []
     if own_share:
-        prompts = [session.processor.build(sample) for _, sample in own_share]
+        prompts = [processor.build(sample) for _, sample in own_share]
         # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-        answered = session.pipeline.run(prompts, step=0)
+        answered = pipeline.run(prompts, step=0)
         for (item_id, _), group in zip(own_share, answered.groups, strict=True):
             for rollout in group:
-                first_response = session.processor.first_response_text(rollout)
-                predictions.append(make_prediction(item_id, rollout, first_response))
+                predictions.append(make_prediction(item_id, rollout, processor.first_response_text(rollout)))
     # A rank without a share must make this call, too, or the others would wait for it.
-    shares = session.ranks.all_gather(predictions)
-    return list(chain.from_iterable(shares))
+    return list(chain.from_iterable(ranks.all_gather(predictions)))

@@ -23,12 +23,11 @@ from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
     EvalBatches,
-    EvalSession,
     build_eval_pipeline,
     check_missing,
-    describe_generation,
     find_unusable_questions,
-    run_session,
+    generate_predictions,
+    grade_predictions,
 )
 from mmrl.log.console import Console
 from mmrl.protocols import RolloutPipeline
@@ -188,15 +187,14 @@ class TrainingBenchmarks:
         )
         ranks.on_rank0(partial(eval_dir.claim_or_reset, identity, prepared.missing))
         predictions = self._answer_questions(prepared, eval_dir, state)
-        generation = describe_generation(
-            f"{self._run.config.run.name}, {step_id}",
-            prepared.options.data,
-            identity,
+        graded = grade_predictions(
+            prepared.question_set,
+            predictions,
             prepared.eval_config,
-            questions=questions,
-            predictions=predictions,
+            model=f"{self._run.config.run.name}, {step_id}",
+            data_files=prepared.options.data,
+            identity=identity,
         )
-        graded = prepared.question_set.grader.grade_run(predictions, generation)
         report = ranks.on_rank0(partial(write_report, graded, eval_dir.path, rescore=True))
         strict, official = report["strict"], report["official"]["value"]
         low, high = 100 * strict["low"], 100 * strict["high"]
@@ -223,16 +221,17 @@ class TrainingBenchmarks:
         if batches.is_complete(predictions):
             return predictions
         run.engine.sync_weights(state.version)
-        session = EvalSession(
-            question_set=prepared.question_set,
-            eval_dir=eval_dir,
-            processor=run.processor,
-            pipeline=prepared.pipeline,
-            console=self._silent_console,
-            ranks=run.ranks,
-        )
         with run.engine.gather_for_sampling(), run.console.activity.during(f"answering {prepared.question_set.name}"):
-            return run_session(batches, predictions, session)
+            return generate_predictions(
+                batches,
+                predictions,
+                question_set=prepared.question_set,
+                eval_dir=eval_dir,
+                processor=run.processor,
+                pipeline=prepared.pipeline,
+                console=self._silent_console,
+                ranks=run.ranks,
+            )
 
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:

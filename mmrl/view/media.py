@@ -134,20 +134,21 @@ class PictureStore:
             entry |= {"kind": record["kind"], "original": list(map(int, record["original"]))}
         except BAD_VALUE:
             return entry | {"problem": "its record is damaged"}
-        if medium not in self._described:
-            entry |= {"width": medium.size.width, "height": medium.size.height, "problem": None}
-            self._described[medium] = entry
-            if not self._with_media:
-                entry["problem"] = "left out (--no-media)"
-            elif isinstance(medium.ref, VideoRef) or not self._is_live:
-                self._make(medium, opener)
-            else:
-                entry["problem"] = opener.find_problem(medium.ref)
-                if entry["problem"] is None:
-                    picture_id = medium.picture_id(0)
-                    self._unmade[picture_id] = (medium, opener)
-                    entry["frames"] = [_frame(picture_id, None)]
-        return self._described[medium]
+        if medium in self._described:
+            return self._described[medium]
+        entry |= {"width": medium.size.width, "height": medium.size.height, "problem": None}
+        self._described[medium] = entry
+        if not self._with_media:
+            entry["problem"] = "left out (--no-media)"
+        elif isinstance(medium.ref, VideoRef) or not self._is_live:
+            self._make(medium, opener)
+        else:
+            entry["problem"] = opener.find_problem(medium.ref)
+            if entry["problem"] is None:
+                picture_id = medium.picture_id(0)
+                self._unmade[picture_id] = (medium, opener)
+                entry["frames"] = [_frame(picture_id, None)]
+        return entry
 
     def read(self, picture_id: str) -> bytes | None:
         """Return a picture that a document names, as JPEG; None if there is none, or it cannot be decoded."""

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mmrl.view.badges import describe_outcome, mark_duplicates
 from mmrl.view.records import find_token_arrays
 from mmrl.view.run_documents import list_panels
-from mmrl.view.steps import make_scale
+from mmrl.view.steps import describe_outcome, make_scale, mark_duplicates
 
 Document = dict[str, Any]
 SIZE = (320, 240)

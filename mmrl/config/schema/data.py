@@ -136,17 +136,13 @@ class DataConfig(StrictModel):
         return any(source.weight is not None for source in self.train)
 
     @model_validator(mode="after")
-    def _check_validation_shares(self) -> DataConfig:
+    def _check_shares_and_weights(self) -> DataConfig:
         if any(source.validation_share for source in (*self.validation, *self.test)):
             raise ValueError("`validation_share` divides training sources; validation and test sources are used whole")
         if self.streaming and any(source.validation_share for source in self.train):
             raise ValueError(
                 "a `validation_share` would be searched for in the whole stream; name `validation` sources"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> DataConfig:
         all_weighted = all(source.weight is not None for source in self.train)
         if self.has_weights and not all_weighted:
             raise ValueError("give a `weight` to every training source or to none")

@@ -58,8 +58,7 @@ def _check_stage(
     stage: AnyStage, before: Sequence[AnyStage], after: Sequence[AnyStage], sections: Mapping[str, Any]
 ) -> None:
     if isinstance(stage, SelectStage):
-        _check_earlier_stage(stage, "results_of", stage.results_of, before, after)
-        source = next(other for other in before if other.name == stage.results_of)
+        source = _find_earlier_stage(stage, "results_of", stage.results_of, before, after)
         draws_from_data = isinstance(source, RlStage) and source.samples_of is None
         if draws_from_data and "data" in sections and sections["data"].streaming:
             raise ValueError(
@@ -68,12 +67,12 @@ def _check_stage(
             )
         return
     if stage.samples_of is not None:
-        _check_earlier_stage(stage, "samples_of", stage.samples_of, before, after)
+        _find_earlier_stage(stage, "samples_of", stage.samples_of, before, after)
     if isinstance(stage, SftStage | RlStage) and isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of:
         raise ValueError(
             f"stage {stage.name!r}: a mixture weights the sources of data.train, but `samples_of` replaces them"
         )
-    if "data" in sections:
+    if "data" in sections and stage.samples_of is None:
         _check_data(stage, sections["data"])
     if isinstance(stage, SftStage) and "response_format" in sections:
         _check_thinking(stage, sections["response_format"])
@@ -143,10 +142,10 @@ def _check_probes(stage: RlStage, rewards: RewardsConfig) -> None:
             )
 
 
-def _check_earlier_stage(
+def _find_earlier_stage(
     stage: AnyStage, key: str, name: str, before: Sequence[AnyStage], after: Sequence[AnyStage]
-) -> None:
-    """Check that `key: name` is an earlier stage whose results this stage can use."""
+) -> AnyStage:
+    """Return the earlier stage that `key: name` refers to; raise ValueError if this stage cannot use its results."""
     setting = f"stage {stage.name!r} has `{key}: {name}`"
     if any(other.name == name for other in after):
         raise ValueError(f"{setting}, which is not an earlier stage; move that one before it")
@@ -160,51 +159,47 @@ def _check_earlier_stage(
             raise ValueError(f"{needed} a stage of kind `sample`, not {source.kind}")
         if not stage.reads_rollouts and not (isinstance(source, RlStage) and source.track_rewards):
             raise ValueError(f"{needed} an `rl` stage with `track_rewards`")
-    elif not isinstance(source, SelectStage):
+        return source
+    if not isinstance(source, SelectStage):
         raise ValueError(f"{setting}, which is of kind {source.kind}; only a `select` stage has samples for others")
-    elif isinstance(stage, SftStage):
-        if stage.target_field == "response" and source.output == "prompts":
-            raise ValueError(
-                f"{setting} and `target_field: response`, but that stage keeps prompts; set `output: responses` there"
-            )
-    elif source.output == "responses":
+    if isinstance(stage, SftStage) and stage.target_field == "response" and source.output == "prompts":
+        raise ValueError(
+            f"{setting} and `target_field: response`, but that stage keeps prompts; set `output: responses` there"
+        )
+    if not isinstance(stage, SftStage) and source.output == "responses":
         raise ValueError(f"{setting}, which keeps responses; they are for an sft stage with `target_field: response`")
+    return source
 
 
 def _check_data(stage: SftStage | RlStage | SampleStage, data: DataConfig) -> None:
-    """Raise ValueError if the stage cannot draw its samples from the sources of `data`."""
+    """Raise ValueError if a stage without `samples_of` cannot draw its samples from the sources of `data`."""
+    label = f"stage {stage.name!r}"
     if isinstance(stage, SampleStage):
-        if stage.samples_of is None and data.streaming:
-            raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
+        if data.streaming:
+            raise ValueError(f"{label} uses every sample once, but `data.streaming` has no end")
         return
     order = stage.data_order
-    if stage.when and stage.samples_of is None:
-        # Weights are shares of all samples of a source, and a stream is read as it comes: neither can be filtered.
-        has_shares = isinstance(order, MixtureOrderConfig) or data.has_weights
-        if has_shares or data.streaming:
-            reason = "sources have weights" if has_shares else "data.streaming is set"
-            raise ValueError(
-                f"stage {stage.name!r} has `when`, and {reason}: "
-                "choose its sources by `data_order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
-            )
+    # Weights are shares of all samples of a source, and a stream is read as it comes: neither can be filtered.
+    has_shares = isinstance(order, MixtureOrderConfig) or data.has_weights
+    if stage.when and (has_shares or data.streaming):
+        reason = "sources have weights" if has_shares else "data.streaming is set"
+        raise ValueError(
+            f"{label} has `when`, and {reason}: "
+            "choose its sources by `data_order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
+        )
     if isinstance(order, MixtureOrderConfig):
+        counts = f"and data.train {len(data.train)} sources"
         for step, weights in order.points:
             if len(weights) != len(data.train):
-                raise ValueError(
-                    f"stage {stage.name!r}: data_order.points has {len(weights)} weights at step {step}, and "
-                    f"data.train {len(data.train)} sources"
-                )
-    elif data.streaming and stage.samples_of is None and not isinstance(order, ShuffledOrderConfig):
-        raise ValueError(
-            f"stage {stage.name!r}: data_order {order.kind!r} has to know all samples, which `data.streaming` forbids"
-        )
-    elif data.has_weights and stage.samples_of is None and not isinstance(order, ShuffledOrderConfig):
-        raise ValueError(
-            f"stage {stage.name!r}: data_order {order.kind!r} draws from all samples alike, without the weights of "
-            "data.train; take out one"
-        )
-    if stage.repeat_samples_to is not None and stage.samples_of is None:
-        setting = f"stage {stage.name!r}: repeat_samples_to"
+                raise ValueError(f"{label}: data_order.points has {len(weights)} weights at step {step}, {counts}")
+    elif not isinstance(order, ShuffledOrderConfig):
+        setting = f"{label}: data_order {order.kind!r}"
+        if data.streaming:
+            raise ValueError(f"{setting} has to know all samples, which `data.streaming` forbids")
+        if data.has_weights:
+            raise ValueError(f"{setting} draws from all samples alike, without the weights of data.train; take out one")
+    if stage.repeat_samples_to is not None:
+        setting = f"{label}: repeat_samples_to"
         if data.has_weights:
             raise ValueError(f"{setting} cannot be combined with the weights of data.train; take out one")
         if data.streaming:

@@ -323,10 +323,6 @@ class RlStage(TrainingStage):
             )
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
-        return self
-
-    @model_validator(mode="after")
-    def _check_mini_batches(self) -> RlStage:
         if self.num_mini_batches > self.prompts_per_step:
             raise ValueError(
                 f"num_mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "

@@ -22,7 +22,7 @@ from mmrl.plan import measure as measuring
 from mmrl.plan import stage_plan
 from mmrl.plan.measure import Measurement, make_batch, make_policy, measure, visible_pairs
 from mmrl.plan.memory import fits, memory_parts, phase_gigabytes
-from mmrl.plan.remedy import find_remedy, yaml_lines
+from mmrl.plan.report import find_remedy, yaml_lines
 from mmrl.plan.shapes import read_shapes, shipped_models
 from mmrl.plan.stage_plan import find_gpu, make_plan
 from mmrl.plan.step_time import HF_LAYER_S, learning_flops, step_seconds, step_tokens
