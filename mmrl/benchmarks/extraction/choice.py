@@ -26,7 +26,7 @@ _MAX_YES_NO_SENTENCES: Final = 20  # sentences at the start of a response that m
 _MIN_SHARED_WORDS: Final = 0.5  # share of the question's words that a sentence must have to answer it
 
 
-def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str) -> ChosenOption | None:
+def option_in_span(text: str, span: CharSpan, rule: str, options: AnswerOptions) -> ChosenOption | None:
     """Return the option that the content of a box or of answer tags names, by letter, by text or as a number."""
     # Blanked out, not removed, so that places stay.
     inner = _LATEX_WRAPPER.sub(lambda match: " " * len(match[0]), text[slice(*span)])
