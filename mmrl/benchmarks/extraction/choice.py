@@ -249,9 +249,8 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
     sentences = [sentence for sentence in sentences if not text[slice(*sentence)].rstrip().endswith("?")]
     if not sentences or not question_words:
         return None
-    shares = []
-    for sentence in sentences:
-        shares.append(len(question_words & content_words(text[slice(*sentence)])) / len(question_words))
+    said = [content_words(text[slice(*sentence)]) for sentence in sentences]
+    shares = [len(question_words & words) / len(question_words) for words in said]
     if max(shares) < _MIN_SHARED_WORDS:
         return None
     for sentence, share in zip(reversed(sentences), reversed(shares), strict=True):
