@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from mmrl.answer.language import WRONG
+from mmrl.answer.language import HEDGES, WRONG
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import parse_options, read_choice, strip_markup
 from mmrl_rewards.contract import Of, part_text, part_value, question_text, reward, target_value
@@ -26,7 +26,7 @@ _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
 _NO_THING: Final = re.compile(r"no (?!(?:it|there|he|she|they|that|this|the|i|we) )([a-z]+)")
 _DOUBT: Final = re.compile(
     r"\?|可能|也许|或|不确定|不知道"
-    r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
+    rf"|\b(?:{HEDGES}|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
     rf"|can't tell|guess)\b|^\w+\W+(?:is|was|isn't|if|unless|only if|{WRONG}|just kidding)\b"
 )
 # "Yes, it isn't safe" may be right, but "Yes, there isn't any", "Yes, it isn't" and "No, it is" contradict themselves.

@@ -35,7 +35,7 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
-from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, LATEX_TEXT, REASONS, WRONG
+from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, HEDGES, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
 
@@ -155,12 +155,12 @@ _CLAUSE_END: Final = re.compile(
     re.IGNORECASE,
 )
 _DOUBT: Final = re.compile(
-    r"\b(?:or|maybe|perhaps|possibl[ey]|probably|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
+    rf"\b(?:or|{HEDGES}|possible|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
     r"|except|other than)\b",
     re.IGNORECASE,
 )
 _RETRACTION: Final = re.compile(
-    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
+    rf"(?:or|{HEDGES})$|(?:if|unless)\b"
     rf"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|{WRONG})\b"
     r"|(?:none of (?:these|them|the (?:above|options|choices|answers))|no (?:option|choice|answer))\b"
     rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b"
