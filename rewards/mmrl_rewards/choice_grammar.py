@@ -35,7 +35,7 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
-from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, LATEX_TEXT, REASONS, WRONG
+from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, HEDGES, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
 
@@ -97,7 +97,6 @@ _COMMON_WORDS: Final = frozenset(
     {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "on", "from", "image", "picture"}
     | {"i", "it", "s", "see", "shows", "depicts"}
 )
-_NEGATING_WORDS: Final = frozenset({"not", "no", "never", "except", "without"})
 _MARKED: Final = re.compile(r"[({\[]([A-Z])[)}\]]")
 
 _NAME: Final = rf"(?:(?:the )?(?:{CHOICE_NOUNS}|letter)s? )?(?:[(\[][A-Z][)\]]|{_AN}\{{[A-Z]\}})"
@@ -118,7 +117,6 @@ _LEAD: Final = (
     r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
-# In the order of the grammar above, without and with a word that makes a name the answer.
 _FIRM_STATEMENTS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
@@ -157,12 +155,12 @@ _CLAUSE_END: Final = re.compile(
     re.IGNORECASE,
 )
 _DOUBT: Final = re.compile(
-    r"\b(?:or|maybe|perhaps|possibl[ey]|probably|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
+    rf"\b(?:or|{HEDGES}|possible|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
     r"|except|other than)\b",
     re.IGNORECASE,
 )
 _RETRACTION: Final = re.compile(
-    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
+    rf"(?:or|{HEDGES})$|(?:if|unless)\b"
     rf"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|{WRONG})\b"
     r"|(?:none of (?:these|them|the (?:above|options|choices|answers))|no (?:option|choice|answer))\b"
     rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b"
@@ -276,15 +274,15 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
     is_firm = False
     last = ""  # the letter that the clause before states or describes
     for clause, is_reason in _split_clauses(marked):
-        denial = _match_any(_DENIALS, clause)
-        firm_name = _stated_name(_match_any(_FIRM_STATEMENTS, clause))
-        name = firm_name or _stated_name(_PLAIN_STATEMENT.fullmatch(clause))
+        denial, firm = _match_any(_DENIALS, clause), _match_any(_FIRM_STATEMENTS, clause)
+        statement = firm or _PLAIN_STATEMENT.fullmatch(clause)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
-        elif name:
-            last = name
-            stated.add(name)
-            is_firm = is_firm or bool(firm_name)
+        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
+        elif statement and not (statement["thinks"] and "{" in statement["name"]):
+            last = _MARKED.findall(statement["name"])[0]
+            stated.add(last)
+            is_firm = is_firm or firm is not None
         elif is_reason:
             continue
         elif _RETRACTION.match(clause):
@@ -295,9 +293,9 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
             if described_letter:
                 last = described_letter
                 described.add(last)
-        elif last in options:
-            if not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
-                return None  # "B. purple", where purple is not in the text of B
+        elif last in options and not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
+            return None  # "B. purple", where purple is not in the text of B
+        else:
             last = ""
     stated = stated or described
     rivals = [clause for clause in others if set(_MARKED.findall(clause)) - stated]
@@ -311,19 +309,10 @@ def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str
     return next(filter(None, (pattern.fullmatch(clause) for pattern in patterns)), None)
 
 
-def _stated_name(statement: re.Match[str] | None) -> str:
-    """Return the letter that a statement names; "" for none."""
-    # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
-    if statement is None or (statement["thinks"] and "{" in statement["name"]):
-        return ""
-    letter: str = _MARKED.findall(statement["name"])[0]
-    return letter
-
-
 def _described_letter(clause: str, question: str) -> str:
     """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
     description = _DESCRIPTION.fullmatch(clause)
-    describing = (_words(question) | _COMMON_WORDS) - _NEGATING_WORDS
+    describing = (_words(question) | _COMMON_WORDS) - {"not", "no", "never", "except", "without"}
     return description[2] if description and _words(description[1] + description[3]) <= describing else ""
 
 
