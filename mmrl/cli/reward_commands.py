@@ -29,7 +29,7 @@ from mmrl.scoring.registry import (
     load_reward,
     qualified_name,
 )
-from mmrl.scoring.terms import first_call_timeout_s
+from mmrl.scoring.reward_workers import first_call_timeout_s
 from mmrl.types import AnswerType, RewardFailure, Sample, Unscorable, UserError, use_media_opener
 from mmrl_rewards.cases import Case, CaseResult, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.config import Config
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
-from mmrl.scoring.terms import check_terms
+from mmrl.scoring.term_checks import check_terms
 from mmrl.types import MediaOpener, UserError
 
 

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
 from mmrl.scoring.forks import run_in_forks
-from mmrl.scoring.terms import RewardOutcome, call_reward, first_call_timeout_s, is_unscorable
+from mmrl.scoring.outcomes import RewardOutcome, call_reward, is_unscorable
+from mmrl.scoring.reward_workers import first_call_timeout_s
 from mmrl.types import (
     Answer,
     AnswerType,

@@ -11,18 +11,17 @@ from typing import NamedTuple
 
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
 from mmrl.config.schema.base import condition_value, matches_rollout
-from mmrl.scoring.terms import (
-    BoundTerm,
+from mmrl.scoring.outcomes import (
     RewardError,
     RewardOutcome,
     RewardProcessError,
     call_reward,
-    find_counted_terms,
-    first_call_timeout_s,
+    excerpt_response,
     is_unscorable,
-    make_worker_limits,
-    worker_failure,
+    make_error,
 )
+from mmrl.scoring.reward_workers import first_call_timeout_s, make_worker_limits, worker_failure
+from mmrl.scoring.terms import BoundTerm, find_counted_terms
 from mmrl.types import (
     MediaOpener,
     Response,
@@ -36,9 +35,7 @@ from mmrl.types import (
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
-from mmrl_rewards.strings import excerpt
 
-_MAX_RESPONSE_CHARS = 200
 _MAX_BATCH_SIZE = 64  # most rewards take microseconds, less than a message between processes
 _LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service runs on this machine
 
@@ -281,12 +278,6 @@ def asks_remote_service(term: BoundTerm) -> bool:
     return reward.reward.uses_service and not is_local
 
 
-def make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
-    """Return an error that names the reward, the sample, the cause and the response."""
-    where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
-    return RewardError(f"{where}: {failure.reason}; response: {excerpt(response.text, _MAX_RESPONSE_CHARS)}")
-
-
 def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
     """Return the outcome of each call, a failure where its worker was killed.
 
@@ -329,9 +320,9 @@ def _load_rewards(
         report(f"loading reward {term!r}")
         rewards[term] = load()
     for call in warm_up_calls:
-        text = excerpt(call.response.text, _MAX_RESPONSE_CHARS)
         named = f"{call.term!r} ({rewards[call.term].reward.place})"
-        report(f"calling reward {named} on sample {call.sample.id!r}, response {text}", timeouts_s[call.term])
+        where = f"sample {call.sample.id!r}, response {excerpt_response(call.response)}"
+        report(f"calling reward {named} on {where}", timeouts_s[call.term])
         _call_loaded_reward(rewards, media_opener, call)
     return partial(_call_loaded_reward, rewards, media_opener)
 

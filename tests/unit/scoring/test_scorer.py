@@ -11,7 +11,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
-from mmrl.scoring.terms import check_terms
+from mmrl.scoring.term_checks import check_terms
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
