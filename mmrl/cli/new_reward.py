@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmrl.answer import ResponseFormat
 from mmrl.cli.common import echo
-from mmrl.scoring.lint import build_attacks, make_samples
+from mmrl.scoring.trial_responses import build_attacks, make_samples
 from mmrl.types import AnswerType, UserError
 
 _GRAMMAR = ResponseFormat()

@@ -18,7 +18,7 @@ from rich.text import Text
 from mmrl.cli.common import echo
 from mmrl.cli.draw_case import draw_case
 from mmrl.scoring.forks import run_in_forks
-from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
+from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward
 from mmrl.scoring.registry import (
     builtin_case_tables,
     builtin_rewards,
@@ -30,6 +30,7 @@ from mmrl.scoring.registry import (
     qualified_name,
 )
 from mmrl.scoring.reward_workers import first_call_timeout_s
+from mmrl.scoring.trial_responses import make_samples
 from mmrl.types import AnswerType, RewardFailure, Sample, Unscorable, UserError, use_media_opener
 from mmrl_rewards.cases import Case, CaseResult, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
 from mmrl.config.schema.response import RewardTransformConfig
-from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.outcomes import RewardError, is_unscorable, make_error
 from mmrl.scoring.reward_calls import (
     NOT_FOR_ROLLOUT,
@@ -24,6 +23,7 @@ from mmrl.scoring.reward_calls import (
 )
 from mmrl.scoring.term_checks import check_parts
 from mmrl.scoring.terms import BoundTerm, combine_terms, divide_by_turn
+from mmrl.scoring.trial_responses import build_attacks, make_samples, make_trial_response
 from mmrl.types import (
     AnswerType,
     Author,

@@ -14,8 +14,9 @@ from PIL import Image
 
 from mmrl.answer import ResponseFormat
 from mmrl.cli import main
-from mmrl.scoring.lint import build_attacks, lint_reward, make_samples
+from mmrl.scoring.lint import lint_reward
 from mmrl.scoring.registry import builtin_rewards, load_bound_reward
+from mmrl.scoring.trial_responses import build_attacks, make_samples
 from mmrl.types import AnswerType, UserError
 
 HEAD = """\
