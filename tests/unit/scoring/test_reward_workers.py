@@ -415,6 +415,6 @@ def test_a_scorer_that_was_interrupted_starts_new_workers(make_scorer, monkeypat
     scorer = make_scorer("moody", workers=1)
     scorer.score_groups(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mmrl.scoring.reward_calls._read_outcomes", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr("mmrl.scoring.reward_workers._read_outcomes", Mock(side_effect=KeyboardInterrupt))
         scorer.score_groups(groups_of(["x"]), step=0)
     assert scorer.score_groups(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
