@@ -35,20 +35,20 @@ class RewardProcessError(RewardError):
     """A reward's worker did not start; or, in the trial before the first step, hung, died or exceeded a limit."""
 
 
-def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
+def call_reward(bound: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     # A service may be sent pictures, as its options say.
-    may_look, is_low = reward.reward.looks or reward.reward.uses_service, False
+    may_look, counts_low_end = bound.reward.looks or bound.reward.uses_service, False
     try:
         with nullcontext() if may_look else use_media_opener(None):
-            result = reward(response, sample)
-        return _check_result(reward, result, len(response.turns))
+            result = bound(response, sample)
+        return _check_result(bound, result, len(response.turns))
     except Unscorable as error:
-        kind, reason, is_low = RewardErrorKind.UNSCORABLE, str(error), isinstance(error, LeftToFallback)
+        kind, reason, counts_low_end = RewardErrorKind.UNSCORABLE, str(error), isinstance(error, LeftToFallback)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
-        kind, reason = RewardErrorKind.ERROR, describe_error(reward.reward, error)
+        kind, reason = RewardErrorKind.ERROR, describe_error(bound.reward, error)
     # An error may quote a whole response, and reasons are kept with each rollout.
-    return RewardFailure(kind, shorten(reason, _MAX_REASON_CHARS), is_low=is_low)
+    return RewardFailure(kind, shorten(reason, _MAX_REASON_CHARS), counts_low_end=counts_low_end)
 
 
 def is_unscorable(outcome: RewardOutcome) -> TypeGuard[RewardFailure]:
@@ -67,9 +67,9 @@ def excerpt_response(response: Response) -> str:
     return excerpt(response.text, _MAX_RESPONSE_CHARS)
 
 
-def _check_result(reward: BoundReward, result: object, num_turns: int) -> RewardOutcome:
+def _check_result(bound: BoundReward, result: object, num_turns: int) -> RewardOutcome:
     value, reason = value_and_reason(result)
-    low, high = reward.reward.low, reward.reward.high
+    low, high = bound.reward.low, bound.reward.high
     # NaN fails the comparison below, so a NaN and a value that is not a number get the same message.
     # `float` comes first because a check against the abstract class `Real` is slow.
     number = float(value) if isinstance(value, (float, Real)) else nan

@@ -182,8 +182,8 @@ class RewardCaller:
             if not isinstance(failure, RewardFailure):
                 continue
             fallback = self.find_fallback(term, failure, *pending.pair)
-            if fallback is None and failure.is_low:
-                pending.outcomes[term.name] = RewardValue(term.reward.reward.low, failure.reason)
+            if fallback is None and failure.counts_low_end:
+                pending.outcomes[term.name] = RewardValue(term.declaration.low, failure.reason)
             elif fallback is None:
                 self._check_failure(term, failure, *pending.pair)
             elif fallback.name not in pending.outcomes:

@@ -128,7 +128,7 @@ class RewardWorkers:
             error = future.exception() if future.done() else None
             if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
                 failure = make_error(call.term, worker_failure(error), call.response, call.sample)
-                place = self._terms[call.term].reward.reward.place
+                place = self._terms[call.term].declaration.place
                 raise RewardProcessError(
                     f"{failure}. Every step could lose time or rollouts to such calls: fix the reward ({place}), or "
                     "raise its timeout_s or rewards.worker_limits if it needs more"

@@ -128,7 +128,7 @@ class RewardFunctionScorer:
         for term in terms:
             outcome = outcomes[term.name]
             if isinstance(outcome, RewardFailure):
-                outcome, deciders = self._decide_failed(term, outcomes)
+                outcome, deciders = self._find_replacement(term, outcomes)
                 decided_by |= deciders
             elif isinstance(outcome, TurnRewards):
                 # A transform may be nonlinear, so the turns' rewards would not add up to the term's value.
@@ -184,10 +184,10 @@ class RewardFunctionScorer:
                     failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
                     yield _FailedChain(failures, self.caller.failure_action(last))
 
-    def _decide_failed(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, dict[str, str]]:
-        """Return the value to use for a failed term, and the fallback that decided, by name of each term before it.
+    def _find_replacement(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, dict[str, str]]:
+        """Return the value that stands for a failed term, and its entries in `Score.decided_by`.
 
-        No name is returned if every fallback failed too.
+        If a fallback gave the value, they are that fallback's name for each term that failed before it; else none.
         """
         chain = self.caller.list_deciding_terms(term, outcomes)
         *failed, last = chain

@@ -61,7 +61,7 @@ def _find_cycle(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], key: st
 
 def _check_fallback(term: BoundTerm, stand_in: BoundTerm, key: str) -> None:
     """Raise UserError if values of `stand_in` can leave the term's range, or it sets an option that has no effect."""
-    low, high = term.reward.reward.low, term.reward.reward.high
+    low, high = term.declaration.low, term.declaration.high
     if stand_in.range[0] < low or stand_in.range[1] > high:
         problem = f"its values from {stand_in.range[0]:g} to {stand_in.range[1]:g} do not fit into {low:g} to {high:g}"
         raise UserError(f"term {term.name!r}: fallback {stand_in.name!r}: {problem}; give it a `transform`", key=key)
@@ -75,7 +75,7 @@ def check_parts(terms: Sequence[BoundTerm], response_format: ResponseFormat) -> 
     """Raise UserError if a term reads a part, by an option of the type `Of`, that the response format does not have."""
     known = response_format.part_names
     for term in terms:
-        for name, option in term.reward.reward.options.items():
+        for name, option in term.declaration.options.items():
             part = term.reward.args.get(name, option.default)
             if option.type_hint == Of and part not in known:
                 there_are = f"the response format has no {part!r}; its parts are {', '.join(known)}"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mmrl.config.schema import RewardTermConfig
 from mmrl.types import Contribution, UserError
-from mmrl_rewards.contract import BoundReward
+from mmrl_rewards.contract import BoundReward, Reward
 
 CombineMethod = Literal["sum", "product", "min"]
 
@@ -30,9 +30,10 @@ class BoundTerm:
 
     def __post_init__(self) -> None:
         """Raise UserError if transform or fallback does not suit the reward's range; `key` of the error names it."""
-        low, high = self.reward.reward.low, self.reward.reward.high
+        low, high = self.declaration.low, self.declaration.high
         scale, fallback = self.options.transform.rescale_to, self.options.fallback
-        if self._clip(high) <= self._clip(low) or (scale is not None and scale[0] == scale[1]):
+        is_constant = self._clip_and_threshold(high) <= self._clip_and_threshold(low)
+        if is_constant or (scale is not None and scale[0] == scale[1]):
             message = f"term {self.name!r}: its transform makes all values from {low:g} to {high:g} equal"
             raise UserError(message, key="transform")
         if isinstance(fallback, float) and not low <= fallback <= high:
@@ -40,9 +41,14 @@ class BoundTerm:
             raise UserError(message, key="fallback")
 
     @property
+    def declaration(self) -> Reward[...]:
+        """Name, range and everything else that the `@reward(...)` of its function states."""
+        return self.reward.reward
+
+    @property
     def fallback(self) -> float:
         """The value used when nothing else decides: the low end of the reward's range, unless the config sets it."""
-        return self.options.fallback if isinstance(self.options.fallback, float) else self.reward.reward.low
+        return self.options.fallback if isinstance(self.options.fallback, float) else self.declaration.low
 
     @property
     def fallback_term(self) -> str | None:
@@ -52,28 +58,28 @@ class BoundTerm:
     @property
     def range(self) -> tuple[float, float]:
         """Lowest and highest value after the transform."""
-        ends = self.transform(self.reward.reward.low), self.transform(self.reward.reward.high)
+        ends = self.transform(self.declaration.low), self.transform(self.declaration.high)
         return min(ends), max(ends)
 
     @property
     def comes_with_mmrl(self) -> bool:
         """True for a reward of mmrl, False for one in a user's file or package."""
-        return self.reward.reward.fn.__module__.startswith(("mmrl.", "mmrl_rewards."))
+        return self.declaration.fn.__module__.startswith(("mmrl.", "mmrl_rewards."))
 
     @property
     def timeout_s(self) -> float | None:
         """Seconds that a call may take; None if neither the term nor the reward sets a limit."""
-        return self.reward.reward.timeout_s if self.options.timeout_s is None else self.options.timeout_s
+        return self.declaration.timeout_s if self.options.timeout_s is None else self.options.timeout_s
 
     def transform(self, value: float) -> float:
         """Return the value that counts in the total for a raw value of the reward."""
-        curved, scale = self._clip(value), self.options.transform.rescale_to
+        curved, scale = self._clip_and_threshold(value), self.options.transform.rescale_to
         if scale is None:
             return curved
-        low, high = self._clip(self.reward.reward.low), self._clip(self.reward.reward.high)
+        low, high = self._clip_and_threshold(self.declaration.low), self._clip_and_threshold(self.declaration.high)
         return scale[0] + (scale[1] - scale[0]) * (curved - low) / (high - low)
 
-    def _clip(self, value: float) -> float:
+    def _clip_and_threshold(self, value: float) -> float:
         transform = self.options.transform
         if transform.clip is not None:
             value = min(max(value, transform.clip[0]), transform.clip[1])

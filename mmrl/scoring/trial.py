@@ -86,7 +86,7 @@ class RewardTrial:
             for term in self._caller.terms_with_fallbacks(sample):
                 kind = term.name, sample.target.answer_type
                 counts[kind] += 1
-                if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
+                if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.declaration.uses_service:
                     continue
                 error = self._try_wrong_answers(term, sample)
                 if error is not None:
@@ -119,7 +119,7 @@ class RewardTrial:
         response_format = self._response_format
         correct = self._make_response(sample, self._build_correct_text(sample), [term])
         with use_media_opener(self._caller.media_opener):
-            texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
+            texts = build_attacks(sample, response_format, correct.text, looks=term.declaration.looks)
         # Only an answer of the right type is compared with the target, and the attacks may all be of other types.
         with suppress(UserError):
             texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
@@ -129,7 +129,7 @@ class RewardTrial:
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
             outcome = self._caller.call_terms([(term, (response, sample))])[0]
-            if not isinstance(outcome, RewardFailure) or outcome.is_low:
+            if not isinstance(outcome, RewardFailure) or outcome.counts_low_end:
                 continue
             if not is_remote and self._caller.find_fallback(term, outcome, response, sample):
                 continue
@@ -143,7 +143,7 @@ class RewardTrial:
 
     def _make_response(self, sample: Sample, text: str, terms: Sequence[BoundTerm]) -> Response:
         """Return a response with this text, with the true sizes of images if one of these terms looks at them."""
-        looks = any(term.reward.reward.looks for term in terms)
+        looks = any(term.declaration.looks for term in terms)
         with use_media_opener(self._caller.media_opener):
             return make_trial_response(sample, text, self._response_format, looks=looks)
 
@@ -169,7 +169,7 @@ class _TrialCaller(RewardCaller):
         """Return the outcomes of calls; for a remote service, which is not asked, the highest value."""
         outcomes = iter(super().call_terms([call for call in calls if not _asks_remote_service(call[0])]))
         return [
-            RewardValue(term.reward.reward.high, "not asked") if _asks_remote_service(term) else next(outcomes)
+            RewardValue(term.declaration.high, "not asked") if _asks_remote_service(term) else next(outcomes)
             for term, _ in calls
         ]
 
@@ -197,6 +197,5 @@ class _TrialCaller(RewardCaller):
 
 def _asks_remote_service(term: BoundTerm) -> bool:
     """Return True for a reward whose calls cost a request or a model, False if this machine only draws."""
-    reward = term.reward
-    is_local = reward.reward.name in _LOCAL_SERVICES and reward.args.get("encoder") is None
-    return reward.reward.uses_service and not is_local
+    is_local = term.declaration.name in _LOCAL_SERVICES and term.reward.args.get("encoder") is None
+    return term.declaration.uses_service and not is_local
