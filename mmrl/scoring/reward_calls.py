@@ -92,8 +92,14 @@ class RewardCaller:
             UserError: no term applies to a sample.
         """
         all_pending = [self._make_pending(pair, evaluation=evaluation) for pair in pairs]
+        # The first round calls the terms of all responses, each later one the fallbacks of those that failed.
         while due := [pending for pending in all_pending if pending.terms]:
-            self._run_round(due)
+            calls = [(pending, term) for pending in due for term in pending.terms]
+            outcomes = self.call_terms([(term, pending.pair) for pending, term in calls])
+            for (pending, term), outcome in zip(calls, outcomes, strict=True):
+                pending.outcomes[term.name] = outcome
+            for pending in due:
+                pending.terms = self._list_fallbacks(pending)
         return [pending.outcomes for pending in all_pending]
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]]) -> list[RewardOutcome]:
@@ -160,15 +166,6 @@ class RewardCaller:
             else:
                 pending.outcomes[term.name] = NOT_FOR_ROLLOUT
         return pending
-
-    def _run_round(self, due: Sequence[_PendingResponse]) -> None:
-        """Call the terms of all responses, then replace them with the fallbacks of those that failed."""
-        calls = [(pending, term) for pending in due for term in pending.terms]
-        outcomes = self.call_terms([(term, pending.pair) for pending, term in calls])
-        for (pending, term), outcome in zip(calls, outcomes, strict=True):
-            pending.outcomes[term.name] = outcome
-        for pending in due:
-            pending.terms = self._list_fallbacks(pending)
 
     def _list_fallbacks(self, pending: _PendingResponse) -> list[BoundTerm]:
         """Return the terms to call in place of those that failed in this round, each once.
