@@ -32,11 +32,10 @@ _MAX_BATCH_SIZE = 1000
 _BATCH_S = 1.0  # batches grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
-_LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service runs on this machine
 
 
 class RewardTrial:
-    """Tries the rewards of a scorer on samples. Each remote service is asked about one sample only."""
+    """Tries the rewards of a scorer on samples. A costly service is asked about one sample only."""
 
     def __init__(self, scorer: RewardFunctionScorer, response_format: ResponseFormat) -> None:
         """Store the scorer, and the format in which responses are written for it."""
@@ -49,7 +48,7 @@ class RewardTrial:
 
         Yields after each batch its samples that a reward cannot score, by id with the reason.
 
-        In evaluation, `training_only` terms are left out. A reward that asks a service is called only once, with a
+        In evaluation, `training_only` terms are left out. A reward whose service is costly is called only once, with a
         wrong answer, because some skip the service for a correct one. Batches take about a second each, so that the
         progress shown by `samples` keeps moving.
 
@@ -99,7 +98,7 @@ class RewardTrial:
         for sample in batch:
             terms = self._caller.terms_with_fallbacks(sample, evaluation=evaluation)
             for term in terms:
-                if _asks_remote_service(term) and term.name not in self._asked_services:
+                if _is_costly(term) and term.name not in self._asked_services:
                     self._asked_services.add(term.name)
                     self._try_wrong_answers(term, sample)
             for text in ("", self._build_correct_text(sample)):
@@ -113,9 +112,9 @@ class RewardTrial:
     def _try_wrong_answers(self, term: BoundTerm, sample: Sample) -> RewardError | None:
         """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
 
-        A service is asked about one wrong answer only, and any failure of it is raised.
+        A costly service is asked about one wrong answer only, and any failure of it is raised.
         """
-        answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
+        answer_type, is_costly = sample.target.answer_type, _is_costly(term)
         response_format = self._response_format
         correct = self._make_response(sample, self._build_correct_text(sample), [term])
         with use_media_opener(self._caller.media_opener):
@@ -124,17 +123,17 @@ class RewardTrial:
         with suppress(UserError):
             texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
         for name, text in texts.items():
-            if len(text) > _MAX_WRONG_CHARS or (is_remote and name != "question echo"):
+            if len(text) > _MAX_WRONG_CHARS or (is_costly and name != "question echo"):
                 continue
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
             outcome = self._caller.call_terms([(term, (response, sample))])[0]
             if not isinstance(outcome, RewardFailure) or outcome.counts_low_end:
                 continue
-            if not is_remote and self._caller.find_fallback(term, outcome, response, sample):
+            if not is_costly and self._caller.find_fallback(term, outcome, response, sample):
                 continue
             error = make_error(term.name, outcome, response, sample)
-            if is_remote or self._caller.failure_action(outcome) == "stop":
+            if is_costly or self._caller.failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
             # Abstaining is not a fault if the run continues without the rollout.
             if not is_unscorable(outcome):
@@ -155,7 +154,7 @@ class RewardTrial:
 
 
 class _TrialCaller(RewardCaller):
-    """Calls the terms of a batch, but no remote service. A failure is an error, whatever the config says.
+    """Calls the terms of a batch, but no costly service. A failure is an error, whatever the config says.
 
     An abstention that no fallback replaces is noted in `abstained` instead.
     """
@@ -166,11 +165,10 @@ class _TrialCaller(RewardCaller):
         self.abstained: dict[str, str] = {}  # sample id → reason
 
     def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]]) -> list[RewardOutcome]:
-        """Return the outcomes of calls; for a remote service, which is not asked, the highest value."""
-        outcomes = iter(super().call_terms([call for call in calls if not _asks_remote_service(call[0])]))
+        """Return the outcomes of calls; for a costly service, which is not asked, the highest value."""
+        outcomes = iter(super().call_terms([call for call in calls if not _is_costly(call[0])]))
         return [
-            RewardValue(term.declaration.high, "not asked") if _asks_remote_service(term) else next(outcomes)
-            for term, _ in calls
+            RewardValue(term.declaration.high, "not asked") if _is_costly(term) else next(outcomes) for term, _ in calls
         ]
 
     def find_fallback(
@@ -195,7 +193,7 @@ class _TrialCaller(RewardCaller):
         self.abstained.setdefault(sample.id, str(error))
 
 
-def _asks_remote_service(term: BoundTerm) -> bool:
-    """Return True for a reward whose calls cost a request or a model, False if this machine only draws."""
-    is_local = term.declaration.name in _LOCAL_SERVICES and term.reward.args.get("encoder") is None
-    return term.declaration.uses_service and not is_local
+def _is_costly(term: BoundTerm) -> bool:
+    """Return True for a reward whose calls cost a request or a model."""
+    option = term.declaration.costly_with
+    return term.declaration.uses_service and (option is None or term.reward.args.get(option) is not None)

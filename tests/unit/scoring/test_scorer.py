@@ -272,6 +272,21 @@ def test_check_asks_a_service_once():
         check_samples(make_scorer(term(remote)), [COUNT], GRAMMAR)
 
 
+def test_a_service_without_the_option_that_makes_it_costly_is_asked_about_every_sample():
+    asked = []
+
+    @reward(name="drawn", uses_service=True, costly_with="model")
+    def drawn(response, sample, *, model: str | None = None) -> float:
+        asked.append(model)
+        return 0.5
+
+    for args in ({}, {"model": "dino"}):
+        check_samples(make_scorer(term(drawn, args=args)), [COUNT] * 3, GRAMMAR)
+    assert asked == [None] * 6 + ["dino"]
+    with pytest.raises(UserError, match="costly_with 'size' is not one of its options"):
+        reward(name="drawn", costly_with="size")(drawn.fn)
+
+
 def coverage_gaps(*terms, samples=(COUNT, FIND), overrides=()):
     config = load_config(QUICKSTART, overrides).config
     return list(find_coverage_gaps(config, make_scorer(*terms), samples))
