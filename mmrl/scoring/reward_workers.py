@@ -74,7 +74,8 @@ class RewardWorkers:
     def try_calls(self, calls: Sequence[RewardCall]) -> list[RewardOutcome]:
         """Return the outcomes of calls before the first step, where a process that hangs or dies is an error.
 
-        If this starts the processes, each reward first gets one call with a longer deadline, for what it imports.
+        If this starts the processes, each reward is called once before workers are forked, with a longer deadline,
+        since it may import libraries.
 
         Raises:
             RewardProcessError: no process can be started, or one hung, died or exceeded a limit.

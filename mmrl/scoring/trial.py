@@ -105,7 +105,7 @@ class RewardTrial:
                 pairs.append((self._make_response(sample, text, terms), sample))
         caller = _TrialCaller(self._caller)
         for (_, sample), outcomes in zip(pairs, caller.call(pairs, evaluation=evaluation), strict=True):
-            # A term may require another that does not apply to the sample.
+            # Raises a UserError if a term requires another that does not apply to the sample.
             self._scorer.combine_outcomes(sample, outcomes)
         return caller.abstained
 
