@@ -22,7 +22,7 @@ from rich.text import Text
 from mmrl.answer import ResponseFormat, list_coordinates, validate_value
 from mmrl.cli.common import echo
 from mmrl.scoring.forks import run_in_forks
-from mmrl.scoring.lint import LintReport, build_attacks, filter_scorable, lint_reward, make_samples
+from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward
 from mmrl.scoring.registry import (
     builtin_case_tables,
     builtin_rewards,
@@ -33,7 +33,8 @@ from mmrl.scoring.registry import (
     load_reward,
     qualified_name,
 )
-from mmrl.scoring.terms import first_call_timeout_s
+from mmrl.scoring.reward_workers import first_call_timeout_s
+from mmrl.scoring.trial_responses import build_attacks, make_samples
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -282,15 +283,15 @@ def _score_cases(cases: Sequence[Case], base_dir: Path, reward_dir: Path | None 
 
     Pictures lie in `base_dir`; so do files of rewards if `reward_dir` is not given.
     """
-    rewards = [load_bound_reward(case.fn, reward_dir or base_dir, case.args) for case in cases]
+    bound_rewards = [load_bound_reward(case.fn, reward_dir or base_dir, case.args) for case in cases]
     # Any of these calls may be the first of its reward.
-    timeout_s = max([first_call_timeout_s(reward.reward.timeout_s) for reward in rewards], default=0.0)
-    tasks = [partial(case.score, reward) for case, reward in zip(cases, rewards, strict=True)]
+    timeout_s = max([first_call_timeout_s(bound.reward.timeout_s) for bound in bound_rewards], default=0.0)
+    tasks = [partial(case.score, bound) for case, bound in zip(cases, bound_rewards, strict=True)]
     results = []
     with use_media_opener(case_media(base_dir)):
-        for reward, outcome in zip(rewards, run_in_forks(tasks, timeout_s), strict=True):
+        for bound, outcome in zip(bound_rewards, run_in_forks(tasks, timeout_s), strict=True):
             if isinstance(outcome, RewardFailure):
-                results.append(CaseResult(None, f"{outcome.reason} ({reward.reward.place})", False))
+                results.append(CaseResult(None, f"{outcome.reason} ({bound.reward.place})", False))
             else:
                 results.append(outcome)
     return results

@@ -57,6 +57,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.scoring import RewardProcessError
 from mmrl.scoring.build import build_scorer
 from mmrl.scoring.coverage import find_coverage_gaps
+from mmrl.scoring.trial import RewardTrial
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.training.functions import load_configured_benchmark
@@ -244,14 +245,14 @@ class DataCheck:
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score."""
         # A reward may hang on every sample until its deadline, so none is tried after the first lost worker.
-        worker_failed, try_rewards = False, self._scorer.check_in_batches
+        worker_failed, trial = False, RewardTrial(self._scorer, self._response_format)
         for split, samples in self._samples.items():
             failed: dict[str, str] = {}
             unscorable: dict[str, str] = {}
             for sample in self._console.track(f"trying rewards on {split}", samples, len(samples)):
                 try:
                     if not worker_failed:
-                        unscorable |= next(try_rewards([sample], self._response_format, evaluation=split != "train"))
+                        unscorable |= next(trial.check_in_batches([sample], evaluation=split != "train"))
                 except UserError as error:
                     failed[sample.id] = str(error)
                     worker_failed = isinstance(error, RewardProcessError)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.config import Config
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
-from mmrl.scoring.terms import check_terms
+from mmrl.scoring.term_checks import check_terms
 from mmrl.types import MediaOpener, UserError
 
 
@@ -22,9 +22,9 @@ def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
     for index, options in enumerate(config.rewards.terms):
         # Worker processes load the reward again, because they have not imported a user's file.
         load = partial(registry.load_bound_reward, options.fn, base, options.args, options.fallback_on)
-        reward = load()
+        bound = load()
         try:
-            term = BoundTerm(name=options.name or reward.reward.name, reward=reward, load_reward=load, options=options)
+            term = BoundTerm(name=options.name or bound.reward.name, reward=bound, load_reward=load, options=options)
         except UserError as error:
             error.key = f"rewards.terms.{index}.{error.key}"
             raise

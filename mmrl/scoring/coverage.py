@@ -49,7 +49,7 @@ def _find_unjudged(config: Config, scorer: RewardFunctionScorer, samples: Sequen
     for sample in samples:
         terms = scorer.caller.applicable_terms(sample)
         has_group_reward = any(matches_conditions(term.when, sample) for term in config.rewards.group_rewards)
-        if not has_group_reward and not any(term.reward.reward.judges_answer for term in terms):
+        if not has_group_reward and not any(term.declaration.judges_answer for term in terms):
             unjudged[sample.task] += 1
             terms_of_task[sample.task] = [term.name for term in terms]
     for task, count in unjudged.items():

@@ -17,7 +17,7 @@ from typing import Any
 from mmrl.config import Config
 from mmrl.config.schema import GroupRewardConfig, RewardFailurePolicy, ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
-from mmrl.scoring.terms import make_worker_limits, worker_failure
+from mmrl.scoring.reward_workers import make_worker_limits, worker_failure
 from mmrl.types import (
     Contribution,
     Dropped,

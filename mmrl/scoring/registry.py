@@ -15,7 +15,7 @@ from typing import Any
 import mmrl_rewards
 from mmrl.config.schema import RethinkConfig, RolloutStepConfigs, ScoringConfig
 from mmrl.media.pixel_reader import PixelReader
-from mmrl.scoring.terms import first_call_timeout_s, make_worker_limits
+from mmrl.scoring.reward_workers import first_call_timeout_s, make_worker_limits
 from mmrl.types import MediaPolicy, UserError, use_media_opener
 from mmrl.utils.files import shipped_folder
 from mmrl.utils.messages import did_you_mean

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
-from time import monotonic
+from itertools import groupby
 from typing import NamedTuple
 
-from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
 from mmrl.config.schema.response import RewardTransformConfig
-from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
-from mmrl.scoring.reward_calls import (
-    NOT_FOR_ROLLOUT,
-    OutcomesByTerm,
-    RewardCaller,
-    ScoringPair,
-    asks_remote_service,
-    make_error,
-)
-from mmrl.scoring.terms import BoundTerm, RewardError, check_parts, combine_terms, divide_by_turn, is_unscorable
+from mmrl.scoring.reward_calls import NOT_FOR_ROLLOUT, OutcomesByTerm, RewardCaller, ScoringPair
+from mmrl.scoring.reward_workers import RewardWorkers
+from mmrl.scoring.terms import BoundTerm, combine_terms, divide_by_turn
 from mmrl.types import (
-    AnswerType,
     Author,
     Dropped,
     Group,
@@ -36,14 +24,8 @@ from mmrl.types import (
     Sample,
     Score,
     UserError,
-    use_media_opener,
 )
 from mmrl_rewards.contract import TurnRewards
-
-_MAX_CHECK_BATCH_SIZE = 1000
-_CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
-_TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
-_MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 
 ROLLOUT_STEP_PREFIX = "step/"
 """Failures of rollout steps are counted under this and the step's name, next to the names of reward terms."""
@@ -63,10 +45,8 @@ class RewardFunctionScorer:
         self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None = None
     ) -> None:
         """Store the terms. Rewards see pictures through `media_opener`; worker processes receive a pickled copy."""
-        self.caller = RewardCaller(terms, options, media_opener)
-        self._options, self._media_opener = options, media_opener
-        # Terms whose service a check has asked. Asking for further rows would cost requests and show nothing new.
-        self._asked_services: set[str] = set()
+        self.caller = RewardCaller(terms, options, media_opener, RewardWorkers(terms, options, media_opener))
+        self._options = options
 
     def close(self) -> None:
         """End the worker processes of rewards, if any were started."""
@@ -127,154 +107,19 @@ class RewardFunctionScorer:
                 outcomes = next(all_outcomes)
             else:
                 outcomes = {term.name: failure for term in self.caller.applicable_terms(sample, evaluation=True)}
-            scores.append(self._combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
+            scores.append(self.combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
         return tuple(scores)
 
-    def check_in_batches(
-        self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
-    ) -> Iterator[dict[str, str]]:
-        """Call every reward for every sample, with an empty response and with the correct one.
-
-        Yields after each batch its samples that a reward cannot score, by id with the reason.
-
-        A run does this at its start, so that an unusable target or a broken reward is found before the first step. The
-        correct response is written in `response_format`. In evaluation, `training_only` terms are left out. A reward
-        that asks a service is called only once, with a wrong answer, because some skip the service for a correct one.
-        Batches take about a second each, so that the progress shown by `samples` keeps moving.
-
-        Raises:
-            RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
-            RewardError: a reward failed other than by `Unscorable`, whatever `on_error` says.
-            UserError: no term applies to a sample, its target cannot be written in the response format, or a term reads
-                a part that this format does not have.
-        """
-        check_parts(self.caller.terms, response_format)
-        remaining, batch_size = iter(samples), max(1, self._options.workers)
-        # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
-        while batch := list(islice(remaining, batch_size)):
-            started_at = monotonic()
-            pairs: list[ScoringPair] = []
-            for sample in batch:
-                terms = self.caller.terms_with_fallbacks(sample, evaluation=evaluation)
-                for term in terms:
-                    if asks_remote_service(term) and term.name not in self._asked_services:
-                        self._asked_services.add(term.name)
-                        self._try_wrong_answers(term, sample, response_format)
-                for text in ("", _build_correct_text(sample, response_format)):
-                    pairs.append((self._make_trial_response(sample, text, response_format, terms), sample))
-            abstained: dict[str, str] = {}
-            all_outcomes = self.caller.call(pairs, evaluation=evaluation, abstained=abstained)
-            for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
-                # A total needs a value of every term, also of those whose service was asked only about another sample.
-                applicable = self.caller.applicable_terms(sample, evaluation=evaluation)
-                not_asked = [term for term in applicable if term.name not in outcomes]
-                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in not_asked}
-                self._combine_outcomes(sample, {**outcomes, **stand_ins})
-            if monotonic() - started_at < _CHECK_BATCH_S:
-                batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
-            yield abstained
-
-    def check_wrong_answers(self, samples: Iterable[Sample], response_format: ResponseFormat) -> list[str]:
-        """Call the rewards with wrong answers, such as the attacks of `mmrl reward lint`, for a few samples a type.
-
-        Some rewards fail only on wrong answers, which `check_in_batches` does not try. Services are not asked.
-
-        Returns:
-            A warning for each reward that fails where the config says to leave such rollouts out.
-
-        Raises:
-            RewardError: a reward fails, and the config says to stop: the run would end at such a response.
-        """
-        warnings: dict[str, str] = {}
-        counts: Counter[tuple[str, AnswerType]] = Counter()
-        for sample in samples:
-            for term in self.caller.terms_with_fallbacks(sample):
-                kind = term.name, sample.target.answer_type
-                counts[kind] += 1
-                if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
-                    continue
-                error = self._try_wrong_answers(term, sample, response_format)
-                if error is not None:
-                    warnings[term.name] = str(error)
-        return list(warnings.values())
-
-    def _try_wrong_answers(
-        self, term: BoundTerm, sample: Sample, response_format: ResponseFormat
-    ) -> RewardError | None:
-        """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
-
-        A service is asked about one wrong answer only, and any failure of it is raised.
-        """
-        answer_type, is_remote = sample.target.answer_type, asks_remote_service(term)
-        correct_text = _build_correct_text(sample, response_format)
-        correct = self._make_trial_response(sample, correct_text, response_format, [term])
-        with use_media_opener(self._media_opener):
-            texts = build_attacks(sample, response_format, correct.text, looks=term.reward.reward.looks)
-        # Only an answer of the right type is compared with the target, and the attacks may all be of other types.
-        with suppress(UserError):
-            texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
-        for name, text in texts.items():
-            if len(text) > _MAX_WRONG_CHARS or (is_remote and name != "question echo"):
-                continue
-            response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
-            # One at a time, so that a reward that hangs costs its deadline once.
-            outcome = self.caller.call_terms([(term, (response, sample))])[0]
-            if not isinstance(outcome, RewardFailure) or outcome.is_low:
-                continue
-            if not is_remote and self.caller.find_fallback(term, outcome, response, sample):
-                continue
-            error = make_error(term.name, outcome, response, sample)
-            if is_remote or self.caller.failure_action(outcome) == "stop":
-                raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
-            # Abstaining is not a fault if the run continues without the rollout.
-            if not is_unscorable(outcome):
-                return error
-        return None
-
-    def _make_trial_response(
-        self, sample: Sample, text: str, response_format: ResponseFormat, terms: Sequence[BoundTerm]
-    ) -> Response:
-        """Return a response for a check, with the true sizes of images if one of these terms looks at them."""
-        looks = any(term.reward.reward.looks for term in terms)
-        with use_media_opener(self._media_opener):
-            return make_trial_response(sample, text, response_format, looks=looks)
-
-    def _build_group(self, rollouts: Sequence[Rollout], all_outcomes: Sequence[OutcomesByTerm], step: int) -> Group:
-        """Return the scored group of one prompt, without the rollouts that the config drops for a failed reward."""
-        prompt = rollouts[0].prompt
-        kept: list[Rollout] = []
-        scores: list[Score] = []
-        judged: list[Dropped] = []  # all rollouts; those without failures are kept
-        skip_group = False
-        for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
-            failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
-            for chain in self._find_failed_chains(outcomes):
-                if chain.action != "fallback":
-                    failures |= chain.failures
-                skip_group |= chain.action == "skip_group"
-            judged.append(Dropped(rollout, failures))
-            if not failures:
-                kept.append(rollout)
-                scores.append(self._combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns)))
-        if skip_group:
-            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(judged))
-        dropped = tuple(entry for entry in judged if entry.failures)
-        return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
-
-    def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[_FailedChain]:
-        """For each counted term whose whole fallback chain failed, yield the failures and the policy for them."""
-        for term in self.caller.counted_terms:
-            if isinstance(outcomes.get(term.name), RewardFailure):
-                chain = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
-                last = outcomes[chain[-1]]  # all others failed
-                if isinstance(last, RewardFailure):
-                    failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
-                    yield _FailedChain(failures, self.caller.failure_action(last))
-
-    def _combine_outcomes(
+    def combine_outcomes(
         self, sample: Sample, outcomes: OutcomesByTerm, *, step: int | None = None, num_turns: int = 0
     ) -> Score:
-        """Return the score of a response: each term's value, the fallback's for a term that failed, and their total."""
+        """Return the score of a response: each term's value, the fallback's for a term that failed, and their total.
+
+        Without a `step`, weights follow no schedule; without `num_turns`, the total is not divided among turns.
+
+        Raises:
+            UserError: a term requires another that does not apply to the sample.
+        """
         method = self._options.combine
         terms = [term for term in self.caller.counted_terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
@@ -283,7 +128,7 @@ class RewardFunctionScorer:
         for term in terms:
             outcome = outcomes[term.name]
             if isinstance(outcome, RewardFailure):
-                outcome, deciders = self._decide_failed(term, outcomes)
+                outcome, deciders = self._find_replacement(term, outcomes)
                 decided_by |= deciders
             elif isinstance(outcome, TurnRewards):
                 # A transform may be nonlinear, so the turns' rewards would not add up to the term's value.
@@ -307,10 +152,42 @@ class RewardFunctionScorer:
             by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns) if num_turns else (),
         )
 
-    def _decide_failed(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, dict[str, str]]:
-        """Return the value to use for a failed term, and the fallback that decided, by name of each term before it.
+    def _build_group(self, rollouts: Sequence[Rollout], all_outcomes: Sequence[OutcomesByTerm], step: int) -> Group:
+        """Return the scored group of one prompt, without the rollouts that the config drops for a failed reward."""
+        prompt = rollouts[0].prompt
+        kept: list[Rollout] = []
+        scores: list[Score] = []
+        judged: list[Dropped] = []  # all rollouts; those without failures are kept
+        skip_group = False
+        for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
+            failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
+            for chain in self._find_failed_chains(outcomes):
+                if chain.action != "fallback":
+                    failures |= chain.failures
+                skip_group |= chain.action == "skip_group"
+            judged.append(Dropped(rollout, failures))
+            if not failures:
+                kept.append(rollout)
+                scores.append(self.combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns)))
+        if skip_group:
+            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(judged))
+        dropped = tuple(entry for entry in judged if entry.failures)
+        return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
 
-        No name is returned if every fallback failed too.
+    def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[_FailedChain]:
+        """For each counted term whose whole fallback chain failed, yield the failures and the policy for them."""
+        for term in self.caller.counted_terms:
+            if isinstance(outcomes.get(term.name), RewardFailure):
+                chain = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
+                last = outcomes[chain[-1]]  # all others failed
+                if isinstance(last, RewardFailure):
+                    failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
+                    yield _FailedChain(failures, self.caller.failure_action(last))
+
+    def _find_replacement(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, dict[str, str]]:
+        """Return the value that stands for a failed term, and its entries in `Score.decided_by`.
+
+        If a fallback gave the value, they are that fallback's name for each term that failed before it; else none.
         """
         chain = self.caller.list_deciding_terms(term, outcomes)
         *failed, last = chain
@@ -345,10 +222,3 @@ def make_response(rollout: Rollout) -> Response:
         rethought=rollout.parent_index is not None,
         turns=rollout.turns,
     )
-
-
-def _build_correct_text(sample: Sample, response_format: ResponseFormat) -> str:
-    try:
-        return response_format.build_example(sample.target)
-    except UserError as error:
-        raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error

@@ -64,6 +64,7 @@ from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.group_reward_calls import BoundGroupReward, check_group_rewards, isolate_group_rewards
+from mmrl.scoring.trial import RewardTrial
 from mmrl.training.functions import Functions
 from mmrl.types import DatasetContext, Sample, SamplingParams, UserError
 from mmrl.utils.file_index import shared_file_index
@@ -302,12 +303,12 @@ def check_rewards(
         UserError: a reward fails, or cannot score the right answer of a sample and `data.on_bad_sample` is `stop`.
     """
     kept: dict[str, tuple[Sample, ...]] = {}
-    response_format = build_response_format(config)
+    trial = RewardTrial(scorer, build_response_format(config))
     turn_start = monotonic()
     for split, split_samples in data.samples.by_split().items():
         tracked = console.track(f"trying every reward on {split} samples", split_samples, len(split_samples))
         unscorable: dict[str, str] = {}
-        for abstained in scorer.check_in_batches(tracked, response_format, evaluation=split != "train"):
+        for abstained in trial.check_in_batches(tracked, evaluation=split != "train"):
             unscorable |= abstained
             if monotonic() - turn_start > TURN_S:
                 yield None
@@ -316,7 +317,7 @@ def check_rewards(
     samples = DataSplits(**kept, source_indices=data.samples.source_indices)
     check_group_rewards(group_rewards, scorer, samples.train)
     train = console.track("trying rewards on wrong answers", samples.train, len(samples.train))
-    for warning in scorer.check_wrong_answers(train, response_format):
+    for warning in trial.check_wrong_answers(train):
         console.warn(warning)
     all_samples = list(chain.from_iterable(samples.by_split().values()))
     for warning in find_coverage_gaps(config, scorer, all_samples):

@@ -223,7 +223,7 @@ class RewardValue(NamedTuple):
 
 
 class RewardErrorKind(StrEnum):
-    """Kind of failure that left a reward without a value. It ends the metric `reward/<term>/<kind>`."""
+    """Kind of failure of a reward or environment. It ends the metrics `reward/<term>/<kind>` and `<step>/<kind>`."""
 
     UNSCORABLE = "unscorable"  # it raised Unscorable
     TIMEOUT = "timeouts"  # it was stopped at its deadline
@@ -238,7 +238,7 @@ class RewardFailure(NamedTuple):
     error_kind: RewardErrorKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
     step: str = ""  # name of the rollout step that failed; empty if a reward failed
-    is_low: bool = False  # the reward's low end counts if no fallback applies to the response
+    counts_low_end: bool = False  # the reward's low end counts if no fallback applies, whatever policy the config has
 
 
 class Contribution(NamedTuple):

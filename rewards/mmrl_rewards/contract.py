@@ -77,6 +77,7 @@ class Reward(Generic[RewardOptions]):
     answer_types: tuple[AnswerType, ...]  # of the targets it can score; empty for all
     attack_tolerance: Mapping[str, float] | float  # fraction of the range, 0 to 1, that an attack may get; or by attack
     uses_service: bool  # calls a service, so its time and purity are not checked
+    costly_with: str | None  # option without which the service costs nothing; None if it always costs
     timeout_s: float | None  # seconds one call may take; None for no limit
     judges_answer: bool  # the value depends on whether the answer is right
     looks: bool  # opens images or videos of the sample, by `Sample.image`, `crop` or `video_frames`
@@ -141,6 +142,7 @@ def reward(
     answer_types: tuple[AnswerType, ...] = (),
     attack_tolerance: Mapping[str, float] | float = 0.1,
     uses_service: bool = False,
+    costly_with: str | None = None,
     timeout_s: float | None = None,
     judges_answer: bool = True,
     looks: bool = False,
@@ -155,6 +157,8 @@ def reward(
         attack_tolerance: fraction of the range, 0 to 1, that `mmrl reward lint` allows for a response that ignores the
             sample, such as a box around the whole image. A mapping states it for single attacks by name.
         uses_service: the reward calls a service of `mmrl_rewards.services`, so lint checks neither its purity nor time.
+        costly_with: option without which the service runs on this machine and costs neither a request nor a model.
+            Before training, a reward whose service costs is called for one sample, any other for every sample.
         timeout_s: seconds that one call may take, for a reward that can hang on some responses, as a solver can. The
             reward then always runs in another process, which is killed when a call takes longer.
         judges_answer: False for a reward of format, length or style. A run warns of samples that have no other.
@@ -163,7 +167,8 @@ def reward(
 
     Raises:
         UserError: at import, when the range is empty or infinite, `timeout_s` is not a number of seconds above 0, a
-            tolerance is outside [0, 1], or an option is not a keyword-only parameter with a type.
+            tolerance is outside [0, 1], `costly_with` names no option, or an option is not a keyword-only parameter
+            with a type.
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
@@ -180,6 +185,9 @@ def reward(
                 "`rewards.group_rewards`"
             )
         check_positional_parameters(fn, ("response", "sample"), role="reward")
+        options = read_plugin_options(fn, skip=2)
+        if costly_with is not None and costly_with not in options:
+            raise UserError(f"reward {name!r}: costly_with {costly_with!r} is not one of its options")
         return Reward(
             fn=fn,
             name=name,
@@ -188,10 +196,11 @@ def reward(
             answer_types=answer_types,
             attack_tolerance=attack_tolerance,
             uses_service=uses_service,
+            costly_with=costly_with,
             timeout_s=timeout_s,
             judges_answer=judges_answer,
             looks=looks,
-            options=MappingProxyType(read_plugin_options(fn, skip=2)),
+            options=MappingProxyType(options),
         )
 
     return declare

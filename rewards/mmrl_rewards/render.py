@@ -42,7 +42,7 @@ _TEXT_ELEMENT = re.compile(r"<\s*(?:[\w.-]+:)?(?:text|tspan|textpath|tref)\b", r
 _draw_cached: Final = lru_cache(maxsize=64)(draw)  # the target of a group is drawn once
 
 
-@reward(name="render_svg", answer_types=(AnswerType.SVG,), uses_service=True)
+@reward(name="render_svg", answer_types=(AnswerType.SVG,), uses_service=True, costly_with="encoder")
 def svg(
     response: Response,
     sample: Sample,
@@ -105,7 +105,7 @@ def svg_text(
     return RewardValue(value, f"cosine {cosines[0]:.3f} of drawing and text, {cosines[1]:.3f} of a white page")
 
 
-@reward(name="render_latex", answer_types=(AnswerType.LATEX,), uses_service=True)
+@reward(name="render_latex", answer_types=(AnswerType.LATEX,), uses_service=True, costly_with="encoder")
 def latex(
     response: Response,
     sample: Sample,

@@ -15,6 +15,7 @@ from mmrl.config.schema import ScoringConfig
 from mmrl.policy.build import build_response_format
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
+from mmrl.scoring.trial import RewardTrial
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Size
 from mmrl_rewards.contract import bind, reward
 
@@ -46,9 +47,9 @@ def make_scorer(*terms, **options):
     return RewardFunctionScorer(terms, ScoringConfig(**{"custom_rewards": "main_process"} | options))
 
 
-def check_samples(scorer, samples, response_format, *, evaluation=False):
+def check_samples(scorer, samples, response_format):
     """Try the rewards on samples, as before a run; raise a RewardError for the first that cannot be scored."""
-    for abstained in scorer.check_in_batches(samples, response_format, evaluation=evaluation):
+    for abstained in RewardTrial(scorer, response_format).check_in_batches(samples):
         for reason in abstained.values():
             raise RewardError(reason)
 

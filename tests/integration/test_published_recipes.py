@@ -26,7 +26,7 @@ from mmrl.config.schema import RlStage, matches_conditions
 from mmrl.data.context import make_dataset_context
 from mmrl.policy.build import build_response_format
 from mmrl.scoring.build import build_scorer
-from mmrl.scoring.lint import make_trial_response
+from mmrl.scoring.trial_responses import make_trial_response
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from results import make_parser, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.media.pixel_reader import PixelReader
-from mmrl.scoring.lint import make_trial_response
 from mmrl.scoring.registry import load_bound_reward
+from mmrl.scoring.trial_responses import make_trial_response
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,

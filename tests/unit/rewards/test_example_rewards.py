@@ -11,9 +11,9 @@ from mmrl.cli import main
 from mmrl.config.load import load_config
 from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.group_reward_calls import apply_group_rewards, load_group_rewards
+from mmrl.scoring.outcomes import call_reward, is_unscorable
 from mmrl.scoring.registry import load_bound_reward
 from mmrl.scoring.scorer import make_response
-from mmrl.scoring.terms import call_reward, is_unscorable
 from mmrl.types import AnswerType
 from mmrl_rewards import number
 

@@ -21,6 +21,7 @@ from mmrl.cli import main
 from mmrl.config.schema import ScoringConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
+from mmrl.scoring.trial import RewardTrial
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -148,7 +149,7 @@ def test_difference_against_a_search_through_all_pixels(seed, tmp_path):
 def test_a_group_is_scored_by_what_the_picture_shows(box_sample, make_scorer, workers):
     scorer = make_scorer("look:likeness", workers=workers)
     check_samples(scorer, [box_sample], GRAMMAR)
-    assert scorer.check_wrong_answers([box_sample], GRAMMAR) == []
+    assert RewardTrial(scorer, GRAMMAR).check_wrong_answers([box_sample]) == []
     # The model sees the picture at half its size. A blind probe hides it from the model, not from the reward.
     hidden = replace(box_sample, parts=(replace(box_sample.images[0], corruption=Corruption.GREY), "Where?"))
     right = rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)
@@ -193,12 +194,11 @@ def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
         "from mmrl import reward\n"
         "@reward(name='size', looks=True)\n"
         "def size(response, sample) -> float:\n"
-        "    return float(response.resize_maps[0].original == (64, 48))\n"
+        "    assert response.resize_maps[0].original == (64, 48)\n"
+        "    return 0.0\n"
     )
-    term = load_term(tmp_path, "size")
-    with closing(open_scorer(tmp_path, term, custom_rewards="main_process")) as sized:
-        response = sized._make_trial_response(sample, "", GRAMMAR, [term])
-        assert response.resize_maps[0].original == (64, 48)
+    with closing(open_scorer(tmp_path, load_term(tmp_path, "size"), custom_rewards="main_process")) as sized:
+        check_samples(sized, [sample], GRAMMAR)
 
 
 def test_nothing_is_opened_where_no_reward_asks(box_sample, make_scorer):

@@ -4,7 +4,7 @@ import pytest
 from scoring import COUNT, FIND, GRAMMAR, check_samples, constant, make_scorer, rollout, scored, term
 
 from mmrl.config.schema import WeightScheduleConfig
-from mmrl.scoring.terms import check_terms
+from mmrl.scoring.term_checks import check_terms
 from mmrl.types import UserError
 from mmrl_rewards import box, number
 

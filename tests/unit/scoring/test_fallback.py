@@ -13,7 +13,7 @@ from mmrl.config.schema import GroupRewardConfig
 from mmrl.log.rollout_records import list_scored_records
 from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
-from mmrl.scoring.terms import check_terms
+from mmrl.scoring.term_checks import check_terms
 from mmrl.types import Author, FinishReason, Segment, Unscorable, UserError
 from mmrl_rewards import format, number
 from mmrl_rewards.contract import bind, reward

@@ -13,8 +13,9 @@ from PIL import Image
 
 from mmrl.answer import ResponseFormat
 from mmrl.cli import main
-from mmrl.scoring.lint import build_attacks, lint_reward, make_samples
+from mmrl.scoring.lint import lint_reward
 from mmrl.scoring.registry import builtin_rewards, load_bound_reward
+from mmrl.scoring.trial_responses import build_attacks, make_samples
 from mmrl.types import AnswerType, UserError
 
 HEAD = """\
@@ -214,7 +215,7 @@ NUMBER_SAMPLE = {"answer_type": "number", "value": 3}
     ],
 )
 def test_a_reward_that_hangs_or_ends_its_process_is_reported(write_reward, tmp_path, capfd, monkeypatch, body, reason):
-    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 0.5)
     write_reward(f"print('called')\n    {body}")
     monkeypatch.chdir(tmp_path)
     assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 1
@@ -226,7 +227,7 @@ def test_a_reward_that_hangs_or_ends_its_process_is_reported(write_reward, tmp_p
 
 @pytest.mark.parametrize("declared", ["answer_types=(AnswerType.NUMBER,)", ""])
 def test_lint_names_a_reward_whose_first_call_hangs_and_ends(write_reward, capsys, monkeypatch, declared):
-    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 0.5)
     name = write_reward("while True: pass", declared)
     started_at = time.monotonic()
     assert main(["reward", "lint", name]) == 2
@@ -235,14 +236,14 @@ def test_lint_names_a_reward_whose_first_call_hangs_and_ends(write_reward, capsy
 
 
 def test_lint_names_a_reward_that_hangs_on_the_correct_answer_and_ends(write_reward, capsys, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 0.5)
     assert main(["reward", "lint", write_reward("while right: pass\n    return 0.0")]) == 1
     printed = capsys.readouterr().out
     assert printed.count("FAIL") == 1 and "first call: the correct answer: hung for 0.5 s (mine.py:6)" in printed
 
 
 def test_a_reward_may_declare_a_longer_first_call(write_reward, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 0.2)
     write_reward("time.sleep(0.6); return 1.0", "answer_types=(AnswerType.NUMBER,), timeout_s=60.0")
     monkeypatch.chdir(tmp_path)
     assert try_reward(tmp_path, NUMBER_SAMPLE, "--response", "x", fn="./mine.py:r") == 0

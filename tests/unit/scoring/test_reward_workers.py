@@ -313,14 +313,14 @@ def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tm
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 5.0)
     named = r"hung while calling reward 'wary' \(moody.py:\d+\) on sample 'h', response '<answer>hang</answer>'"
     with pytest.raises(RewardError, match=f"{named}: more than 5 s"):
         check_samples(make_scorer("wary"), [text_sample("hang")], GRAMMAR)
 
 
 def test_a_first_call_may_take_as_long_as_its_term_says(make_scorer, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.terms.FIRST_CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 0.5)
     check_samples(make_scorer("moody", options={"timeout_s": 60.0}), [text_sample("think")], GRAMMAR)
     with pytest.raises(RewardProcessError, match="more than 1 s"):
         check_samples(make_scorer("moody", options={"timeout_s": 1.0}), [text_sample("hang")], GRAMMAR)
@@ -411,6 +411,6 @@ def test_a_scorer_that_was_interrupted_starts_new_workers(make_scorer, monkeypat
     scorer = make_scorer("moody", workers=1)
     scorer.score_groups(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mmrl.scoring.reward_calls._read_outcomes", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr("mmrl.scoring.reward_workers._read_outcomes", Mock(side_effect=KeyboardInterrupt))
         scorer.score_groups(groups_of(["x"]), step=0)
     assert scorer.score_groups(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)

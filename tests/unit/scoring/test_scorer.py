@@ -11,7 +11,8 @@ from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
-from mmrl.scoring.terms import check_terms
+from mmrl.scoring.term_checks import check_terms
+from mmrl.scoring.trial import RewardTrial
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -225,7 +226,8 @@ def test_check_names_a_sample_with_an_unusable_target_whatever_the_policy(fn, ta
 
 def test_a_trial_lists_the_samples_that_a_reward_abstains_on_and_goes_on():
     found = {}
-    for abstained in make_scorer(term(box.iou)).check_in_batches([FIND, COUNT, replace(FIND, id="f2")], GRAMMAR):
+    trial = RewardTrial(make_scorer(term(box.iou)), GRAMMAR)
+    for abstained in trial.check_in_batches([FIND, COUNT, replace(FIND, id="f2")]):
         found |= abstained
     assert list(found) == ["c1"]
     assert "on sample 'c1' (task 'count'): the target is a number, this reward compares a box" in found["c1"]
@@ -243,11 +245,12 @@ def test_check_reaches_what_only_a_right_answer_reaches():
 def test_check_reaches_what_only_a_wrong_answer_reaches():
     scorer = make_scorer(term(number.exact), term(picky))
     with pytest.raises(RewardError, match=r"'picky' on sample 'c1' .*ZeroDivisionError.*test_scorer.py:\d+.*<answer>"):
-        scorer.check_wrong_answers([COUNT], GRAMMAR)
-    (warning,) = make_scorer(term(picky), on_error="skip").check_wrong_answers([COUNT] * 3, GRAMMAR)
+        RewardTrial(scorer, GRAMMAR).check_wrong_answers([COUNT])
+    (warning,) = RewardTrial(make_scorer(term(picky), on_error="skip"), GRAMMAR).check_wrong_answers([COUNT] * 3)
     assert "raised ZeroDivisionError" in warning
     sound = make_scorer(term(number.exact), term(box.iou, when={"task": ["find"]}))
-    assert sound.check_wrong_answers([COUNT, FIND], ResponseFormat(thinking="required", style="boxed")) == []
+    boxed = ResponseFormat(thinking="required", style="boxed")
+    assert RewardTrial(sound, boxed).check_wrong_answers([COUNT, FIND]) == []
 
 
 def test_check_asks_a_service_once():
@@ -260,13 +263,28 @@ def test_check_asks_a_service_once():
             raise Unscorable("no more money")
         return 0.5
 
-    scorer = make_scorer(term(remote), term(number.exact, requires="remote"))
+    trial = RewardTrial(make_scorer(term(remote), term(number.exact, requires="remote")), GRAMMAR)
     for samples, evaluation in (([COUNT] * 3, False), ([COUNT], True)):
-        check_samples(scorer, samples, GRAMMAR, evaluation=evaluation)
-    scorer.check_wrong_answers([COUNT], GRAMMAR)
+        assert not any(trial.check_in_batches(samples, evaluation=evaluation))
+    assert trial.check_wrong_answers([COUNT]) == []
     assert asked == ["<answer>How many?</answer>"]
     with pytest.raises(RewardError, match="no more money"):
         check_samples(make_scorer(term(remote)), [COUNT], GRAMMAR)
+
+
+def test_a_service_without_the_option_that_makes_it_costly_is_asked_about_every_sample():
+    asked = []
+
+    @reward(name="drawn", uses_service=True, costly_with="model")
+    def drawn(response, sample, *, model: str | None = None) -> float:
+        asked.append(model)
+        return 0.5
+
+    for args in ({}, {"model": "dino"}):
+        check_samples(make_scorer(term(drawn, args=args)), [COUNT] * 3, GRAMMAR)
+    assert asked == [None] * 6 + ["dino"]
+    with pytest.raises(UserError, match="costly_with 'size' is not one of its options"):
+        reward(name="drawn", costly_with="size")(drawn.fn)
 
 
 def coverage_gaps(*terms, samples=(COUNT, FIND), overrides=()):
