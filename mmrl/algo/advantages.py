@@ -86,12 +86,12 @@ def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[
     Dr.GRPO's (arXiv:2503.20783, 3.2). `batch_std`, over the step, is Lite PPO's (arXiv:2508.08221).
     """
     step_rewards = list(chain.from_iterable(rows))
-    statistics = {options.baseline, options.scale} - {"none"}
-    uses_group = bool(statistics & {"group_mean", "leave_one_out", "group_std"})
+    uses_group = options.baseline in ("group_mean", "leave_one_out") or options.scale == "group_std"
+    uses_step = options.baseline == "batch_mean" or options.scale == "batch_std"
     advantages: list[tuple[float, ...]] = []
     for row in rows:
         # Equal rewards give exactly 0; the formula below would leave a rounding error.
-        if statistics and not rewards_differ(row if uses_group else step_rewards):
+        if (uses_group or uses_step) and not rewards_differ(row if uses_group else step_rewards):
             advantages.append((0.0,) * len(row))
             continue
         width = 1.0

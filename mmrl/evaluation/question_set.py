@@ -87,7 +87,7 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
         raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")
     if not samples:
         raise UserError(f"benchmark {name}: the run has no data.{split}")
-    # Rows that the run left out are left out and counted here, too.
+    # As in the run, rows that cannot be used are left out; `num_unscorable` counts them.
     questions = replace(questions_from_samples(samples), num_unscorable=len(rejected))
     scorer = build_scorer(config, base_dir, PixelReader(dataset_context.media_policy, config.data.media_limits))
     grader = RewardGrader(

@@ -108,16 +108,18 @@ class PolicyLearner:
         """Train on the experiences of all ranks: one update for each mini-batch in each epoch.
 
         Returns:
-            Metrics of the last epoch, with two exceptions. Differences to the rollout engine come from the first update
-            alone, and `learner/nonfinite_updates` counts over all epochs.
+            Metrics of the last epoch. Two differ: differences to the rollout engine are measured in the first update
+            only, and `learner/nonfinite_updates` sums over all epochs.
 
         Raises:
             UserError: the first shared-prefix forward differs from the plain one, the engine's routes cannot be
                 replayed, or a user's policy loss does not return a loss for each token.
         """
         config = self._config
-        # Replay may draw an experience twice; both then share the values of the first.
-        self._index_by_id = {id(experience): index for index, experience in reversed(list(enumerate(experiences)))}
+        self._index_by_id = {}
+        for index, experience in enumerate(experiences):
+            # Replay may draw an experience twice; both then share the values of the first.
+            self._index_by_id.setdefault(id(experience), index)
         self._loss_columns = []
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)

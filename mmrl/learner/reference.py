@@ -10,6 +10,7 @@ from mmrl.algo.reward_history import has_plateaued
 from mmrl.config.schema import ReferenceConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 from mmrl.policy.policy import PolicyModel
+from mmrl.types import TrainingState
 
 
 class ReferencePolicy:
@@ -40,12 +41,12 @@ class ReferencePolicy:
         self._averages = [weight.float() for weight in self._weights]
 
     @torch.no_grad()
-    def update(self, step: int, *, rewards: list[float], reset_optimizer: Callable[[], None]) -> dict[str, float]:
-        """Update the reference after step `step`, counted from 0, if an update is due.
+    def update(self, state: TrainingState, *, reset_optimizer: Callable[[], None]) -> dict[str, float]:
+        """Update the reference after the step `state.step`, counted from 0, if an update is due.
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
-        becomes a copy of the policy and, if `reference.reset_optimizer` is set, `reset_optimizer` is called. `rewards`
-        has the rewards since the last reset. `reference.plateau` decides by them if a reset is due, which empties them.
+        becomes a copy of the policy and, if `reference.reset_optimizer` is set, `reset_optimizer` is called.
+        `reference.plateau` decides by `state.reset_rewards` if a reset is due, which empties them.
         Source of resets: ProRL, arXiv:2505.24864, section 2.3.2. Departure: training rewards must stagnate, where the
         paper looks at validation.
 
@@ -53,9 +54,9 @@ class ReferencePolicy:
             `learner/reference_resets`, 1 after a reset, else 0; only if `reference.update` is `reset`.
         """
         options = self._options
-        is_due = not self.is_frozen and (step + 1) % options.update_every == 0
+        is_due = not self.is_frozen and (state.step + 1) % options.update_every == 0
         if options.plateau is not None:
-            is_due = has_plateaued(rewards, options.plateau.window, options.plateau.min_improvement)
+            is_due = has_plateaued(state.reset_rewards, options.plateau.window, options.plateau.min_improvement)
         if is_due:
             decay = options.ema_decay if options.update == "ema" else 0.0
             with self._trained_policy.runner.gather_all():
@@ -66,7 +67,7 @@ class ReferencePolicy:
         if options.update != "reset":
             return {}
         if is_due:
-            rewards.clear()
+            state.reset_rewards.clear()
         if is_due and options.reset_optimizer:
             reset_optimizer()
         return {"learner/reference_resets": float(is_due)}

@@ -48,7 +48,7 @@ class TokenTable:
       `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
     - in a group that was carried over from an earlier step: recorded.
 
-    The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
+    Any other choice than that of `loss.old_logprobs` arrives as `Experience.old_logprobs_source`.
     """
     recorded_logprobs_N: Tensor
     """Log-prob that the sampler recorded, float32 in nats as all that follow; 0 in a demonstration."""

@@ -144,7 +144,7 @@ class PromptEncoder:
             if token in text:
                 raise UserError(f"its text contains the special token {token!r}; take it out")
         layouts = tuple(map(self._media_layout, sample.media))
-        # Placeholders are not expanded by transformers 5, which keeps a second pair of start and end tokens around the
+        # Placeholders are expanded here: transformers 5 would leave a second pair of start and end tokens around the
         # frames of a Qwen3-VL video.
         texts = self._media_pattern.split(self.render_chat(sample))
         if len(texts) - 1 != len(layouts):

@@ -61,6 +61,7 @@ class EngineSampler:
             seed_parts = (*self.seed_parts, step, rollout.prompt.sample.id, rollout.index)
             # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
             seed = derive_seed(*seed_parts, len(rollout.segments), *([repeat] if repeat else []))
+            # A rollout without tokens draws the numbers that it would draw in `generate`.
             sample_seed = seed if rollout.segments else derive_seed(*seed_parts)
             requests.append(GenerationRequest(rollout=rollout, seed=seed, sample_seeds=(sample_seed,)))
         self._check_lengths(requests, sampling_params)
@@ -98,7 +99,7 @@ class EngineSampler:
                         f"tokens with {len(generated.logps)} log-probabilities; return one for each"
                     )
                 rollout = replace(request.rollout, index=index)
-                # Siblings share one object with their prompt's routes: training runs the prompt once for all of them.
+                # All siblings refer to the first one's routes of the prompt, because training runs the prompt once.
                 shared = generated._replace(prompt_routes=siblings[0].prompt_routes)
                 group.append(append_generated(rollout, shared, sampling_params, self.version, self.processor))
             groups.append(group)

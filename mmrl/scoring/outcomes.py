@@ -38,13 +38,15 @@ class RewardProcessError(RewardError):
 def call_reward(bound: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     # A service may be sent pictures, as its options say.
-    may_look, counts_low_end = bound.reward.looks or bound.reward.uses_service, False
+    may_look = bound.reward.looks or bound.reward.uses_service
+    counts_low_end = False
     try:
         with nullcontext() if may_look else use_media_opener(None):
             result = bound(response, sample)
         return _check_result(bound, result, len(response.turns))
     except Unscorable as error:
-        kind, reason, counts_low_end = RewardErrorKind.UNSCORABLE, str(error), isinstance(error, LeftToFallback)
+        kind, reason = RewardErrorKind.UNSCORABLE, str(error)
+        counts_low_end = isinstance(error, LeftToFallback)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
         kind, reason = RewardErrorKind.ERROR, describe_error(bound.reward, error)
     # An error may quote a whole response, and reasons are kept with each rollout.

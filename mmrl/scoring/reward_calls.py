@@ -132,7 +132,7 @@ class RewardCaller:
             name = chain[-1].fallback_term
             if name is None or name not in outcomes:
                 break
-            # Another term may have called the fallback, which does not decide in place of a bug.
+            # The fallback may have an outcome because another term called it. It must not replace a reward with a bug.
             if failure.error_kind is RewardErrorKind.ERROR and self.options.on_error != "fallback":
                 break
             chain.append(self._terms_by_name[name])

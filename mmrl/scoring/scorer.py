@@ -157,7 +157,7 @@ class RewardFunctionScorer:
         prompt = rollouts[0].prompt
         kept: list[Rollout] = []
         scores: list[Score] = []
-        judged: list[Dropped] = []  # all rollouts; those without failures are kept
+        judged: list[tuple[Rollout, dict[str, RewardFailure]]] = []  # each rollout with the failures that count
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
@@ -165,14 +165,14 @@ class RewardFunctionScorer:
                 if chain.action != "fallback":
                     failures |= chain.failures
                 skip_group |= chain.action == "skip_group"
-            judged.append(Dropped(rollout, failures))
+            judged.append((rollout, failures))
             if not failures:
                 kept.append(rollout)
                 scores.append(self.combine_outcomes(prompt.sample, outcomes, step=step, num_turns=len(rollout.turns)))
         if skip_group:
-            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(judged))
-        dropped = tuple(entry for entry in judged if entry.failures)
-        return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=dropped)
+            kept, scores = [], []
+        dropped = [Dropped(rollout, failures) for rollout, failures in judged if failures or skip_group]
+        return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=tuple(dropped))
 
     def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[_FailedChain]:
         """For each counted term whose whole fallback chain failed, yield the failures and the policy for them."""

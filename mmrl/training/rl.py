@@ -4,9 +4,9 @@ The rollouts of a step depend on the run's seed, the step and the sample, never 
 so a run resumed from a checkpoint equals one that was never interrupted. Imports without torch.
 
 A round is one batch of prompts, rolled out and scored together. A step has one round, several with dynamic sampling, or
-none if groups of earlier steps fill it. Three kinds of rollouts cross from one step to the next, in `TrainingState`:
-`unfinished` responses that partial rollouts cut off, the `next_batch` of asynchronous rollouts, and scored groups that
-are `carried_over`.
+none if groups of earlier steps fill it. Four kinds of rollouts cross from one step to the next, in `TrainingState`:
+`unfinished` responses that partial rollouts cut off, the `next_batch` of asynchronous rollouts, scored groups that are
+`carried_over`, and the `replay_buffer`.
 
 The functions of `mmrl.distributed.exchanges`, all but `own_share`, are collective: all ranks of a run call them, in the
 same order, even a rank without samples. So are `gather_for_sampling`, the rollout pipeline with partial rollouts,
@@ -58,12 +58,12 @@ class RlParts:
     selector: Selector  # decides how often to sample in a step, and which rollouts it trains on
     learner: Learner
     # Moves the KL reference after a step, and returns metrics; None if there is none, or it never moves.
-    update_reference: Callable[[int], Mapping[str, float]] | None
+    update_reference: Callable[[TrainingState], Mapping[str, float]] | None
     sync_weights: Callable[[int], None]  # has the engine load the new weights, of this version
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
-    # `Prompt.digest` → the rank that built the prompt in this step, and so has its decoded images and videos in memory.
-    # The learner trains on it there if it can.
+    # `Prompt.digest` → the rank that has its decoded images and videos in memory, since it scored the prompt's group or
+    # checked the media again. `gather_groups` and `MediaRecheck` write it; the learner trains there if it can.
     media_ranks: dict[str, int]
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
@@ -75,10 +75,10 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
         groups, rollout_metrics = collect_groups(parts, state, timer)
 
         # Filters groups, computes advantages and adds replay. An experience is a rollout with its advantage.
-        # Collective: ranks agree on which replayed rollouts have media that changed.
+        # Collective with replay: ranks agree on which replayed rollouts have media that changed.
         with timer.time("select"):
             selected = parts.selector.select(groups, state)
-        # The next step's samples begin here. An order by priority draws them by the rewards recorded so far.
+        # The next step's samples begin here. `PriorityOrder` reads it, and weighs samples by the rewards so far.
         state.step_data_start = state.data_position
         # With `async_rollouts`, the next step's first round is generated while the learner works.
         next_round = None
@@ -89,7 +89,7 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
             parts.engine.sleep()
             learner_metrics = dict(parts.learner.step(selected.experiences, step=state.step))
             if parts.update_reference is not None:
-                learner_metrics |= parts.update_reference(state.step)
+                learner_metrics |= parts.update_reference(state)
         # The next round samples from weights `state.version`, so it must be complete before the engine gets new ones.
         if next_round is not None:
             with timer.time("rollout"):

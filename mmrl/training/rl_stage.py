@@ -91,7 +91,7 @@ def build_parts(
 
     update_reference = None
     if reference is not None and not reference.is_frozen:
-        update_reference = partial(reference.update, rewards=state.reset_rewards, reset_optimizer=optimizer.reset)
+        update_reference = partial(reference.update, reset_optimizer=optimizer.reset)
     media_ranks: dict[str, int] = {}
     learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_ranks)
     return RlParts(
@@ -120,7 +120,7 @@ def build_reference(
 ) -> ReferencePolicy | None:
     """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
 
-    `loaded` is what the last checkpoint of the stage has of the optimizer and of a moving reference, if any.
+    `loaded` is the state of the optimizer and of a moving reference in the stage's last checkpoint; empty without one.
 
     A copy that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint. No copy is
     needed if the model without its adapter can serve as the reference.

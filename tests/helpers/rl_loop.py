@@ -123,12 +123,12 @@ class FakeRun:
         ]
 
     def rl_parts(self, *, max_steps_without_signal=2, **replaced):
-        def record(name, result=None):
-            def call(value=None):
-                self.calls.append((name, value))
-                return result
+        def record(name):
+            return lambda value=None: self.calls.append((name, value))
 
-            return call
+        def update_reference(state):
+            self.calls.append(("update reference", state.step))
+            return {"learner/reference_resets": 0.0}
 
         parts = {
             "source": self.source,
@@ -140,7 +140,7 @@ class FakeRun:
             "async_rollouts": None,
             "selector": select_all(centered),
             "group_rewards": (),
-            "update_reference": record("update reference", {"learner/reference_resets": 0.0}),
+            "update_reference": update_reference,
             "sync_weights": record("sync"),
             "callbacks": self.callbacks(max_steps_without_signal=max_steps_without_signal),
             "ranks": SingleProcess(),

@@ -86,8 +86,8 @@ def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path):
     assert prompt.resize_maps[0].resized == (48, 48)
 
     # The model reads the pixels of the file: transformers on its own makes the same patches of it.
-    pixels_ND = tiny.processor.prompt_tensors(prompt).image_patches_MD
-    assert torch.equal(pixels_ND, process_independently(image_ref.path))
+    pixels_MD = tiny.processor.prompt_tensors(prompt).image_patches_MD
+    assert torch.equal(pixels_MD, process_independently(image_ref.path))
 
     # Roll out. The model reads those pixels and samples two responses without a vision token.
     params = SamplingParams(banned_token_ids=tiny.banned_token_ids, max_new_tokens=12)

@@ -155,8 +155,8 @@ class RewardTermConfig(BaseRewardConfig):
     training_only: bool = False
     """Leave the term out of evaluation totals (a shaping bonus, for example)."""
     requires: str | None = None
-    """Name of another term. Unless that term's value exceeds `requires_above`, and its own `requires` is met, this
-    term counts 0."""
+    """Name of another term. This term counts only if that term's value exceeds `requires_above` and that term's own
+    `requires` is met; otherwise it counts 0."""
     requires_above: Number = 0.0
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()

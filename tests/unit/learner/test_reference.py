@@ -8,6 +8,7 @@ from mmrl.config.schema import ReferenceConfig as Options
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.policy.policy import PolicyModel
+from mmrl.types import TrainingState
 
 
 def add_to_weights(tiny, by):
@@ -18,7 +19,8 @@ def add_to_weights(tiny, by):
 
 def update(reference, step):
     """Update a reference whose optimizer must keep its moments; return True if the reference was reset."""
-    return reference.update(step, rewards=[], reset_optimizer=pytest.fail).get("learner/reference_resets", 0.0) == 1.0
+    metrics = reference.update(TrainingState(step=step), reset_optimizer=pytest.fail)
+    return metrics.get("learner/reference_resets", 0.0) == 1.0
 
 
 def first_weight(model):
@@ -97,7 +99,8 @@ def test_a_reset_copies_the_policy_and_may_clear_the_moments(make_tiny, reset_op
     for parameter in tiny.policy.trainable.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.update(1e-3)
-    resets = [reference.update(step, rewards=[], reset_optimizer=optimizer.reset) for step in range(3)]
+    states = [TrainingState(step=step) for step in range(3)]
+    resets = [reference.update(state, reset_optimizer=optimizer.reset) for state in states]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first_weight(reference.policy.model) == first_weight(tiny.policy.model)
     assert (optimizer.state()["moments"] == {}) == reset_optimizer
@@ -109,12 +112,12 @@ def test_a_reset_copies_the_policy_and_may_clear_the_moments(make_tiny, reset_op
 def test_a_plateau_of_rewards_resets_the_reference_and_starts_anew(make_tiny):
     tiny = make_tiny()
     reference = ReferencePolicy(tiny.policy, Options(update="reset", plateau={"window": 2, "min_improvement": 0.1}))
-    earned, rewards, resets = [0.1, 0.2, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6], [], []
-    for step, reward in enumerate(earned):
-        rewards.append(reward)
-        metrics = reference.update(step, rewards=rewards, reset_optimizer=pytest.fail)
+    earned, resets, state = [0.1, 0.2, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6], [], TrainingState()
+    for state.step, reward in enumerate(earned):
+        state.reset_rewards.append(reward)
+        metrics = reference.update(state, reset_optimizer=pytest.fail)
         resets.append(metrics["learner/reference_resets"])
     # By hand: 0.2 to 0.5, 0.15 to 0.55 and 0.35 to 0.6 rise by 0.1 or more; 0.55 to 0.6 rises by 0.05 at step 5. From
     # then on there are four rewards again after step 9, which does not come.
     assert resets == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    assert rewards == [0.6, 0.6, 0.6]
+    assert state.reset_rewards == [0.6, 0.6, 0.6]
