@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from mmrl.answer.language import WRONG
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import parse_options, read_choice, strip_markup
 from mmrl_rewards.contract import Of, part_text, part_value, question_text, reward, target_value
@@ -27,7 +28,7 @@ _NO_THING: Final = re.compile(r"no (?!(?:it|there|he|she|they|that|this|the|i|we
 _DOUBT: Final = re.compile(
     r"\?|可能|也许|或|不确定|不知道"
     r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
-    r"|can't tell|guess)\b|^\w+\W+(?:is|was|isn't|if|unless|only if|false|wrong|incorrect|just kidding)\b"
+    rf"|can't tell|guess)\b|^\w+\W+(?:is|was|isn't|if|unless|only if|{WRONG}|just kidding)\b"
 )
 # "Yes, it isn't safe" may be right, but "Yes, there isn't any", "Yes, it isn't" and "No, it is" contradict themselves.
 _SHORT_ANSWER: Final = (

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mmrl.answer.language import REASONS
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
 from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
 from mmrl.benchmarks.extraction.text import HEAD_CHARS, CharSpan, content_words, iter_sentences_backwards, sentence_end
 
-_CONDITIONAL_CLAUSE: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
+_CONDITIONAL_CLAUSE: Final = re.compile(rf"\s*(?:if|when|{REASONS}|given)\b[^,.\n]{{0,160}},", re.IGNORECASE)
 _LEADING_YES_NO: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
 _TRUTH_WORD: Final = re.compile(r"\b(?:true|false|correct|incorrect)\b", re.IGNORECASE)
 _NEGATED_BEFORE: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)

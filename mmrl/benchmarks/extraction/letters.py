@@ -6,20 +6,21 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from mmrl.answer.language import CHOICE_NOUNS, LATEX_TEXT, REASONS
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
 from mmrl.benchmarks.extraction.text import CharSpan
 
 # LaTeX command around a letter or text, to its opening brace.
-LATEX_WRAPPER: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
+LATEX_WRAPPER: Final = rf"\\(?:{LATEX_TEXT}|textit|mbox|boxed|rm|bf)\s*\{{"
 # Possessive (*+): a blank fits several places, and a failed match would try all of them, exponentially many for
 # "answer answer answer ...".
 _LABEL_PREFIX: Final = rf"[\s\"'\[<{{$:]*+(?:(?:\\[(\[]|{LATEX_WRAPPER})[\s$]*+)*+"
 _OPTION_LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*+(?:(?:the|most likely|likely|probably|either)\s+)?"
-    rf"(?>(?:option|letter|choice|answer|one|labell?ed|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*+{_LABEL_PREFIX}"
+    rf"(?>(?:{CHOICE_NOUNS}|letter|one|labell?ed|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*+{_LABEL_PREFIX}"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=\s*[).:,;\"'\]}=>/\\$。\uff0c\uff1b、]|\s*$|\s*\n"
-    r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
+    rf"|\s+(?:-|{REASONS}|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
 # A second letter after the first; a response that names two options chooses neither.
@@ -28,7 +29,7 @@ _SECOND_LETTER: Final = re.compile(
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
 _LEADING_LABEL: Final = re.compile(
-    r"[\s\"'\[{]*+(?:(?i:answer|option|choice)\s*+:?\s*+)?"
+    rf"[\s\"'\[{{]*+(?:(?i:{CHOICE_NOUNS})\s*+:?\s*+)?"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:\]]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
 )
 _ANY_LABEL: Final = re.compile(

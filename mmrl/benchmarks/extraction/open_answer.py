@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from mmrl.answer.language import REASONS
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.numbers import Number, find_number_words, find_numbers
 from mmrl.benchmarks.extraction.text import (
@@ -26,7 +27,7 @@ _VALUE_ANCHOR: Final = re.compile(
     re.IGNORECASE,
 )
 _SUBCLAUSE: Final = re.compile(
-    r",? (?:which|where|since|because|based on|after|compared|while|whereas|as)\b|[(]", re.IGNORECASE
+    rf",? (?:which|where|{REASONS}|based on|after|compared|while|whereas)\b|[(]", re.IGNORECASE
 )
 _RANGE_TO: Final = re.compile(r"[^\d\n.,]{0,12}\b(?:to)\b[ $€£]*")
 _OR_BETWEEN: Final = re.compile(r"[^\d\n.,]{0,12}(?:\bor\b|[ ]/[ ])[ $€£\\a-z{}]{0,12}")

@@ -9,6 +9,7 @@ from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from mmrl.answer.language import ARTICLES, REASONS, WRONG
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.numbers import parse_single_number
 
@@ -23,7 +24,7 @@ _LATEX_FRACTION: Final = re.compile(r"\\[dt]?frac\s*\{([^{}]{1,40})\}\s*\{([^{}]
 _SQUARE_ROOT: Final = re.compile(r"(?:\\sqrt|√)\s*(?:\{([^{}]{1,40})\}|\(([^()]{1,40})\)|(\w))")
 _IGNORED_CHARS: Final = re.compile(r"[\s${}()\[\]\"'`*,]|\.(?!\d)|\\")
 _DEGREES: Final = re.compile(r"°|\^o\b|\^°|degrees?\b")
-_ARTICLE: Final = re.compile(r"^(?:an?|the)\s+", re.IGNORECASE)
+_ARTICLE: Final = re.compile(rf"^(?:{ARTICLES})\s+", re.IGNORECASE)
 _WORD: Final = re.compile(r"[a-z]{3,}|\d+(?:\.\d+)?")
 _WORD_ENDING: Final = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s|d)$")
 _SYNONYM_STEMS: Final[Mapping[str, str]] = MappingProxyType(
@@ -39,7 +40,7 @@ _STOP_WORDS: Final = frozenset(
 )
 _RELATIVE_TOLERANCE: Final = 1e-9
 _YES_WORDS: Final = frozenset({"yes", "true", "correct", "right", "是", "对", "正确"})
-_NO_WORDS: Final = frozenset({"no", "false", "incorrect", "wrong", "not", "否", "不是", "错", "错误"})
+_NO_WORDS: Final = frozenset({"no", "not", *WRONG.split("|"), "否", "不是", "错", "错误"})
 
 
 class ChosenOption(NamedTuple):
@@ -181,7 +182,7 @@ def _whole_word_pattern(text: str) -> str:
     """Return a pattern for a text that is not part of a longer word or number."""
     if len(text) == 1 and text.isalpha():
         # A single letter counts in its own case; A, a and I also begin sentences as words.
-        article = r"|[ ]+(?!(?:is|and|or|because|since|as)\b)[a-z]" if text in "AaI" else ""
+        article = rf"|[ ]+(?!(?:is|and|or|{REASONS})\b)[a-z]" if text in "AaI" else ""
         return rf"(?<![A-Za-z0-9_'])(?-i:{text})(?![A-Za-z0-9_']{article})"
     plural = "(?:e?s)?" if text[-1].isalpha() and len(text) > 3 else ""
     # The option may be the plural of what the response says, or the reverse.
