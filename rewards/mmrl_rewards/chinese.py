@@ -22,13 +22,18 @@ _NUMBER: Final = re.compile(
 )
 _NUMERAL: Final = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?[百千万亿]?(?![A-Za-z0-9])|[零一二两三四五六七八九十百千万亿]+)"
 _NUMERALS: Final = re.compile(
-    rf"(?<![A-Za-z0-9.])(?!一共)(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
+    rf"(?<![A-Za-z0-9.])(?!一[共定般样起些直])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
 )
-# `words` are Chinese words by what they mean in the grammars. Of units, a longer name comes before its own parts.
+# `words` are Chinese words by what they mean in the grammars, `measures` the words between a number and a thing. Of
+# units, a longer name comes before its own parts.
 _TABLE: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ENGLISH: Final = {word: english for english, words in _TABLE["words"].items() for word in words.split()}
 UNITS: Final[Mapping[str, str]] = _TABLE["units"]
 """Symbols of units by their Chinese names."""
+MEASURES: Final[str] = _TABLE["measures"]
+_HALF: Final = re.compile(rf"(?:({_NUMERAL})个)?半(?={'|'.join(UNITS)})")  # 两个半小时
+_OPTION: Final = re.compile("(?<=[A-Z])(?:选项|项)")  # B选项
+_ARTICLE: Final = re.compile(rf"一?[{MEASURES}](?={{[A-Z]}})")  # 一只{B}
 # Of two words with the same beginning, the longer one comes first.
 _WORD: Final = re.compile("|".join(sorted(_ENGLISH, key=len, reverse=True)))
 
@@ -40,8 +45,21 @@ def to_english(text: str) -> str:
     """
     if not _CHINESE.search(text):
         return text
+    text = _ARTICLE.sub(" a ", _OPTION.sub("", _HALF.sub(_write_half, text)))
     translated = _WORD.sub(lambda match: f" {_ENGLISH[match[0]]} ", _NUMERALS.sub(_write_numeral, text))
     return " ".join(re.sub(r" ?([,;:.!])(?=[ (]*[^\W0-9]| [0-9])", r"\1 ", translated).split())
+
+
+def names_thing(text: str, question: str) -> bool:
+    """Return True if a word in Chinese is of the question, or is one character and the question not in Chinese."""
+    if text.startswith(tuple(_TABLE["no things"].split())):
+        return False
+    return text in question if _CHINESE.search(question) else len(text) == 1
+
+
+def _write_half(match: re.Match[str]) -> str:
+    whole = _read_numeral(match[1]) if match[1] else "0"
+    return f" {whole}.5 " if whole and whole.isdigit() else match[0]
 
 
 def _write_numeral(match: re.Match[str]) -> str:

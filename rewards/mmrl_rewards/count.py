@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from mmrl.answer.language import CONCLUSIONS
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.chinese import to_english
+from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, question_text, reward, target_value
 from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
@@ -27,10 +28,11 @@ from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
 # "several", "dozens", "3 cats and a dog", "2 pairs of shoes", "3rd", "3 is wrong", "3 max", "no shortage of cars".
 # In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
 _LEAD: Final = re.compile(
-    r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|all"
-    r"|(?:in )?(?:the|this) (?:image|picture|photo|scene),?(?: (?:shows|contains|depicts|has))?"
-    r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?"
-    r"(?:is|are|=)|(?:answer|count|total|number):) ?)*",
+    r"(?:(?:there(?:'s| is| are)|(?:i|we|you) (?:can )?(?:see|count(?:ed)?|find)|it is|it's|exactly|only|just|all"
+    rf"|(?:{CONCLUSIONS}),?|(?:(?:based on|according to|looking at|from|in) )?(?:the|this) (?:image|picture|photo|scene)"
+    r",?(?: (?:shows|contains|depicts|has))?|a total of"
+    r"|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of(?: [a-z]+){1,6}?)? ?(?:is|are|=|:)"
+    r") ?)*",
     re.ASCII,
 )
 _REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
@@ -59,7 +61,7 @@ _WORD: Final = rf"(?!(?:{_BE}|{_IN}) ) [a-z'-]+"
 _PLURAL: Final = (
     " (?:(?!(?:was|has|this|its|always) )[a-z-]{2,}(?<![su])s"
     "|[a-z-]*(?:people|men|children|fish|sheep|deer|mice|geese|teeth|dice)"
-    "|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*)"
+    rf"|[{MEASURES}][\u4e00-\u9fff]*)"
 )
 _THINGS: Final = re.compile(
     rf"(?:(?:{_WORD})*{_PLURAL}(?:{_BE})?(?: [a-z]+(?:ed|ing))*|(?:{_WORD})*(?! (?:{_STATE}) )(?P<single>{_WORD}))?"
@@ -138,6 +140,8 @@ def _parse_count_phrase(text: str, question: str) -> int | None:
     if _NONE_OF.fullmatch(phrase):
         return 0
     words = phrase.split()
+    if words[:1] == ["no"] and "没" in text:  # 没有狗, and 没有 alone
+        return 0 if len(words) == 1 or names_thing("".join(words[1:]), question) else None
     found = (0, words[1:]) if words[:1] == ["no"] and len(words) > 1 else split_number(phrase)
     if not found or not isinstance(found[0], int) or not _are_things(found[1], found[0], question):
         return None
