@@ -54,7 +54,7 @@ def names_thing(text: str, question: str) -> bool:
     """Return True if a word in Chinese is of the question, or is one character and the question not in Chinese."""
     if text.startswith(tuple(_TABLE["no things"].split())):
         return False
-    return text in question if _CHINESE.search(question) else len(text) == 1
+    return text in question if _CHINESE.search(question) else bool(_CHINESE.fullmatch(text))
 
 
 def _write_half(match: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, question_text, reward, target_value
 from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
+from mmrl_rewards.vocabulary import is_doubtful
 
 # The grammar of a count in words, in any case and after markup is removed:
 #
@@ -29,8 +30,8 @@ from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
 # In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
 _LEAD: Final = re.compile(
     r"(?:(?:there(?:'s| is| are)|(?:i|we|you) (?:can )?(?:see|count(?:ed)?|find)|it is|it's|exactly|only|just|all"
-    rf"|(?:{CONCLUSIONS}),?|(?:(?:based on|according to|looking at|from|in) )?(?:the|this) (?:image|picture|photo|scene)"
-    r",?(?: (?:shows|contains|depicts|has))?|a total of"
+    rf"|(?:{CONCLUSIONS}),?|a total of|(?:(?:based on|according to|looking at|from|in) )?"
+    r"(?:the|this) (?:image|picture|photo|scene),?(?: (?:shows|contains|depicts|has))?"
     r"|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of(?: [a-z]+){1,6}?)? ?(?:is|are|=|:)"
     r") ?)*",
     re.ASCII,
@@ -43,7 +44,7 @@ _NONE_OF: Final = re.compile(
 # Words that are never of things, and "3 cats and a dog", which are 4.
 _NO_THINGS: Final = re.compile(
     rf" (?:{'|'.join((*ONES, *TENS))}|(?:{'|'.join(SCALES)}|lakh|crore|third|quarter|time)s?|score|half|halves"
-    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|or|to|than|percent|maybe|perhaps|about|least|most"
+    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|or|to|than|percent|likely|possible|about|least|most"
     r"|more|less|fewer|plus|out|per|if|odd|something|some|many|several|others?|another|too|tops|counting|upwards|pair"
     r"|attached|provided|available|not|[a-z]*n't|can|cannot|could|would|should|may|might|must|never|nope|seems|missing"
     r"|exclud[a-z]+|couple|single|number|count|(?:idea|clue|answer|way|doubt|wonder|comment|problem|result|limit|thank"
@@ -131,6 +132,8 @@ def _read_count(response: Response, sample: Sample, *, words: bool, of: Of) -> f
 def _parse_count_phrase(text: str, question: str) -> int | None:
     """Return the count in "three" or "3 apples", or None if the text is not in the grammar above."""
     phrase = to_english(strip_markup(text)).lower().strip("\"' ").rstrip(".!")
+    if is_doubtful(phrase):
+        return None
     phrase = _NOT_ANY.sub("no", phrase, count=1)
     lead = _LEAD.match(phrase)
     phrase = phrase[lead.end() :].strip() if lead else phrase
