@@ -92,9 +92,17 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
 def _score_option(text: str, question: str, target: str) -> RewardValue:
     """Return the value of an answer to a question, by the letter of its correct option."""
     letters = read_choice(text, question)
-    if not letters:
+    if not letters or not _agrees(text, parse_options(question).get(letters[0], ""), question):
         return RewardValue(0.0, f"names no option: {text[:40]!r}")
     return RewardValue(float(target in letters), f"{' or '.join(letters)}, expected {target}")
+
+
+def _agrees(text: str, option: str, question: str) -> bool:
+    """Return False if the option named is Yes or No and the answer speaks against it, as in "Yes, it isn't"."""
+    meant = _WORDS.get(strip_markup(option).casefold().strip("."))
+    answer = strip_markup(text).casefold()
+    starts = [match.start() for match in _SAID.finditer(answer) if _WORDS[match[0]] == meant]
+    return not starts or _read_yes_or_no(answer[starts[0] :], question) == meant
 
 
 @reward(name="yes_no", answer_types=(AnswerType.TEXT,))

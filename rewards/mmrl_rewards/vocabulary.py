@@ -14,9 +14,9 @@ _DOUBT: Final = re.compile(
     r"\b(?:maybe|perhaps|possibly|probably|presumably|supposedly|arguably|unsure|uncertain|unclear|ambiguous|guess\w*"
     rf"|(?:not|n't|cannot|never) {_VERY}(?:sure|certain|clear|confident|know|tell|say|determined?)"
     r"|(?:hard|difficult|impossible) to (?:tell|say|know|determine|be sure)"
-    rf"|(?:it|that|this|there)(?:'s| is| are) {_VERY}likely"
+    rf"|(?:it|that|this|there)(?:'s| is| are) {_VERY}(?:un)?likely"
     r"|(?:it|that|this|there|i|we) (?:could(?! not| see| count)|may|might))\b"
-    rf"|(?:^|[,.;:!(-] ?){_VERY}likely\b"
+    rf"|(?:^|[,.;:!(-] ?){_VERY}(?:un)?likely\b"
 )
 _DENIALS: Final = {
     *("no", "not", "none", "never", "nothing", "nobody", "neither", "nor", "without", "cannot", "except", "untrue"),
