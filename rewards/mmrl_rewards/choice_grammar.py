@@ -38,12 +38,12 @@ from typing import Final
 from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
-from mmrl_rewards.vocabulary import asked_in, content_words, is_denied, is_doubtful
+from mmrl_rewards.vocabulary import IN_IMAGE, PLACES, asked_in, content_words, is_denied, is_doubtful
 
 # Anything else, after a name, is taken for the text of an option.
 _SENTENCE: Final = re.compile(
     r"(?:and )?(?:i|we|it|they|he|she|this|that|which|there|the (?:\S+ )+?(?:is|are|was|were|has|shows?))(?!\w)"
-    r"|(?!and |or )(?:\S+ ){3}\S|(?:ok(?:ay)?|well|yes|yeah|done|thanks|thank you|explanation|reason(?:ing)?"
+    r"|(?!and |or )(?:\S+ ){3}\S|(?:ok(?:ay)?|well|done|thanks|thank you|explanation|reason(?:ing)?"
     r"|conclusion|result|of course|(?:for )?sure|(?:obvious|clear|certain|definite|absolute|sure|undoubted|exact)ly)$",
     re.IGNORECASE,
 )
@@ -99,9 +99,16 @@ _OTHER_NAME: Final = re.compile(
 )
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
-_DESCRIPTION: Final = re.compile(r"([^(){}\[\]]*)(?<![\u4e00-\u9fff])[{\[]([A-Z])[}\]]([^(){}\[\]]*)")
+_DESCRIPTION: Final = re.compile(r"([^(){}\[\]]*)(?<!\S)[{\[]([A-Z])[}\]]((?:[ \u4e00-\u9fff][^(){}\[\]]*)?)")
 _DESCRIBING: Final = re.compile(r" *(?:[^\W\d_][\w'-]*(?: [0-9]+)?(?: +|$))*")
-_PLACE_BEFORE_NAME: Final = re.compile(rf"(?:^|(?<!s)(?<!ed)(?<!ing) )(?:to|at|by|for|with) {_AN}$")
+# "By the dog" tells which animal it is as little as "like a dog", where "painted by" and "points to" answer a question.
+_PLACE: Final = re.compile(
+    r"(?<!ed )\bby\b|\b(?:at|for|with|from)\b|(?<!\w\w\ws )(?<!ed )(?<!ing )\bto(?= (?:the )?\{)"
+)
+_PASSIVE: Final = re.compile(r"\b(?:is|are|was|were|be|been) \w+ed\b")
+_BY_NAME: Final = re.compile(rf"\bby {_AN}\{{")
+_NEGATIVE: Final = re.compile(r"\b(?:not|never|except|least)\b|n't")
+_HELPING_VERB: Final = re.compile(r"\b(?:has|have|had|does|do|did|can(?! see| be seen))\b")
 # "The cup is left of the fork" does not say what is left of the cup.
 _RELATION: Final = re.compile(r"\b(?:of|than|above|below|behind|under|over|before|after|beside|\w+ing|\w+ed)\b")
 # Options of one line, and what is chosen from.
@@ -323,7 +330,7 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
             is_firm = is_firm or bool(firm_name)
         elif is_reason:
             continue
-        elif _RETRACTION.match(clause) or (is_doubtful(clause.casefold()) and not _MARKED.search(clause)):
+        elif _RETRACTION.match(clause) or is_doubtful(clause.casefold()):
             return None
         elif _MARKED.search(clause):
             others.append(clause)
@@ -348,7 +355,8 @@ def _has_other_text(marked: str, question: str) -> bool:
     """Return True for "purple, {B}": a text that is nothing but words before another option's."""
     match = _OTHER_TEXT.fullmatch(marked)
     text = match[1].strip(" ,;.") if match else ""
-    return bool(content_words(text.casefold())) and not (_SENTENCE.match(text) or _is_of_question(text, question))
+    is_harmless = _SENTENCE.match(text) or is_denied(text.casefold()) or text.split(" ")[0].casefold() in PLACES
+    return bool(content_words(text.casefold())) and not is_harmless and not _is_of_question(text, question)
 
 
 def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str] | None:
@@ -368,7 +376,13 @@ def _stated_name(statement: re.Match[str] | None) -> str:
 def _described_letter(clause: str, question: str) -> str:
     """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
     description = _DESCRIPTION.fullmatch(clause)
-    if description is None or _PLACE_BEFORE_NAME.search(description[1]):
+    # "The animal shown is a {B}" does not answer which one is not shown.
+    if description is None or _NEGATIVE.search(asked_in(question)):
+        return ""
+    asked = asked_in(question)
+    new_places = {*_PLACE.findall(IN_IMAGE.sub("", clause.casefold()))} - {*asked.split()}
+    is_turned = _PASSIVE.search(clause) and not _PASSIVE.search(asked) and not _BY_NAME.search(clause)
+    if new_places or is_turned:
         return ""
     after = description[3]
     if after[:1] in MEASURES and names_thing(after[1:] or "\u4e2a", question):
@@ -382,7 +396,9 @@ def _is_of_question(text: str, question: str) -> bool:
     plain = text.casefold().replace("=", " is ")
     chinese = [word.strip("\u7684") for word in _CHINESE_WORD.findall(plain)]
     is_known = _question_words(question).issuperset(content_words(plain)) and all(word in question for word in chinese)
-    return is_known and not is_denied(plain) and bool(_DESCRIBING.fullmatch(plain))
+    verb = _HELPING_VERB.search(plain)
+    is_asked = verb is None or verb[0] in asked_in(question).split()
+    return is_known and is_asked and not is_denied(plain) and bool(_DESCRIBING.fullmatch(plain))
 
 
 def _keeps_order(text: str, question: str) -> bool:

@@ -25,12 +25,12 @@ _DENIALS: Final = {
 PLACES: Final = frozenset(("of", "in", "on", "at", "to", "by", "from", "for", "with"))
 _PLAIN_WORDS: Final = {
     *("a", "an", "the", "this", "that", "these", "those", "there", "here", "i", "we", "you", "he", "she", "it", "they"),
-    *("his", "her", "its", "their", "am", "m", "is", "s", "are", "re", "was", "were", "be", "been", "being"),
+    *("am", "m", "is", "s", "are", "re", "was", "were", "be", "been", "being"),
     *("do", "does", "did", "has", "have", "had", "can", "image", "picture", "photo", "scene", "answer", "number"),
     *("show", "shows", "shown", "showing", "depict", "depicts", "contain", "contains", "see", "seen", "visible"),
     *("present", "appears", "clearly", "definitely", "certainly", "total"),
 }
-_IN_IMAGE: Final = re.compile(r"\b(?:of|in|on|from) (?:the|this) (?:image|picture|photo|scene)\b")
+IN_IMAGE: Final = re.compile(r"\b(?:of|in|on|from) (?:the|this) (?:image|picture|photo|scene)\b")
 _WORD: Final = re.compile(r"[a-z]+n't|[a-z0-9]+(?:-[a-z0-9]+)*")
 _ENDING: Final = re.compile(r"(?<=\w{3})(?:ing|ed|es|s|e)$")
 
@@ -56,7 +56,7 @@ def stem(word: str) -> str:
 
 def content_words(text: str) -> Sequence[str]:
     """Return the stems of a text's words, without those of place, of denial and those that describe nothing."""
-    words = [word for word in _WORD.findall(_IN_IMAGE.sub("", text)) if not is_denied(word)]
+    words = [word for word in _WORD.findall(IN_IMAGE.sub("", text)) if not is_denied(word)]
     return [stem(word) for word in words if word not in _PLAIN_WORDS and word not in PLACES]
 
 
