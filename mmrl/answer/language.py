@@ -7,14 +7,11 @@ from typing import Final
 
 ARTICLES: Final = "an?|the"
 CONCLUSIONS: Final = "so|thus|hence|therefore"
-"""Words before what follows from something."""
 REASONS: Final = "because|since|as"
-"""Words before a reason."""
 WRONG: Final = "wrong|incorrect|false"
 CHOICE_NOUNS: Final = "option|choice|answer"
 CHOICE_VERBS: Final = "choose|select|pick|go with"
-LATEX_TEXT: Final = "text|textbf|mathrm|mathbf"
-"""Commands of LaTeX around letters or words, without their backslash."""
+LATEX_TEXT: Final = "text|textbf|mathrm|mathbf"  # commands around letters or words
 ANSWER_LEAD: Final = (
     rf"(?:\*\*)?(?:(?:{CONCLUSIONS})\b,? ?)?"
     r"(?:(?:the |my )?(?:final |correct )?answer\b(?: is)?\s*[:=]?|(?:the|its) (?:(?!not)[a-z]+ ){1,5}?is )?"

@@ -22,7 +22,6 @@ _WORDS: Final = MappingProxyType(
         **dict.fromkeys(("no", "nope", "nah", "否", "不", "不是", "不是的", "不对", "没有"), "no"),
     }
 )
-_NEITHER: Final = "neither yes nor no: {!r}"
 # The grammar of `yes_no`, without markup and quotes: a word of `_WORDS`, alone or before any text that is not against
 # it, in doubt or about the word ("Yes is wrong"). A word right after "no" is the question's: "No dogs", not "No doubt".
 _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
@@ -41,7 +40,6 @@ _CLAUSE_END: Final = re.compile(
 )
 _PRONOUNS: Final = frozenset(("it", "he", "she", "they", "that", "this", "i", "we"))
 _LETTERS: Final = re.compile("[a-z]+")
-_ONE_OF_THEM: Final = re.compile(r"\b(?:an?|any)\b")
 # Of any question. "Yes, it isn't safe" may be right, but "Yes, there isn't any" contradicts itself.
 _AGAINST_YES: Final = re.compile(
     r"[不没否](?!错)"
@@ -82,16 +80,13 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     options = parse_options(question)
     if options and target not in options:
         raise Unscorable(f"the target {target} is none of the options {', '.join(options)}")
-    text = part_text(response, of)
-    if len(text) > _MAX_CHARS:
-        return RewardValue(0.0, f"names no option: {text[:40]!r}")
-    return _score_option(text, question, target)
+    return _score_option(part_text(response, of)[: _MAX_CHARS + 1], question, target)
 
 
 @lru_cache(maxsize=4096)  # siblings share their question, and often their answers
 def _score_option(text: str, question: str, target: str) -> RewardValue:
     """Return the value of an answer to a question, by the letter of its correct option."""
-    letters = read_choice(text, question)
+    letters = read_choice(text, question) if len(text) <= _MAX_CHARS else ()
     if not letters or not _agrees(text, parse_options(question).get(letters[0], ""), question):
         return RewardValue(0.0, f"names no option: {text[:40]!r}")
     return RewardValue(float(target in letters), f"{' or '.join(letters)}, expected {target}")
@@ -119,15 +114,16 @@ def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):
         raise Unscorable(f"the target {sample.target.value!r:.80} is neither yes nor no")
-    text = part_text(response, of)
-    said = _read_yes_or_no(text, question_text(sample)) if len(text) <= _MAX_CHARS else _NEITHER.format(text[:40])
+    said = _read_yes_or_no(part_text(response, of)[: _MAX_CHARS + 1], question_text(sample))
     return RewardValue(float(said == target), f"{said}, expected {target}")
 
 
 @lru_cache(maxsize=4096)  # siblings often give the same answer
 def _read_yes_or_no(text: str, question: str) -> str:
     """Return "yes", "no", or that a text says neither, with its start."""
-    neither = _NEITHER.format(text[:40])
+    neither = f"neither yes nor no: {text[:40]!r}"
+    if len(text) > _MAX_CHARS:
+        return neither
     answer = strip_markup(text).casefold().strip(" \"'([.!)]")
     answer = _HAS.sub(lambda match: match["has"] if names_thing(match["thing"], question) else match[0], answer)
     words = {_WORDS[word] for word in _SAID.findall(answer)}
@@ -143,25 +139,20 @@ def _read_yes_or_no(text: str, question: str) -> str:
 
 
 def _contradicts(said: str, text: str, asked: str) -> bool:
-    """Return True if the first clause of a text that answers what is asked says yes where `said` is no, or no for yes.
+    """Return True if the first clause that answers what is asked, such as "it is there", says the opposite of `said`.
 
-    "It is there" is such a clause, and so is one with all words of content of the question, in its order, and no other.
-    A pronoun may stand for the first of them: "he wears a hat", if it is asked whether the man wears one.
+    Such a clause has all words of content of the question and no other, or a pronoun for the first of them.
     """
-    wanted = content_words(asked)
-    asked_words = {*_LETTERS.findall(asked)}
+    wanted, asked_words = content_words(asked), {*_LETTERS.findall(asked)}
     for clause in () if is_denied(asked) else _CLAUSE_END.split(text):
-        found = content_words(clause)
         words = {*_LETTERS.findall(clause)}
+        found = [word for word in content_words(clause) if word != "one" or asked_words.isdisjoint(("a", "an", "any"))]
         has_pronoun = not words.isdisjoint(_PRONOUNS)
-        if found == ["one"] and _ONE_OF_THEM.search(asked):
-            found = []
-        if not found:
-            answers = len(words) > 1 and (has_pronoun or "there" in words)
-        elif has_pronoun and asked_words.isdisjoint(_PRONOUNS):
-            answers = found == wanted[-len(found) :]
+        if found:
+            stands_for = has_pronoun and asked_words.isdisjoint(_PRONOUNS)
+            answers = found == (wanted[-len(found) :] if stands_for else wanted)
         else:
-            answers = found == wanted
+            answers = len(words) > 1 and (has_pronoun or "there" in words)
         if answers and words & PLACES <= asked_words:
             return is_denied(clause) == (said == "yes")
     return False

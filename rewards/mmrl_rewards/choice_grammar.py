@@ -38,7 +38,7 @@ from typing import Final
 from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
-from mmrl_rewards.vocabulary import IN_IMAGE, PLACES, asked_in, content_words, is_denied, is_doubtful
+from mmrl_rewards.vocabulary import IN_IMAGE, asked_in, content_words, is_denied, is_doubtful
 
 # Anything else, after a name, is taken for the text of an option.
 _SENTENCE: Final = re.compile(
@@ -101,14 +101,11 @@ _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
 _DESCRIPTION: Final = re.compile(r"([^(){}\[\]]*)(?<!\S)[{\[]([A-Z])[}\]]((?:[ \u4e00-\u9fff][^(){}\[\]]*)?)")
 _DESCRIBING: Final = re.compile(r" *(?:[^\W\d_][\w'-]*(?: [0-9]+)?(?: +|$))*")
-# "By the dog" tells which animal it is as little as "like a dog", where "painted by" and "points to" answer a question.
-_PLACE: Final = re.compile(
+# Words that count only if the question has them: "the animal by the {B}" does not say which it is.
+_IF_ASKED: Final = re.compile(
     r"(?<!ed )\bby\b|\b(?:at|for|with|from)\b|(?<!\w\w\ws )(?<!ed )(?<!ing )\bto(?= (?:the )?\{)"
+    rf"|\b(?:is|are|was|were|been?) \w+ed\b(?! by {_AN}\{{)|\b(?:has|have|had|does|do|did|can(?! see| be seen))\b"
 )
-_PASSIVE: Final = re.compile(r"\b(?:is|are|was|were|be|been) \w+ed\b")
-_BY_NAME: Final = re.compile(rf"\bby {_AN}\{{")
-_NEGATIVE: Final = re.compile(r"\b(?:not|never|except|least)\b|n't")
-_HELPING_VERB: Final = re.compile(r"\b(?:has|have|had|does|do|did|can(?! see| be seen))\b")
 # "The cup is left of the fork" does not say what is left of the cup.
 _RELATION: Final = re.compile(r"\b(?:of|than|above|below|behind|under|over|before|after|beside|\w+ing|\w+ed)\b")
 # Options of one line, and what is chosen from.
@@ -144,7 +141,6 @@ _LEAD: Final = (
     r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain|confident)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
-# In the order of the grammar above, without and with a word that makes a name the answer.
 _FIRM_STATEMENTS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
@@ -186,7 +182,8 @@ _CLAUSE_END: Final = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE: Final = re.compile(
-    r"\b(?:or|possible|could|may|might|also|either|both|too|likely|plausible|equally|unless|if|except|other than)\b",
+    r"\b(?:or|maybe|perhaps|possibl[ey]|probably|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
+    r"|except|other than)\b",
     re.IGNORECASE,
 )
 _RETRACTION: Final = re.compile(
@@ -201,7 +198,9 @@ _CORRECTION: Final = re.compile(
     r"(?:^|[.,;!?\u2026\u2013\u2014-]+ ?)(?:no(?= wait|[,.;!\u2026-]|$)|(?:wait|actually|sorry|i mean|hmm+)\b)",
     re.IGNORECASE,
 )
-_OTHER_TEXT: Final = re.compile(rf"((?:[a-z'-]+(?: [a-z'-]+)?[,;.] )+){_AN}\{{[A-Z]\}}[.!]?", re.IGNORECASE)
+_OTHER_TEXT: Final = re.compile(
+    rf"((?:(?!(?:in|on|by|to|from|of|not|no) )[a-z'-]+(?: [a-z'-]+)?[,;.] )+){_AN}\{{[A-Z]\}}[.!]?", re.IGNORECASE
+)
 _ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({\[].[)}\]],", re.IGNORECASE)
 
 
@@ -286,21 +285,23 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
         number, _, things = text.partition(" ")
         in_words = f"{_NUMBER_WORDS.get(number, number)} {things}".strip()
         predicates[_SUBJECT_OF_OPTION.sub("", text)] = letter
-        spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words, _SUBJECT_OF_OPTION.sub("", text)}
+        spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words, *predicates}
     # The longest text first, since it may contain another. A single letter of A to Z is always read as a letter.
     texts = [text for text in spellings if len(text) > 1 or (text and not (text.isascii() and text.isalpha()))]
     if texts:
-        grade = f"(?P<grade>{_GRADE})|" if any(map(_IS_ADJECTIVE.fullmatch, texts)) else ""
+        grade = _GRADE if any(map(_IS_ADJECTIVE.fullmatch, texts)) else "(?!)"
         alternatives = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
         # Chinese has no spaces between words.
-        pattern = re.compile(rf"{grade}(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE)
-
-        def mark(match: re.Match[str]) -> str:
-            if grade and match["grade"]:
-                return match[0]
-            return f"{{{(_options_with_text(match[0], options) or predicates.get(match[0].casefold(), '?'))[0]}}}"
-
-        answer = pattern.sub(mark, answer)
+        pattern = re.compile(
+            rf"({grade})|(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE
+        )
+        answer = pattern.sub(
+            lambda match: (
+                match[1]
+                or f"{{{(_options_with_text(match[0], options) or predicates.get(match[0].casefold(), '?'))[0]}}}"
+            ),
+            answer,
+        )
     answer = _ARTICLE_AT_START.sub("", answer)
     return _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
 
@@ -317,46 +318,45 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
     is_firm = False
     last = ""  # the letter that the clause before states or describes
     for clause, is_reason in _split_clauses(marked):
-        denial = _match_any(_DENIALS, clause) or _IS_NOT.fullmatch(clause)
-        if denial and denial.re is _IS_NOT and not _is_of_question(denial["subject"], question):
-            denial = None
-        firm_name = _stated_name(_match_any(_FIRM_STATEMENTS, clause))
-        name = firm_name or _stated_name(_PLAIN_STATEMENT.fullmatch(clause))
+        denial, firm = _match_any(_DENIALS, clause), _match_any(_FIRM_STATEMENTS, clause)
+        statement = firm or _PLAIN_STATEMENT.fullmatch(clause)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
-        elif name:
-            last = name
-            stated.add(name)
-            is_firm = is_firm or bool(firm_name)
+        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
+        elif statement and not (statement["thinks"] and "{" in statement["name"]):
+            last = _MARKED.findall(statement["name"])[0]
+            stated.add(last)
+            is_firm = is_firm or firm is not None
         elif is_reason:
             continue
         elif _RETRACTION.match(clause) or is_doubtful(clause.casefold()):
             return None
         elif _MARKED.search(clause):
+            is_not = _IS_NOT.fullmatch(clause)
+            if is_not and _is_of_question(is_not["subject"], question):
+                denied.update(_MARKED.findall(is_not["names"]))
+                continue
             others.append(clause)
             described_letter = _described_letter(clause, question)
             if described_letter:
                 last = described_letter
                 described.add(last)
-        elif last in options:
-            if not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
-                return None  # "B. purple", where purple is not in the text of B
+        elif last in options and not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
+            return None  # "B. purple", where purple is not in the text of B
+        else:
             last = ""
     stated = stated or described
     rivals = [clause for clause in others if set(_MARKED.findall(clause)) - stated]
-    if rivals and (
-        not is_firm or any(_ALTERNATIVE.search(clause) or is_doubtful(clause.casefold()) for clause in rivals)
-    ):
+    if rivals and (not is_firm or any(map(_ALTERNATIVE.search, rivals))):
         return None
     return stated.pop() if len(stated) == 1 and not stated & denied else None
 
 
 def _has_other_text(marked: str, question: str) -> bool:
-    """Return True for "purple, {B}": a text that is nothing but words before another option's."""
+    """Return True for "purple, {B}": words of no option and not of the question before the text of an option."""
     match = _OTHER_TEXT.fullmatch(marked)
     text = match[1].strip(" ,;.") if match else ""
-    is_harmless = _SENTENCE.match(text) or is_denied(text.casefold()) or text.split(" ")[0].casefold() in PLACES
-    return bool(content_words(text.casefold())) and not is_harmless and not _is_of_question(text, question)
+    return bool(content_words(text.casefold())) and not (_SENTENCE.match(text) or _is_of_question(text, question))
 
 
 def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str] | None:
@@ -364,54 +364,36 @@ def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str
     return next(filter(None, (pattern.fullmatch(clause) for pattern in patterns)), None)
 
 
-def _stated_name(statement: re.Match[str] | None) -> str:
-    """Return the letter that a statement names; "" for none."""
-    # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
-    if statement is None or (statement["thinks"] and "{" in statement["name"]):
-        return ""
-    letter: str = _MARKED.findall(statement["name"])[0]
-    return letter
-
-
 def _described_letter(clause: str, question: str) -> str:
     """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
     description = _DESCRIPTION.fullmatch(clause)
-    # "The animal shown is a {B}" does not answer which one is not shown.
-    if description is None or _NEGATIVE.search(asked_in(question)):
+    asked, plain = asked_in(question), IN_IMAGE.sub("", clause.casefold())
+    # "The animal shown is a {B}" does not say which one is not shown.
+    if description is None or " not " in asked or any(f" {word} " not in asked for word in _IF_ASKED.findall(plain)):
         return ""
-    asked = asked_in(question)
-    new_places = {*_PLACE.findall(IN_IMAGE.sub("", clause.casefold()))} - {*asked.split()}
-    is_turned = _PASSIVE.search(clause) and not _PASSIVE.search(asked) and not _BY_NAME.search(clause)
-    if new_places or is_turned:
-        return ""
-    after = description[3]
-    if after[:1] in MEASURES and names_thing(after[1:] or "\u4e2a", question):
-        after = ""  # {B} with a measure word and a thing
-    others = f"{description[1]} {after}"
-    return description[2] if _is_of_question(others, question) and _keeps_order(others, question) else ""
+    before, letter, after = description.groups()
+    is_counted = after[:1] in MEASURES and names_thing(after[1:] or "\u4e2a", question)  # {B}辆车
+    others = before if is_counted else f"{before} {after}"
+    return letter if _is_of_question(others, question) and _keeps_order(others.casefold(), asked) else ""
 
 
 def _is_of_question(text: str, question: str) -> bool:
     """Return True if a text has no words of denial, and of others only common ones and those of a question."""
     plain = text.casefold().replace("=", " is ")
-    chinese = [word.strip("\u7684") for word in _CHINESE_WORD.findall(plain)]
-    is_known = _question_words(question).issuperset(content_words(plain)) and all(word in question for word in chinese)
-    verb = _HELPING_VERB.search(plain)
-    is_asked = verb is None or verb[0] in asked_in(question).split()
-    return is_known and is_asked and not is_denied(plain) and bool(_DESCRIBING.fullmatch(plain))
+    is_chinese = all(word.strip("\u7684") in question for word in _CHINESE_WORD.findall(plain))
+    is_known = is_chinese and _question_words(question).issuperset(content_words(plain))
+    return is_known and not is_denied(plain) and bool(_DESCRIBING.fullmatch(plain))
 
 
-def _keeps_order(text: str, question: str) -> bool:
-    """Return True if a text has the words of a question in its order, which "by" reverses.
+def _keeps_order(text: str, asked: str) -> bool:
+    """Return True unless the words of what is asked change places beside a relation, or beside a changed ending.
 
-    The order counts beside a relation such as "left of", or if an ending of a word is not the question's.
+    "By" reverses them: "the dog is chased by {A}" says who chases it.
     """
-    plain, asked = text.casefold(), asked_in(question)
-    in_question = content_words(asked)
-    places = [in_question.index(word) for word in content_words(plain) if word in in_question]
-    is_free = not _RELATION.search(plain) and all(word in asked for word in plain.split())
-    is_reversed = (" by " in f"{plain} ") != (" by " in asked)
-    return is_free or len(places) < 2 or places == sorted(places, reverse=is_reversed)
+    words = content_words(asked)
+    places = [words.index(word) for word in content_words(text) if word in words]
+    is_free = not _RELATION.search(text) and all(word in asked for word in text.split())
+    return is_free or places == sorted(places, reverse=(" by " in f"{text} ") != (" by " in asked))
 
 
 def _is_part(clause: str, option: str) -> bool:

@@ -107,8 +107,9 @@ def _ascending(match: re.Match[str]) -> str:
     return low + ("<" if second == ">" else r"\le ") + middle + ("<" if first == ">" else r"\le ") + high
 
 
-# Each phase relies on those before it. Within a phase, too, the order counts.
-_UNWRAP: Final = (
+# Patterns and what replaces them, in this order: each relies on those before it.
+_RULES: Final = (
+    # 1. What surrounds a formula.
     # Bold: **5** or **Answer:** 5, and not the powers of x**2 + y**2.
     (r"(?<!\S)\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?=[\s.,:;!]|$)", r"\1"),
     # #### 5, `5`, *5* and ```latex 5 ```
@@ -127,8 +128,7 @@ _UNWRAP: Final = (
     (r"^\\(?:text|mathrm)\s*\{([0-9][^{}]*)\}$", r"\1"),
     (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
     (r"(?<=[^.])\.$", ""),
-)
-_COMMANDS: Final = (
+    # 2. Commands.
     (r"\*\*", "^"),
     (r"\\[dtc]frac", r"\\frac"),
     # \frac12
@@ -156,8 +156,7 @@ _COMMANDS: Final = (
     (r"\\(?:mathbf|boldsymbol|bm|vec|hat)\s*\{([ijk])\}", r"q_{\1}"),
     (r"\\(?:mathbf|Bbb)\s*\{R\}", r"\\mathbb{R}"),
     (r"\\(?:mathbf|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1"),
-)
-_COUNTS_AND_FIGURES: Final = (
+    # 3. Counts and figures.
     # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
     (r"(?<![A-Za-z\\])(?P<kind>[CAP])_\{?(?P<n>[0-9]+)\}?\^\{?(?P<k>[0-9]+)\}?", _choices),
     (
@@ -175,8 +174,7 @@ _COUNTS_AND_FIGURES: Final = (
     (r"\\(triangle|angle|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+|[0-9])\}?", _figure),
     # a set within a set, which math-verify would dissolve
     (r"(\\\{)([^{}]+)\\\}(?=(?:[^{}\\]|\\[^{}]|\\\{[^{}]*\\\})*\\\})", _figure),
-)
-_DIGITS: Final = (
+    # 4. Digits.
     # 1.234,5 and 1.234.567
     (
         r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
@@ -200,8 +198,7 @@ _DIGITS: Final = (
     (r"(?<![A-Za-z0-9_^{.])([0-9]+(?:\.[0-9]+)?)\s*\((?=[^(),]*\))", r"\1\\cdot ("),
     # 1 1/2
     (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
-)
-_FUNCTIONS_AND_POWERS: Final = (
+    # 5. Functions and powers.
     # f(x) = x^2 is y = x^2.
     (r"^[a-z]\([a-z]\)\s*=(?=[^=]*$)", "y="),
     (
@@ -218,9 +215,7 @@ _FUNCTIONS_AND_POWERS: Final = (
     (rf"\\(sin|cos|tan)\s*(\()?\s*([0-9]+){_DEGREES}(?(2)\s*\))", r"\\\1(\\frac{\3\\pi}{180})"),
     # The constant of an antiderivative is C.
     (r"^((?:\\[a-z]+|[^A-Za-z\\]|[etuxy])+\+\s*)c$", r"\1C"),
-)
-# Units become text at the end, as in 5\text{USD}.
-_UNITS: Final = (
+    # 6. Units, which become text at the end, as in 5\text{USD}.
     (rf"^.*{_CURRENCY}.*$", _currency_last),
     # 20^\circ C, 90^\circ, 30'
     (rf"{_DEGREES}\s*(?:\\(?:text|mathrm)\s*\{{\s*)?([CF])(?:\s*\}})?$", r"\\text{°\1}"),
@@ -233,8 +228,7 @@ _UNITS: Final = (
         lambda match: rf"\times {SCALES[match[1]]} ",
     ),
     (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
-)
-_RELATIONS: Final = (
+    # 7. Relations.
     # x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
     (r"^[a-zA-Z]\s*\\in(?![a-z])\s*", ""),
     (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid)(.*)\\\}$", r"\2"),
@@ -246,11 +240,7 @@ _RELATIONS: Final = (
     (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
     (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
 )
-_REWRITES: Final = tuple(
-    (re.compile(pattern), replacement)
-    for phase in (_UNWRAP, _COMMANDS, _COUNTS_AND_FIGURES, _DIGITS, _FUNCTIONS_AND_POWERS, _UNITS, _RELATIONS)
-    for pattern, replacement in phase
-)
+_REWRITES: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _RULES)
 _COMMAS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _TRAILING_UNIT: Final = re.compile(
     rf"(?P<value>.*?(?:[a-z](?=\s*\\text)|[0-9}}%!)]|\\pi))(?P<space>\s*)"

@@ -292,7 +292,7 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     if not gold or not given:
         return False
     compare_small_numbers = partial(_compare_small_numbers, decimals=decimals)
-    for compare_readings in (_compare_equations, compare_small_numbers, _compare_inequality, _compare_set_with_pair):
+    for compare_readings in (_compare_equations, compare_small_numbers, _compare_kinds):
         verdict = compare_readings(gold[0], given[0])
         if verdict is not None:
             return verdict
@@ -326,24 +326,19 @@ def _compare_small_numbers(expected: _Reading, given: _Reading, decimals: int) -
     return bool(abs(given - expected) <= abs(expected) * 10.0**-decimals)
 
 
-def _compare_inequality(expected: _Reading, given: _Reading) -> bool | None:
-    """Return False for an inequality beside a finite set: math-verify takes 1 < x < 3 for the set of its ends."""
-    from sympy import And, Eq, Or, Rel, Set
+def _compare_kinds(expected: _Reading, given: _Reading) -> bool | None:
+    """Return False for two kinds that math-verify mixes up.
 
-    for relation, other in ((expected, given), (given, expected)):
-        is_inequality = isinstance(relation, And | Or | Rel) and not isinstance(relation, Eq)
+    It takes the inequality 1 < x < 3 for the set of its ends, and (1, 2) for an interval, and that for the set {1, 2}.
+    """
+    from sympy import And, Eq, FiniteSet, Interval, Or, Rel, Set, Tuple
+
+    for first, other in ((expected, given), (given, expected)):
+        is_inequality = isinstance(first, And | Or | Rel) and not isinstance(first, Eq)
         is_finite = isinstance(other, Set) and other.is_finite_set
-        if is_inequality and is_finite and not relation.as_set().is_finite_set:
+        if is_inequality and is_finite and not first.as_set().is_finite_set:
             return False
-    return None
-
-
-def _compare_set_with_pair(expected: _Reading, given: _Reading) -> bool | None:
-    """Return False for a set beside a pair: math-verify takes (1, 2) for an interval, and that for the set {1, 2}."""
-    from sympy import FiniteSet, Interval, Tuple
-
-    for braced, other in ((expected, given), (given, expected)):
-        if isinstance(braced, FiniteSet) and isinstance(other, Interval | Tuple):
+        if isinstance(first, FiniteSet) and isinstance(other, Interval | Tuple):
             return False
     return None
 

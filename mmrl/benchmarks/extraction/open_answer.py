@@ -193,10 +193,8 @@ def _stated_number(
     if subclause is not None:
         candidates = [number for number in candidates if number.start < subclause.start()]
     # "rises from 3 to 5" states 5.
-    range_ends = []
-    for first, second in pairwise(candidates):
-        if _RANGE_TO.fullmatch(text, first.end, second.start):
-            range_ends.append(second)
+    pairs = pairwise(candidates)
+    range_ends = [second for first, second in pairs if _RANGE_TO.fullmatch(text, first.end, second.start)]
     if range_ends:
         return range_ends[-1]
     # The result is after the last equals sign or verb.

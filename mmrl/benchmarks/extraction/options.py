@@ -101,10 +101,7 @@ class AnswerOptions:
             return None
         # Of several, the one whose words include the words of all others.
         best = max(hits, key=lambda index: len(stems[index]))
-        for index in hits:
-            if index != best and not stems[index] < stems[best]:
-                return None
-        return best
+        return best if all(stems[index] < stems[best] for index in hits if index != best) else None
 
     def find_mentions(self, text: str, start: int, end: int) -> Iterator[ChosenOption]:
         """Yield the places of option texts in reading order; at one place, the longest."""
@@ -121,12 +118,8 @@ class AnswerOptions:
     @cached_property
     def yes_no_indices(self) -> tuple[int, int] | None:
         """Indices of yes and no, where each is one of the options."""
-        yes, no = [], []
-        for index, text in enumerate(self._normalized_texts):
-            if text in _YES_WORDS:
-                yes.append(index)
-            elif text in _NO_WORDS:
-                no.append(index)
+        yes = [index for index, text in enumerate(self._normalized_texts) if text in _YES_WORDS]
+        no = [index for index, text in enumerate(self._normalized_texts) if text in _NO_WORDS]
         return (yes[0], no[0]) if len(yes) == len(no) == 1 else None
 
     @cached_property
@@ -159,7 +152,7 @@ def normalize_option(text: str) -> str:
     text = text.casefold()
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
-        text = _LATEX_COMMAND.sub(_replace_latex_command, text)
+        text = _LATEX_COMMAND.sub(lambda match: _LATEX_REPLACEMENTS.get(match[0], ""), text)
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
     if "√" in text or "sqrt" in text:
         text = _SQUARE_ROOT.sub(r"√\1\2\3", text)
@@ -172,10 +165,6 @@ def word_stems(text: str) -> frozenset[str]:
     """Return the words of a text without their endings, synonyms under one name."""
     stems = (_WORD_ENDING.sub("", word) for word in _WORD.findall(text.lower()))
     return frozenset(_SYNONYM_STEMS.get(stem, stem) for stem in stems) - _STOP_WORDS
-
-
-def _replace_latex_command(match: re.Match[str]) -> str:
-    return _LATEX_REPLACEMENTS.get(match[0], "")
 
 
 def _whole_word_pattern(text: str) -> str:
