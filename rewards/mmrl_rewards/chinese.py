@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-_CHINESE: Final = re.compile("[\u4e00-\u9fff]")
+_CHINESE: Final = re.compile("[\u3001\u4e00-\u9fff]")
 _DIGITS: Final = {**{character: digit for digit, character in enumerate("零一二三四五六七八九")}, "两": 2}
 _POWERS: Final = {"": 1, "十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 _DIGIT: Final = "[一二两三四五六七八九]"
@@ -31,8 +31,8 @@ _ENGLISH: Final = {word: english for english, words in _TABLE["words"].items() f
 UNITS: Final[Mapping[str, str]] = _TABLE["units"]
 """Symbols of units by their Chinese names."""
 MEASURES: Final[str] = _TABLE["measures"]
-_HALF: Final = re.compile(rf"(?:({_NUMERAL})个)?半(?={'|'.join(UNITS)})")  # 两个半小时
-_OPTION: Final = re.compile("(?<=[A-Z])(?:选项|项)")  # B选项
+_HALF: Final = re.compile(rf"(?:(?<!{_DIGIT})({_DIGIT}|十|[0-9]+)个)?半(?={'|'.join(UNITS)})")  # 两个半小时
+_OPTION: Final = re.compile(r"(?<=[A-Z])(?:选项|项)|(?<=^[A-Z])、(?![A-Z]\b)", re.ASCII)  # B选项 and B、狗
 _ARTICLE: Final = re.compile(rf"一?[{MEASURES}](?={{[A-Z]}})")  # 一只{B}
 # Of two words with the same beginning, the longer one comes first.
 _WORD: Final = re.compile("|".join(sorted(_ENGLISH, key=len, reverse=True)))
@@ -45,7 +45,8 @@ def to_english(text: str) -> str:
     """
     if not _CHINESE.search(text):
         return text
-    text = _ARTICLE.sub(" a ", _OPTION.sub("", _HALF.sub(_write_half, text)))
+    text = _HALF.sub(lambda match: f" {_read_numeral(match[1] or '零')}.5 ", text)
+    text = _ARTICLE.sub(" a ", _OPTION.sub(" ", text))
     translated = _WORD.sub(lambda match: f" {_ENGLISH[match[0]]} ", _NUMERALS.sub(_write_numeral, text))
     return " ".join(re.sub(r" ?([,;:.!])(?=[ (]*[^\W0-9]| [0-9])", r"\1 ", translated).split())
 
@@ -55,11 +56,6 @@ def names_thing(text: str, question: str) -> bool:
     if text.startswith(tuple(_TABLE["no things"].split())):
         return False
     return text in question if _CHINESE.search(question) else bool(_CHINESE.fullmatch(text))
-
-
-def _write_half(match: re.Match[str]) -> str:
-    whole = _read_numeral(match[1]) if match[1] else "0"
-    return f" {whole}.5 " if whole and whole.isdigit() else match[0]
 
 
 def _write_numeral(match: re.Match[str]) -> str:

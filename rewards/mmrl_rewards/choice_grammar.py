@@ -67,12 +67,8 @@ _STRAIGHT: Final = str.maketrans(
 )
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
-# "B、狗", "Paris (not London)", "B, i.e. a dog" and the sign of an angle.
-_PLAINER: Final = (
-    (re.compile(r"^([A-Z])\u3001(?![A-Z]\b)", re.ASCII), r"\1. "),
-    (re.compile(r" \((not [^()]+)\)"), r", \1"),
-    (re.compile(r"\b(?:i\.e|e\.g)\.,? ?|\u2220", re.IGNORECASE), ""),
-)
+_THAT_IS: Final = re.compile(r"\b(?:i\.e|e\.g)\.,? ?|\u2220", re.IGNORECASE)  # and the sign of an angle
+_NOT_IN_BRACKETS: Final = re.compile(r" \((not [^()]+)\)")  # Paris (not London)
 _UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
 _ARTICLE: Final = re.compile(rf"^(?:{ARTICLES}) ", re.IGNORECASE)
 
@@ -108,7 +104,7 @@ _IF_ASKED: Final = re.compile(
 )
 # "The cup is left of the fork" does not say what is left of the cup.
 _RELATION: Final = re.compile(r"\b(?:of|than|above|below|behind|under|over|before|after|beside|\w+ing|\w+ed)\b")
-# Options of one line, and what is chosen from.
+# Options in one line, and what is chosen from.
 _ENUMERATION: Final = re.compile(
     r"(?:^|(?<=[.:;!] ))(?:(?:the )?(?:options|choices)(?: are)?:? )?\(A\)[.:]* ?\{A\}"
     r"(?:[,;.]? \(([B-Z])\)[.:]* ?\{\1\})+[,.;:!]* ?|\b(?:out of|among)(?: all)?(?: the)?(?: options| choices)?:? "
@@ -170,8 +166,6 @@ _DENIALS: Final = tuple(
         r"|eliminated|excluded|rejected|ruled out))\b[^()[\]{}]*",
     )
 )
-_IS_ADJECTIVE: Final = re.compile(_ADJECTIVE, re.IGNORECASE)
-_SUBJECT_OF_OPTION: Final = re.compile(r"^(?:it|he|she|they) (?=\w+ \w)")
 _IS_NOT: Final = re.compile(rf"(?P<subject>.+ )(?:is|are|was|were)(?: not|n't) (?P<names>{_NAMES})", re.IGNORECASE)
 # "Neither A, B nor C" is one clause. "- {B}" may be a negative number.
 _LISTED_NAMES: Final = re.compile(rf"{_NAME}(?:, {_NAME})+,? (?:and|or|nor) {_NAME}", re.IGNORECASE)
@@ -214,8 +208,7 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     if len({letter for letter, _ in _LISTED_OPTION.findall(answer)}) > 1:
         answer = _LISTED_OPTION.sub("", answer)  # options checked one by one; what counts comes after them
     plain = _DEGREES.sub("\u00b0", strip_markup(answer.replace("\n", " ; ")).strip("; "))
-    for pattern, replacement in _PLAINER:
-        plain = pattern.sub(replacement, plain)
+    plain = _NOT_IN_BRACKETS.sub(r", \1", _THAT_IS.sub("", plain))
     if not options:
         plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
     letter = _LETTER.fullmatch(plain)
@@ -249,12 +242,6 @@ def parse_options(question: str) -> Mapping[str, str]:
     return options if len(options) > 1 else {}
 
 
-@lru_cache(maxsize=4096)
-def _question_words(question: str) -> frozenset[str]:
-    """Return the stems of the words of a question."""
-    return frozenset(content_words(question.casefold()))
-
-
 @lru_cache(maxsize=4096)  # siblings share their options, and often their answers
 def strip_markup(text: str) -> str:
     """Return a text without Markdown, LaTeX and quotes, with ASCII's punctuation and single spaces."""
@@ -284,12 +271,12 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
         text = _drop_article(option)
         number, _, things = text.partition(" ")
         in_words = f"{_NUMBER_WORDS.get(number, number)} {things}".strip()
-        predicates[_SUBJECT_OF_OPTION.sub("", text)] = letter
+        predicates[re.sub(r"^(?:it|he|she|they) (?=\w+ \w)", "", text)] = letter
         spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words, *predicates}
     # The longest text first, since it may contain another. A single letter of A to Z is always read as a letter.
     texts = [text for text in spellings if len(text) > 1 or (text and not (text.isascii() and text.isalpha()))]
     if texts:
-        grade = _GRADE if any(map(_IS_ADJECTIVE.fullmatch, texts)) else "(?!)"
+        grade = _GRADE if any(re.fullmatch(_ADJECTIVE, text) for text in texts) else "(?!)"
         alternatives = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
         # Chinese has no spaces between words.
         pattern = re.compile(
@@ -335,12 +322,10 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
             is_not = _IS_NOT.fullmatch(clause)
             if is_not and _is_of_question(is_not["subject"], question):
                 denied.update(_MARKED.findall(is_not["names"]))
-                continue
-            others.append(clause)
-            described_letter = _described_letter(clause, question)
-            if described_letter:
-                last = described_letter
-                described.add(last)
+            else:
+                others.append(clause)
+            last = _described_letter(clause, question) or last
+            described.update(_described_letter(clause, question))
         elif last in options and not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
             return None  # "B. purple", where purple is not in the text of B
         else:
@@ -380,9 +365,10 @@ def _described_letter(clause: str, question: str) -> str:
 def _is_of_question(text: str, question: str) -> bool:
     """Return True if a text has no words of denial, and of others only common ones and those of a question."""
     plain = text.casefold().replace("=", " is ")
+    if is_denied(plain) or not _DESCRIBING.fullmatch(plain):
+        return False
     is_chinese = all(word.strip("\u7684") in question for word in _CHINESE_WORD.findall(plain))
-    is_known = is_chinese and _question_words(question).issuperset(content_words(plain))
-    return is_known and not is_denied(plain) and bool(_DESCRIBING.fullmatch(plain))
+    return is_chinese and {*content_words(plain)} <= {*content_words(question.casefold())}
 
 
 def _keeps_order(text: str, asked: str) -> bool:
