@@ -46,7 +46,7 @@ def to_english(text: str) -> str:
     if not _CHINESE.search(text):
         return text
     text = _HALF.sub(lambda match: f" {_read_numeral(match[1] or '零')}.5 ", text)
-    text = _ARTICLE.sub(" a ", _OPTION.sub(" ", text))
+    text = _OPTION.sub(lambda match: ". " if match[0] == "、" else " ", _ARTICLE.sub(" a ", text))
     translated = _WORD.sub(lambda match: f" {_ENGLISH[match[0]]} ", _NUMERALS.sub(_write_numeral, text))
     return " ".join(re.sub(r" ?([,;:.!])(?=[ (]*[^\W0-9]| [0-9])", r"\1 ", translated).split())
 
