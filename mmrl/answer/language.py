@@ -8,6 +8,7 @@ from typing import Final
 ARTICLES: Final = "an?|the"
 CONCLUSIONS: Final = "so|thus|hence|therefore"
 REASONS: Final = "because|since|as"
+HEDGES: Final = "maybe|perhaps|possibly|probably"
 WRONG: Final = "wrong|incorrect|false"
 CHOICE_NOUNS: Final = "option|choice|answer"
 CHOICE_VERBS: Final = "choose|select|pick|go with"

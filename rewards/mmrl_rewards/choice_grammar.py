@@ -35,7 +35,7 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
-from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, LATEX_TEXT, REASONS, WRONG
+from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, HEDGES, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
 from mmrl_rewards.vocabulary import IN_IMAGE, asked_in, content_words, is_denied, is_doubtful
@@ -176,7 +176,7 @@ _CLAUSE_END: Final = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE: Final = re.compile(
-    r"\b(?:or|maybe|perhaps|possibl[ey]|probably|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
+    rf"\b(?:or|{HEDGES}|possible|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
     r"|except|other than)\b",
     re.IGNORECASE,
 )

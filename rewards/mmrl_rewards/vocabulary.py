@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from mmrl.answer.language import ARTICLES, WRONG
+from mmrl.answer.language import ARTICLES, HEDGES, WRONG
 
 _VERY: Final = r"(?:(?:be|so|too|very|quite|really|most|highly|fully|totally|entirely|completely|absolutely|100%) )*"
 _DOUBT: Final = re.compile(
-    r"\b(?:maybe|perhaps|possibly|probably|presumably|supposedly|arguably|unsure|uncertain|unclear|ambiguous|guess\w*"
+    rf"\b(?:{HEDGES}|presumably|supposedly|arguably|unsure|uncertain|unclear|ambiguous|guess\w*"
     rf"|(?:not|n't|cannot|never) {_VERY}(?:sure|certain|clear|confident|know|tell|say|determined?)"
     r"|(?:hard|difficult|impossible) to (?:tell|say|know|determine|be sure)"
     r"|(?:it|that|this|there|i|we) (?:could(?! not| see| count)|may|might))\b"
