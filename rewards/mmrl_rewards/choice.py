@@ -104,7 +104,8 @@ def _agrees(text: str, option: str, question: str) -> bool:
 def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardValue:
     """Return 1 if the answer begins with the target's "yes" or "no" and contains nothing against it, else 0.
 
-    "Yeah" and 是的 are yes, "nope" and 不是 no. The other word, a word of doubt and "Yes, it isn't" are against it.
+    "Yeah" and 是的 are yes, "nope" and 不是 no. Against it are the other word, a word of doubt, "Yes, it isn't", and
+    "No, there is a dog" if the question asks for one.
 
     Source: the yes/no questions of POPE (arXiv:2305.10355).
     Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more

@@ -18,9 +18,10 @@ The answer names an option if its statements name this one only, and no denial d
 after "because" and the like or, without a word of doubt, beside a statement of the second, third or fourth form.
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
 "no" or "actually" at the start of a clause, only what follows counts, as after a list of options. An option's text
-beside words of the question, as in "The animal is a dog" and "3 cars", is a name if nothing is stated. Case, final
-stops, markup and spaces do not count unless they tell two texts apart; a number in words is its digits. A few words
-after a name that are neither a sentence nor of its option's text contradict it, as in "The answer is B. purple dog".
+beside words of the question, as in "The animal is a dog" and "3 cars", is a name if nothing is stated: their endings,
+"is" and the like do not count, and their order does beside a relation. Case, final stops, markup and spaces do not
+count unless they tell two texts apart; a number in words is its digits. A few words after a name that are neither a
+sentence nor of its option's text contradict it, as in "The answer is B. purple dog", where B is "blue dog".
 `chinese.py` puts an answer in Chinese into the words of this grammar first.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
