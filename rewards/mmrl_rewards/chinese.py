@@ -24,8 +24,8 @@ _NUMERAL: Final = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?[百千万亿]?(?![A-Za-z0-9])|[
 _NUMERALS: Final = re.compile(
     rf"(?<![A-Za-z0-9.])(?!一[共定般样起些直])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
 )
-# `words` are Chinese words by what they mean in the grammars, `measures` the words between a number and a thing. Of
-# units, a longer name comes before its own parts.
+# `words` are Chinese words by what they mean in the grammars, `measures` the words between a number and a thing,
+# `things` what questions often ask for. Of units, a longer name comes before its own parts.
 _TABLE: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ENGLISH: Final = {word: english for english, words in _TABLE["words"].items() for word in words.split()}
 UNITS: Final[Mapping[str, str]] = _TABLE["units"]
@@ -52,10 +52,10 @@ def to_english(text: str) -> str:
 
 
 def names_thing(text: str, question: str) -> bool:
-    """Return True if a word in Chinese is of the question, or is one character and the question not in Chinese."""
-    if text.startswith(tuple(_TABLE["no things"].split())):
-        return False
-    return text in question if _CHINESE.search(question) else bool(_CHINESE.fullmatch(text))
+    """Return True if a word in Chinese is of the question, which may ask for the thing in English; 图 is no thing."""
+    english = _TABLE["things"].get(text, "(?!)")
+    is_asked = text in question or re.search(rf"\b(?:{english})", question, re.IGNORECASE)
+    return bool(is_asked) and not text.startswith("图")
 
 
 def _write_numeral(match: re.Match[str]) -> str:

@@ -358,7 +358,7 @@ def _described_letter(clause: str, question: str) -> str:
     if description is None or " not " in asked or any(f" {word} " not in asked for word in _IF_ASKED.findall(plain)):
         return ""
     before, letter, after = description.groups()
-    is_counted = after[:1] in MEASURES and names_thing(after[1:] or "\u4e2a", question)  # {B}辆车
+    is_counted = len(after) > 1 and after[0] in MEASURES and names_thing(after[1:], question)  # {B}辆车
     others = before if is_counted else f"{before} {after}"
     return letter if _is_of_question(others, question) and _keeps_order(others.casefold(), asked) else ""
 
