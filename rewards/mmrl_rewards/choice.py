@@ -147,7 +147,9 @@ def _contradicts(said: str, text: str, asked: str) -> bool:
     wanted, asked_words = content_words(asked), {*_LETTERS.findall(asked)}
     for clause in () if is_denied(asked) else _CLAUSE_END.split(text):
         words = {*_LETTERS.findall(clause)}
-        found = [word for word in content_words(clause) if word != "one" or asked_words.isdisjoint(("a", "an", "any"))]
+        found = content_words(clause)
+        if found == ("one",) and not asked_words.isdisjoint(("a", "an", "any")):
+            found = ()
         has_pronoun = not words.isdisjoint(_PRONOUNS)
         if found:
             stands_for = has_pronoun and asked_words.isdisjoint(_PRONOUNS)

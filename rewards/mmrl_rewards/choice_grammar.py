@@ -215,7 +215,9 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     letter = _LETTER.fullmatch(plain)
     if letter and letter[1].upper() in known_letters:
         return (letter[1].upper(),)
-    same_text = _options_with_text(answer, options) or _options_with_text(to_english(plain), options)
+    same_text = _options_with_text(answer, options)
+    if not same_text and not plain.isascii():
+        same_text = _options_with_text(to_english(plain), options)
     if same_text:
         return same_text
     named = _stated_letter(_mark_names(plain, options), options, question)

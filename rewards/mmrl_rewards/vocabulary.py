@@ -50,7 +50,8 @@ def asked_in(question: str) -> str:
     return sentences[-1].casefold() if sentences else ""
 
 
+@lru_cache(maxsize=4096)  # of questions, above all
 def content_words(text: str) -> Sequence[str]:
     """Return a text's words without their endings, and without those of place, of denial and of no content."""
     words = [word for word in _WORD.findall(IN_IMAGE.sub("", text)) if word not in PLACES and not is_denied(word)]
-    return [_ENDING.sub("", word) for word in words if not _PLAIN.fullmatch(word)]
+    return tuple(_ENDING.sub("", word) for word in words if not _PLAIN.fullmatch(word))
