@@ -194,7 +194,9 @@ _CORRECTION: Final = re.compile(
     re.IGNORECASE,
 )
 _OTHER_TEXT: Final = re.compile(
-    rf"((?:(?!(?:in|on|by|to|from|of|not|no) )[a-z'-]+(?: [a-z'-]+)?[,;.] )+){_AN}\{{[A-Z]\}}[.!]?", re.IGNORECASE
+    rf"((?:(?!(?:in|on|by|to|from|of|no|not) |(?:{CONCLUSIONS}|overall|\w+ly)[,;.])[a-z'-]+(?: [a-z'-]+)?[,;.] )+)"
+    rf"{_AN}\{{[A-Z]\}}[.!]?",
+    re.IGNORECASE,
 )
 _ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({\[].[)}\]],", re.IGNORECASE)
 
