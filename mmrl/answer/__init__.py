@@ -10,6 +10,7 @@ depends on its type:
     POINT        [x, y], (x, y) or {"point_2d": [x, y]}             or a list of one
                  <|box_start|>(x1,y1),(x2,y2)<|box_end|>            BOX and POINT as Qwen2-VL writes them, a box without
                                                                     its tokens, too
+                 <points x1="1" y1="2" alt="cup">cup</points>       POINT and POINTS, as Qwen2.5-VL writes them
     SPAN         [start, end] or (start, end)                       seconds, 0 <= start < end
     TEXT         anything but the tags themselves                   stripped; not empty
     LATEX        one formula, with or without $..$, \boxed{..}       braces balanced

@@ -46,7 +46,9 @@ _TUPLES = MappingProxyType(
     {count: re.compile(rf"\[{row}\]|\({row}\){_CORNERS if count == 4 else ''}") for count, row in _ROWS.items()}
 )
 _BOX_TOKENS = re.compile(r"(?:<\|object_ref_start\|>[^<]*<\|object_ref_end\|>)?<\|box_start\|>([^<]*)<\|box_end\|>")
-_JSON_REGION = re.compile(r"```|\{|\[\s*[\[{]")
+_JSON_REGION = re.compile(r"```|\{|\[\s*[\[{]|<points ")
+_POINTS_TAG = re.compile(r'<points((?: [xy][0-9]{1,4}="[0-9.]{1,20}")+)(?: alt="([^"<>]*)")?>[^<>]*</points>')
+_POINTS_ATTRIBUTE = re.compile(r'([xy][0-9]+)="([0-9.]+)"')
 _JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 _XML_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
@@ -169,6 +171,18 @@ def _parse_xml_call(name: str, body: str) -> object:
     return {"name": name, "arguments": _reject_duplicate_keys(arguments)}
 
 
+def _parse_points(text: str) -> object:
+    """Return the points of JSON, or of <points x1="10" y1="20" alt="label">..</points>, as Qwen2.5-VL writes them."""
+    tag = _POINTS_TAG.fullmatch(text)
+    if tag is None:
+        return parse_json(text)
+    numbers = _reject_duplicate_keys(_POINTS_ATTRIBUTE.findall(tag[1]))
+    names = [(f"x{place}", f"y{place}") for place in range(1, len(numbers) // 2 + 1)]
+    if {*numbers} != {name for pair in names for name in pair}:
+        raise ValueError("points without x1, y1, x2, y2, ..")
+    return [{"point_2d": [float(numbers[x]), float(numbers[y])], "label": tag[2] or ""} for x, y in names]
+
+
 def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tuple[float, ...]:
     """Return the numbers of "[x, y, ..]" or "(x, y, ..)", `count` of them."""
     # As Qwen2-VL is trained to write: <|box_start|>(1,2),(3,4)<|box_end|>.
@@ -176,7 +190,7 @@ def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tu
     text = tokens[1] if tokens else text
     # The JSON that Qwen-VL models are trained to write: {"bbox_2d": [1, 2, 3, 4]}, or a list of one such object or box.
     if key and _JSON_REGION.match(text):
-        region = parse_json(text)
+        region = _parse_points(text)
         if isinstance(region, list) and region and isinstance(region[0], list | dict):
             if len(region) > 1:
                 raise ValueError(f"{len(region)} regions where one is asked for")
@@ -225,6 +239,7 @@ _PARSERS: Mapping[AnswerType, Callable[[str], object]] = MappingProxyType(
         AnswerType.NUMBER: _parse_number,
         AnswerType.BOX: partial(_parse_coordinates, count=4, problem="not a box", key="bbox_2d"),
         AnswerType.POINT: partial(_parse_coordinates, count=2, problem="not a point", key="point_2d"),
+        AnswerType.POINTS: _parse_points,
         AnswerType.SPAN: partial(_parse_coordinates, count=2, problem="not a span of time"),
         AnswerType.TOOL_CALL: _parse_tool_call,
     }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-_CHINESE: Final = re.compile("[\u4e00-\u9fff]")
+_CHINESE: Final = re.compile("[\u3001\u4e00-\u9fff]")
 _DIGITS: Final = {**{character: digit for digit, character in enumerate("零一二三四五六七八九")}, "两": 2}
 _POWERS: Final = {"": 1, "十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 _DIGIT: Final = "[一二两三四五六七八九]"
@@ -22,13 +22,18 @@ _NUMBER: Final = re.compile(
 )
 _NUMERAL: Final = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?[百千万亿]?(?![A-Za-z0-9])|[零一二两三四五六七八九十百千万亿]+)"
 _NUMERALS: Final = re.compile(
-    rf"(?<![A-Za-z0-9.])(?!一共)(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
+    rf"(?<![A-Za-z0-9.])(?!一[共定般样起些直])(?:百分之(?P<percent>{_NUMERAL})|(?P<parts>{_NUMERAL})分之(?P<share>{_NUMERAL})|{_NUMERAL})"
 )
-# `words` are Chinese words by what they mean in the grammars. Of units, a longer name comes before its own parts.
+# `words` are Chinese words by what they mean in the grammars, `measures` the words between a number and a thing,
+# `things` what questions often ask for. Of units, a longer name comes before its own parts.
 _TABLE: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ENGLISH: Final = {word: english for english, words in _TABLE["words"].items() for word in words.split()}
 UNITS: Final[Mapping[str, str]] = _TABLE["units"]
 """Symbols of units by their Chinese names."""
+MEASURES: Final[str] = _TABLE["measures"]
+_HALF: Final = re.compile(rf"(?:(?<!{_DIGIT})({_DIGIT}|十|[0-9]+)个)?半(?={'|'.join(UNITS)})")  # 两个半小时
+_OPTION: Final = re.compile(r"(?<=[A-Z])(?:选项|项)|(?<=^[A-Z])、(?![A-Z]\b)", re.ASCII)  # B选项 and B、狗
+_ARTICLE: Final = re.compile(rf"一?[{MEASURES}](?={{[A-Z]}})")  # 一只{B}
 # Of two words with the same beginning, the longer one comes first.
 _WORD: Final = re.compile("|".join(sorted(_ENGLISH, key=len, reverse=True)))
 
@@ -40,8 +45,17 @@ def to_english(text: str) -> str:
     """
     if not _CHINESE.search(text):
         return text
+    text = _HALF.sub(lambda match: f" {_read_numeral(match[1] or '零')}.5 ", text)
+    text = _OPTION.sub(lambda match: ". " if match[0] == "、" else " ", _ARTICLE.sub(" a ", text))
     translated = _WORD.sub(lambda match: f" {_ENGLISH[match[0]]} ", _NUMERALS.sub(_write_numeral, text))
     return " ".join(re.sub(r" ?([,;:.!])(?=[ (]*[^\W0-9]| [0-9])", r"\1 ", translated).split())
+
+
+def names_thing(text: str, question: str) -> bool:
+    """Return True if a word in Chinese is of the question, which may ask for the thing in English; 图 is no thing."""
+    english = _TABLE["things"].get(text, "(?!)")
+    is_asked = text in question or re.search(rf"\b(?:{english})", question, re.IGNORECASE)
+    return bool(is_asked) and not text.startswith("图")
 
 
 def _write_numeral(match: re.Match[str]) -> str:

@@ -18,9 +18,10 @@ The answer names an option if its statements name this one only, and no denial d
 after "because" and the like or, without a word of doubt, beside a statement of the second, third or fourth form.
 So "A or B", "probably B", "all of the above", "B. No, wait" and "(A) dog", where A is a cat, name none. After "wait",
 "no" or "actually" at the start of a clause, only what follows counts, as after a list of options. An option's text
-beside words of the question, as in "The animal is a dog" and "3 cars", is a name if nothing is stated. Case, final
-stops, markup and spaces do not count unless they tell two texts apart; a number in words is its digits. A few words
-after a name that are neither a sentence nor of its option's text contradict it, as in "The answer is B. purple dog".
+beside words of the question, as in "The animal is a dog" and "3 cars", is a name if nothing is stated: their endings,
+"is" and the like do not count, and their order does beside a relation. Case, final stops, markup and spaces do not
+count unless they tell two texts apart; a number in words is its digits. A few words after a name that are neither a
+sentence nor of its option's text contradict it, as in "The answer is B. purple dog", where B is "blue dog".
 `chinese.py` puts an answer in Chinese into the words of this grammar first.
 
 A letter is ASCII and stands alone. Lower-case letters and I count only where a name must follow, and the A of "A dog"
@@ -36,13 +37,15 @@ from string import ascii_uppercase
 from typing import Final
 
 from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, HEDGES, LATEX_TEXT, REASONS, WRONG
-from mmrl_rewards.chinese import to_english
+from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
+from mmrl_rewards.vocabulary import IN_IMAGE, asked_in, content_words, is_denied, is_doubtful
 
 # Anything else, after a name, is taken for the text of an option.
 _SENTENCE: Final = re.compile(
     r"(?:and )?(?:i|we|it|they|he|she|this|that|which|there|the (?:\S+ )+?(?:is|are|was|were|has|shows?))(?!\w)"
-    r"|(?!and |or )(?:\S+ ){3}\S|(?:ok|done|thanks|thank you|explanation|reason(?:ing)?|obviously|clearly|certainly)$",
+    r"|(?!and |or )(?:\S+ ){3}\S|(?:ok(?:ay)?|well|done|thanks|thank you|explanation|reason(?:ing)?"
+    r"|conclusion|result|of course|(?:for )?sure|(?:obvious|clear|certain|definite|absolute|sure|undoubted|exact)ly)$",
     re.IGNORECASE,
 )
 _LISTED_OPTION: Final = re.compile(
@@ -58,12 +61,15 @@ _MARKUP: Final = re.compile(
 _FRACTION: Final = re.compile(r"\\[dt]?frac\{(\w+)\}\{(\w+)\}")
 _DEGREE: Final = re.compile(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ\b)")
 _EXPONENT: Final = re.compile(r"(?<=\^)\{([+-]?\w+)\}")
+_DEGREES: Final = re.compile(r"(?<=[0-9]) ?deg(?:rees?|\.)?(?![^\W_])", re.IGNORECASE)
 _LATEX_SPACE: Final = re.compile(r"\\[,;: ]|(?<=\w)~|\\(?=[$%])")
 _STRAIGHT: Final = str.maketrans(
     "\u2018\u2019\u3002\uff0c\uff1a\uff1b\uff01\uff1f\uff08\uff09\u2212\uff0e", "''.,:;!?()-."
 )
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
+_THAT_IS: Final = re.compile(r"\b(?:i\.e|e\.g)\.,? ?|\u2220", re.IGNORECASE)  # and the sign of an angle
+_NOT_IN_BRACKETS: Final = re.compile(r" \((not [^()]+)\)")  # Paris (not London)
 _UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
 _ARTICLE: Final = re.compile(rf"^(?:{ARTICLES}) ", re.IGNORECASE)
 
@@ -81,22 +87,32 @@ _LETTER_IN_TEXT: Final = re.compile(
 _AN: Final = f"(?:(?:{ARTICLES}) )?"
 _BETWEEN: Final = f"[ .:,(=\u2013\u2014-]*{_AN}"
 _SAME_NAME: Final = re.compile(
-    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|{_AN}\{{([A-Z])\}} \((?:(?:{CHOICE_NOUNS}) \()?\2\))"
+    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|{_AN}\{{([A-Z])\}} ?\((?:(?:{CHOICE_NOUNS}) \()?\2\))"
     rf"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|{REASONS}|so|but|and|or|rather)\b)",
     re.IGNORECASE,
 )
 _OTHER_NAME: Final = re.compile(
-    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} \([A-Z]\)|[0-9][,;] \{{[A-Z]\}}", re.IGNORECASE
+    rf"\([A-Z]\){_BETWEEN}\{{[A-Z]\}}\)?(?= *(?:[.,;!)]|$))|\{{[A-Z]\}} ?\([A-Z]\)|[0-9][,;] \{{[A-Z]\}}", re.IGNORECASE
 )
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
-_DESCRIPTION: Final = re.compile(
-    rf"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?{_AN}[{{\[]([A-Z])[}}\]]((?: [a-z'-]+)*)", re.IGNORECASE
+_DESCRIPTION: Final = re.compile(r"([^(){}\[\]]*)(?<!\S)[{\[]([A-Z])[}\]]((?:[ \u4e00-\u9fff][^(){}\[\]]*)?)")
+_DESCRIBING: Final = re.compile(r" *(?:[^\W\d_][\w'-]*(?: [0-9]+)?(?: +|$))*")
+# Words that count only if the question has them: "the animal by the {B}" does not say which it is.
+_IF_ASKED: Final = re.compile(
+    r"(?<!ed )\bby\b|\b(?:at|for|with|from)\b|(?<!\w\w\ws )(?<!ed )(?<!ing )\bto(?= (?:the )?\{)"
+    rf"|\b(?:is|are|was|were|been?) \w+ed\b(?! by {_AN}\{{)|\b(?:has|have|had|does|do|did|can(?! see| be seen))\b"
 )
-_COMMON_WORDS: Final = frozenset(
-    {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "on", "from", "image", "picture"}
-    | {"i", "it", "s", "see", "shows", "depicts"}
+# "The cup is left of the fork" does not say what is left of the cup.
+_RELATION: Final = re.compile(r"\b(?:of|than|above|below|behind|under|over|before|after|beside|\w+ing|\w+ed)\b")
+# Options in one line, and what is chosen from.
+_ENUMERATION: Final = re.compile(
+    r"(?:^|(?<=[.:;!] ))(?:(?:the )?(?:options|choices)(?: are)?:? )?\(A\)[.:]* ?\{A\}"
+    r"(?:[,;.]? \(([B-Z])\)[.:]* ?\{\1\})+[,.;:!]* ?|\b(?:out of|among)(?: all)?(?: the)?(?: options| choices)?:? "
+    r"\([A-Z]\)(?:,? (?:and |or )?\([A-Z]\))+,? ?",
+    re.IGNORECASE,
 )
+_CHINESE_WORD: Final = re.compile("[\u4e00-\u9fff]+")
 _MARKED: Final = re.compile(r"[({\[]([A-Z])[)}\]]")
 
 _NAME: Final = rf"(?:(?:the )?(?:{CHOICE_NOUNS}|letter)s? )?(?:[(\[][A-Z][)\]]|{_AN}\{{[A-Z]\}})"
@@ -105,8 +121,13 @@ _ADJECTIVE: Final = (
     r"(?:only|single|final|correct|right|best|true|proper|valid|appropriate"
     r"|most (?:likely|appropriate|accurate|suitable))"
 )
+# "The right answer" and "B is right" do not name an option whose text is "Right".
+_GRADE: Final = (
+    rf"\b{_ADJECTIVE} (?:{_ADJECTIVE} )*(?:{CHOICE_NOUNS}|response|match)\b"
+    rf"|(?-i:\b[A-Z]\)?) (?:is|was|seems|looks|appears)(?: to be)? (?:the )?{_ADJECTIVE}\b"
+)
 _SUBJECT: Final = (
-    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:{CHOICE_NOUNS}|ans|solution|letter|response|one)"
+    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:{CHOICE_NOUNS}|ans|solution|letter|response|match|one)"
     r"(?: (?:to|for|of) (?:the|this) (?:question|image|picture))?"
 )
 _BE: Final = r"(?:is|was|(?:would|should|must|has to|will|can only) be|(?:seems|looks|appears)(?: like| to be)?)"
@@ -114,7 +135,7 @@ _ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obvious
 _CHOOSE: Final = rf"(?:{CHOICE_VERBS}|chose|picked|selected|(?:going|went) with|say|answer|take|(?:opt|vote) for)"
 _LEAD: Final = (
     rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
-    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
+    r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain|confident)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
 _FIRM_STATEMENTS: Final = tuple(
@@ -122,7 +143,7 @@ _FIRM_STATEMENTS: Final = tuple(
     for pattern in (
         rf"{_SUBJECT}(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
         rf"(?P<name>{_NAME}) (?:{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
-        rf"(?:{CHOICE_NOUNS}|one)?",
+        rf"(?:{CHOICE_NOUNS}|match|one)?",
         rf"(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE} (?P<name>{_NAME})",
     )
 )
@@ -146,30 +167,35 @@ _DENIALS: Final = tuple(
         r"|eliminated|excluded|rejected|ruled out))\b[^()[\]{}]*",
     )
 )
+_IS_NOT: Final = re.compile(rf"(?P<subject>.+ )(?:is|are|was|were)(?: not|n't) (?P<names>{_NAMES})", re.IGNORECASE)
 # "Neither A, B nor C" is one clause. "- {B}" may be a negative number.
 _LISTED_NAMES: Final = re.compile(rf"{_NAME}(?:, {_NAME})+,? (?:and|or|nor) {_NAME}", re.IGNORECASE)
 _CLAUSE_END: Final = re.compile(
     r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ (?!\{)|(?<!is)(?<!er)(?<!on)(?<!ce):(?= )"
     rf"|\b(?P<reason>{REASONS}|given|due to|while|whereas)\b|\b(?:but|{CONCLUSIONS})\b"
-    r"| and (?=not )| (?=(?:rather than|instead of|over|not) [({\[])",
+    r"| and (?=not )|(?<!^is)(?<!, is) (?=(?:rather than|instead of|over|not) [({\[])",
     re.IGNORECASE,
 )
-_DOUBT: Final = re.compile(
+_ALTERNATIVE: Final = re.compile(
     rf"\b(?:or|{HEDGES}|possible|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
     r"|except|other than)\b",
     re.IGNORECASE,
 )
 _RETRACTION: Final = re.compile(
-    rf"(?:or|{HEDGES})$|(?:if|unless)\b"
+    r"or$|(?:if|unless)\b"
     rf"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|{WRONG})\b"
     r"|(?:none of (?:these|them|the (?:above|options|choices|answers))|no (?:option|choice|answer))\b"
-    rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b"
-    r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b",
+    rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b",
     re.IGNORECASE,
 )
 # After "wait" or "no", only what follows counts.
 _CORRECTION: Final = re.compile(
     r"(?:^|[.,;!?\u2026\u2013\u2014-]+ ?)(?:no(?= wait|[,.;!\u2026-]|$)|(?:wait|actually|sorry|i mean|hmm+)\b)",
+    re.IGNORECASE,
+)
+_OTHER_TEXT: Final = re.compile(
+    rf"((?:(?!(?:in|on|by|to|from|of|no|not) |(?:{CONCLUSIONS}|overall|\w+ly)[,;.])[a-z'-]+(?: [a-z'-]+)?[,;.] )+)"
+    rf"{_AN}\{{[A-Z]\}}[.!]?",
     re.IGNORECASE,
 )
 _ALL_BUT: Final = re.compile(r"\?|\b(?:all|any\w*|every\w*) but\b|\b(?:none of|neither) [({\[].[)}\]],", re.IGNORECASE)
@@ -184,13 +210,16 @@ def read_choice(answer: str, question: str) -> Sequence[str]:
     known_letters = options or ascii_uppercase
     if len({letter for letter, _ in _LISTED_OPTION.findall(answer)}) > 1:
         answer = _LISTED_OPTION.sub("", answer)  # options checked one by one; what counts comes after them
-    plain = strip_markup(answer.replace("\n", " ; ")).strip("; ")
+    plain = _DEGREES.sub("\u00b0", strip_markup(answer.replace("\n", " ; ")).strip("; "))
+    plain = _NOT_IN_BRACKETS.sub(r", \1", _THAT_IS.sub("", plain))
     if not options:
         plain = _UNLISTED.sub(r"\g<0>. ", plain)  # "(B) red" without options to compare with
     letter = _LETTER.fullmatch(plain)
     if letter and letter[1].upper() in known_letters:
         return (letter[1].upper(),)
     same_text = _options_with_text(answer, options)
+    if not same_text and not plain.isascii():
+        same_text = _options_with_text(to_english(plain), options)
     if same_text:
         return same_text
     named = _stated_letter(_mark_names(plain, options), options, question)
@@ -218,11 +247,6 @@ def parse_options(question: str) -> Mapping[str, str]:
     return options if len(options) > 1 else {}
 
 
-@lru_cache(maxsize=4096)
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall("[a-z-]+", text.lower()))
-
-
 @lru_cache(maxsize=4096)  # siblings share their options, and often their answers
 def strip_markup(text: str) -> str:
     """Return a text without Markdown, LaTeX and quotes, with ASCII's punctuation and single spaces."""
@@ -247,27 +271,39 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
     """Return the answer with every letter as (B) and every text of an option as {B}."""
     answer = answer.replace("{", " ").replace("}", " ")
     spellings: set[str] = set()
-    for option in options.values():
+    predicates: dict[str, str] = {}  # letters by "is empty" for "It is empty"
+    for letter, option in options.items():
         text = _drop_article(option)
         number, _, things = text.partition(" ")
         in_words = f"{_NUMBER_WORDS.get(number, number)} {things}".strip()
-        spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words}
-    # The longest text first, since it may contain another. A single letter is always read as a letter.
-    texts = [text for text in spellings if len(text) > 1 or (text and not text.isalpha())]
+        predicates[re.sub(r"^(?:it|he|she|they) (?=\w+ \w)", "", text)] = letter
+        spellings |= {text, _ARTICLE.sub("", strip_markup(option)), in_words, *predicates}
+    # The longest text first, since it may contain another. A single letter of A to Z is always read as a letter.
+    texts = [text for text in spellings if len(text) > 1 or (text and not (text.isascii() and text.isalpha()))]
     if texts:
+        grade = _GRADE if any(re.fullmatch(_ADJECTIVE, text) for text in texts) else "(?!)"
         alternatives = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
         # Chinese has no spaces between words.
-        pattern = re.compile(rf"(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE)
-        answer = pattern.sub(lambda match: f"{{{(_options_with_text(match[0], options) or '?')[0]}}}", answer)
+        pattern = re.compile(
+            rf"({grade})|(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE
+        )
+        answer = pattern.sub(
+            lambda match: (
+                match[1]
+                or f"{{{(_options_with_text(match[0], options) or predicates.get(match[0].casefold(), '?'))[0]}}}"
+            ),
+            answer,
+        )
     answer = _ARTICLE_AT_START.sub("", answer)
     return _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
 
 
 def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> str | None:
     """Return the letter of the only option that a marked answer names; None if it names none, or several."""
+    marked = _ENUMERATION.sub("", marked)
     marked = _CORRECTION.split(_SAME_NAME.sub(lambda match: f"[{match[1] or match[2]}]", marked))[-1]
     marked = _LISTED_NAMES.sub(lambda match: re.sub(r",(?! (?:and|or|nor)) ", "/", match[0]).replace(",", ""), marked)
-    if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked):
+    if _ALL_BUT.search(marked) or _OTHER_NAME.search(marked) or _has_other_text(marked, question):
         return None
     stated, described, denied = set[str](), set[str](), set[str]()
     others: list[str] = []  # clauses that name options and are neither statement nor denial
@@ -285,23 +321,32 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
             is_firm = is_firm or firm is not None
         elif is_reason:
             continue
-        elif _RETRACTION.match(clause):
+        elif _RETRACTION.match(clause) or is_doubtful(clause.casefold()):
             return None
         elif _MARKED.search(clause):
-            others.append(clause)
-            described_letter = _described_letter(clause, question)
-            if described_letter:
-                last = described_letter
-                described.add(last)
+            is_not = _IS_NOT.fullmatch(clause)
+            if is_not and _is_of_question(is_not["subject"], question):
+                denied.update(_MARKED.findall(is_not["names"]))
+            else:
+                others.append(clause)
+            last = _described_letter(clause, question) or last
+            described.update(_described_letter(clause, question))
         elif last in options and not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
             return None  # "B. purple", where purple is not in the text of B
         else:
             last = ""
     stated = stated or described
     rivals = [clause for clause in others if set(_MARKED.findall(clause)) - stated]
-    if rivals and (not is_firm or any(map(_DOUBT.search, rivals))):
+    if rivals and (not is_firm or any(map(_ALTERNATIVE.search, rivals))):
         return None
     return stated.pop() if len(stated) == 1 and not stated & denied else None
+
+
+def _has_other_text(marked: str, question: str) -> bool:
+    """Return True for "purple, {B}": words of no option and not of the question before the text of an option."""
+    match = _OTHER_TEXT.fullmatch(marked)
+    text = match[1].strip(" ,;.") if match else ""
+    return bool(content_words(text.casefold())) and not (_SENTENCE.match(text) or _is_of_question(text, question))
 
 
 def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str] | None:
@@ -312,8 +357,34 @@ def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str
 def _described_letter(clause: str, question: str) -> str:
     """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
     description = _DESCRIPTION.fullmatch(clause)
-    describing = (_words(question) | _COMMON_WORDS) - {"not", "no", "never", "except", "without"}
-    return description[2] if description and _words(description[1] + description[3]) <= describing else ""
+    asked, plain = asked_in(question), IN_IMAGE.sub("", clause.casefold())
+    # "The animal shown is a {B}" does not say which one is not shown.
+    if description is None or " not " in asked or any(f" {word} " not in asked for word in _IF_ASKED.findall(plain)):
+        return ""
+    before, letter, after = description.groups()
+    is_counted = len(after) > 1 and after[0] in MEASURES and names_thing(after[1:], question)  # {B}辆车
+    others = before if is_counted else f"{before} {after}"
+    return letter if _is_of_question(others, question) and _keeps_order(others.casefold(), asked) else ""
+
+
+def _is_of_question(text: str, question: str) -> bool:
+    """Return True if a text has no words of denial, and of others only common ones and those of a question."""
+    plain = text.casefold().replace("=", " is ")
+    if is_denied(plain) or not _DESCRIBING.fullmatch(plain):
+        return False
+    is_chinese = all(word.strip("\u7684") in question for word in _CHINESE_WORD.findall(plain))
+    return is_chinese and {*content_words(plain)} <= {*content_words(question.casefold())}
+
+
+def _keeps_order(text: str, asked: str) -> bool:
+    """Return True unless the words of what is asked change places beside a relation, or beside a changed ending.
+
+    "By" reverses them: "the dog is chased by {A}" says who chases it.
+    """
+    words = content_words(asked)
+    places = [words.index(word) for word in content_words(text) if word in words]
+    is_free = not _RELATION.search(text) and all(word in asked for word in text.split())
+    return is_free or places == sorted(places, reverse=(" by " in f"{text} ") != (" by " in asked))
 
 
 def _is_part(clause: str, option: str) -> bool:
@@ -335,7 +406,7 @@ def _split_clauses(marked: str) -> Iterator[tuple[str, bool]]:
 
 def _normalize(text: str) -> str:
     """Return the text without markup, case and final full stops."""
-    return strip_markup(text).casefold().rstrip(".!")
+    return _DEGREES.sub("\u00b0", strip_markup(text)).casefold().rstrip(".!")
 
 
 def _drop_article(text: str) -> str:

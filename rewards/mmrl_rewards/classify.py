@@ -113,7 +113,8 @@ def labels(
 
 def _split_names(value: str | Sequence[str]) -> set[str]:
     """Return the normalised names of a list, or those between the commas of a text."""
-    names = value.split(",") if isinstance(value, str) else value
+    # A full-width comma separates names, too.
+    names = normalize(value).split(",") if isinstance(value, str) else value
     return {_normalize(name) for name in names} - {""}
 
 

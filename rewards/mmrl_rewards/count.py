@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from mmrl.answer.language import CONCLUSIONS
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.chinese import to_english
+from mmrl_rewards.chinese import MEASURES, names_thing, to_english
 from mmrl_rewards.choice_grammar import strip_markup
 from mmrl_rewards.contract import BadAnswer, Of, part_text, part_value, question_text, reward, target_value
 from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
+from mmrl_rewards.vocabulary import is_doubtful
 
 # The grammar of a count in words, in any case and after markup is removed:
 #
@@ -27,10 +29,11 @@ from mmrl_rewards.number_words import ONES, SCALES, TENS, split_number
 # "several", "dozens", "3 cats and a dog", "2 pairs of shoes", "3rd", "3 is wrong", "3 max", "no shortage of cars".
 # In Chinese, a thing follows its measure word, as in 3 只猫; 三角形 counts nothing.
 _LEAD: Final = re.compile(
-    r"(?:(?:there(?:'s| is| are)|(?:i|we) (?:can )?(?:see|count|counted|find)|it is|it's|exactly|only|just|all"
-    r"|(?:in )?(?:the|this) (?:image|picture|photo|scene),?(?: (?:shows|contains|depicts|has))?"
-    r"|a total of|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of (?:[a-z]+ ){1,6}?| )?"
-    r"(?:is|are|=)|(?:answer|count|total|number):) ?)*",
+    r"(?:(?:there(?:'s| is| are)|(?:i|we|you) (?:can )?(?:see|count(?:ed)?|find)|it is|it's|exactly|only|just|all"
+    rf"|(?:{CONCLUSIONS}),?|a total of|(?:(?:based on|according to|looking at|from|in) )?"
+    r"(?:the|this) (?:image|picture|photo|scene),?(?: (?:shows|contains|depicts|has))?"
+    r"|(?:the |my )?(?:(?:final|correct|total) )?(?:answer|count|total|number)(?: of(?: [a-z]+){1,6}?)? ?(?:is|are|=|:)"
+    r") ?)*",
     re.ASCII,
 )
 _REPEATED: Final = re.compile(r"(.+?) \(([^()]+)\)(.*)")
@@ -41,7 +44,7 @@ _NONE_OF: Final = re.compile(
 # Words that are never of things, and "3 cats and a dog", which are 4.
 _NO_THINGS: Final = re.compile(
     rf" (?:{'|'.join((*ONES, *TENS))}|(?:{'|'.join(SCALES)}|lakh|crore|third|quarter|time)s?|score|half|halves"
-    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|or|to|than|percent|maybe|perhaps|about|least|most"
+    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|or|to|than|percent|likely|possible|about|least|most"
     r"|more|less|fewer|plus|out|per|if|odd|something|some|many|several|others?|another|too|tops|counting|upwards|pair"
     r"|attached|provided|available|not|[a-z]*n't|can|cannot|could|would|should|may|might|must|never|nope|seems|missing"
     r"|exclud[a-z]+|couple|single|number|count|(?:idea|clue|answer|way|doubt|wonder|comment|problem|result|limit|thank"
@@ -59,7 +62,7 @@ _WORD: Final = rf"(?!(?:{_BE}|{_IN}) ) [a-z'-]+"
 _PLURAL: Final = (
     " (?:(?!(?:was|has|this|its|always) )[a-z-]{2,}(?<![su])s"
     "|[a-z-]*(?:people|men|children|fish|sheep|deer|mice|geese|teeth|dice)"
-    "|[个只条张本辆匹头颗朵位名件块座棵片支把根架艘台口种人层间枚幅盏][\u4e00-\u9fff]*)"
+    rf"|[{MEASURES}][\u4e00-\u9fff]*)"
 )
 _THINGS: Final = re.compile(
     rf"(?:(?:{_WORD})*{_PLURAL}(?:{_BE})?(?: [a-z]+(?:ed|ing))*|(?:{_WORD})*(?! (?:{_STATE}) )(?P<single>{_WORD}))?"
@@ -129,6 +132,8 @@ def _read_count(response: Response, sample: Sample, *, words: bool, of: Of) -> f
 def _parse_count_phrase(text: str, question: str) -> int | None:
     """Return the count in "three" or "3 apples", or None if the text is not in the grammar above."""
     phrase = to_english(strip_markup(text)).lower().strip("\"' ").rstrip(".!")
+    if is_doubtful(phrase):
+        return None
     phrase = _NOT_ANY.sub("no", phrase, count=1)
     lead = _LEAD.match(phrase)
     phrase = phrase[lead.end() :].strip() if lead else phrase
@@ -138,6 +143,8 @@ def _parse_count_phrase(text: str, question: str) -> int | None:
     if _NONE_OF.fullmatch(phrase):
         return 0
     words = phrase.split()
+    if words[:1] == ["no"] and "没" in text:  # 没有狗, and 没有 alone
+        return 0 if len(words) == 1 or names_thing("".join(words[1:]), question) else None
     found = (0, words[1:]) if words[:1] == ["no"] and len(words) > 1 else split_number(phrase)
     if not found or not isinstance(found[0], int) or not _are_things(found[1], found[0], question):
         return None

@@ -1,6 +1,7 @@
 """Rewards for the actions of an agent on a screen: the action's name, its coordinates and its other arguments.
 
-An action is written as in `AnswerType`, or as the call of a tool that acts: {"name": .., "arguments": {"action": ..}}.
+An action is written as {"action": "click", "coordinate": [x, y]}, or as the call of a tool that acts:
+{"name": .., "arguments": {"action": "click", ..}}.
 Arguments count only if the action's name is correct, so a click earns nothing towards a target that types text.
 Arguments that the target lacks are ignored.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
 from math import inf, isclose
 from typing import Annotated, Final
@@ -27,11 +28,12 @@ _POWER_OF_TEN: Final = re.compile(r"(?<=[0-9])\s*(?:\\times|\\cdot|[*x\u00d7\u00
 _FRACTION: Final = re.compile(r"^(?:([0-9]+) )?([0-9]+)/([1-9][0-9]*)(?= ?[A-Za-z%]|$)", re.ASCII)  # 1 1/2 cups
 _PART_AFTER_UNIT: Final = re.compile(r"([a-z]+) ([a-z]+) and (a half|a quarter|three quarters)", re.IGNORECASE)
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # ½
-_LEAD: Final = re.compile(rf"^{ANSWER_LEAD}(?:[a-z]+ ?[=:] ?)?", re.IGNORECASE)  # "The answer is", "x =", "Length:"
+# "The answer is", "It is", "x =", "Length:"
+_LEAD: Final = re.compile(rf"^{ANSWER_LEAD}(?:it(?:'s| is) |[a-z]+ ?[=:] ?)?", re.IGNORECASE)
 _NUMBER_AND_UNIT: Final = r"[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+"
 _SUM: Final = re.compile(rf"{_NUMBER_AND_UNIT}\.?(?:,? ?(?:and )?{_NUMBER_AND_UNIT}\.?)+", re.ASCII)  # 1 h 30 min
 _FOOT: Final = re.compile(r"(?<=[0-9])['\u2019\u2032] ?(?=[0-9]|$)")
-_INCH: Final = re.compile(r"(?<=[0-9])[\"\u201d\u2033]$")
+_INCH: Final = re.compile(r"(?<=[0-9])(?:[\"\u201d\u2033]|''|\u2019\u2019|\u2032\u2032)$")
 _EXTENT: Final = re.compile(r"(?<=[a-z]) (?:long|wide|tall|high|deep|thick|in (?:length|width|height|depth|diameter))$")
 _TWICE: Final = re.compile(r"(.+?) ?(?:= ?|\((?=[0-9]))(.+?)\)?")  # 3 cm (30 mm) and 3 cm = 30 mm
 _SIZES: Final = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
@@ -40,6 +42,7 @@ _CURRENCIES: Final = frozenset({"dollars", "euros", "yen", "USD", "EUR", "GBP"})
 _HOUR_OR_SECOND: Final = frozenset({"h", "hr", "hrs", "s", "sec"})
 _MAX_CHARS: Final = 80  # characters of a number with its unit
 _PLAIN_NUMBER: Final = Unit("dimensionless", 1.0)
+_ALL_DIGITS: Final = Context(prec=400)  # enough for any float with 12 decimals
 
 
 @reward(name="number", answer_types=(AnswerType.NUMBER,))
@@ -92,9 +95,11 @@ def rounded(
 ) -> RewardValue:
     """Return 1 if answer and target are equal after both are rounded to `decimals` places, else 0.
 
-    With `column`, the number of places of each sample is in `sample.meta[column]`.
+    A half is rounded away from zero, as by hand: 2.675 is 2.68 and -2.5 is -3. With `column`, the number of places of
+    each sample is in `sample.meta[column]`.
 
-    Source: MathVista's `precision` (arXiv:2310.02255). Departures: the target is rounded too.
+    Source: MathVista's `precision` (arXiv:2310.02255).
+    Departures: the target is rounded too, and both in decimal digits, where Python's `round` turns 2.675 into 2.67.
     Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
     """
     target = target_value(sample, AnswerType.NUMBER)
@@ -106,7 +111,7 @@ def rounded(
             raise Unscorable(f"the column {column!r} says {given!r:.40}, not how many decimals from 0 to 12 there are")
         places = int(given)
     value = part_value(response, AnswerType.NUMBER, of)
-    equal = round(float(value), places) == round(float(target), places)
+    equal = _round_half_up(value, places) == _round_half_up(target, places)
     return RewardValue(float(equal), f"{value}, expected {target} to {places} decimals")
 
 
@@ -145,6 +150,11 @@ def quantity(
     rounding = _CONVERSION_TOLERANCE * (abs(expected) + abs(unit.offset / unit.factor))
     equal = abs(value - expected) <= max(relative * abs(expected), rounding)
     return RewardValue(float(equal), f"{value:g}, expected {expected:g}, in the target's unit")
+
+
+def _round_half_up(number: float, places: int) -> Decimal:
+    """Return a number rounded as by hand, from the digits that Python prints for it."""
+    return Decimal(repr(float(number))).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP, _ALL_DIGITS)
 
 
 def _is_within(error: float, bound: float) -> bool:

@@ -23,7 +23,8 @@ Box = tuple[float, ...]
 
 _NUMERAL = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _BOX: Final = re.compile(r"\[\s{0,4}" + r"\s{0,4},\s{0,4}".join([f"({_NUMERAL})"] * 4) + r"\s{0,4}\]", re.ASCII)
-_NUMBER: Final = re.compile(rf"(?<![\w.,])(?:{_NUMERAL})(?![\w]|[.,][0-9])", re.ASCII)
+_GROUPED: Final = r"-?[0-9]{1,3}(?:,[0-9]{3}){1,3}(?:\.[0-9]{1,9})?"  # 1,200
+_NUMBER: Final = re.compile(rf"(?<![\w.,])(?:{_GROUPED}|{_NUMERAL})(?![\w]|[.,][0-9])", re.ASCII)
 _LETTER: Final = re.compile(r"\(([A-Z])\)|\*\*([A-Z])\*\*|\b(?:answer|option|choice)(?: is|:)? \(?([A-Z])\b", re.ASCII)
 _WORD: Final = re.compile(r"[^\W_]+")
 _CHECKABLE_TYPES = (AnswerType.NUMBER, AnswerType.CHOICE, AnswerType.BOX, AnswerType.TEXT)
@@ -161,7 +162,7 @@ def _read_conclusion(answer_type: AnswerType, ending: str, answer: AnswerValue) 
     """Return the answer on which the thinking ends, and True if it is the given one. `ending` is its last part."""
     match answer_type:
         case AnswerType.NUMBER:
-            numbers = _NUMBER.findall(ending)
+            numbers = [number.replace(",", "") for number in _NUMBER.findall(ending)]
             return (numbers[-1], float(numbers[-1]) == answer) if numbers else ("no number", False)
         case AnswerType.CHOICE:
             letters = [match[1] or match[2] or match[3] for match in _LETTER.finditer(ending)]

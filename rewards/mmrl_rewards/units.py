@@ -41,6 +41,7 @@ def find_unit(name: str) -> Unit | None:
     for alias, known in _ALIASES.items():
         text = text.replace(alias, known)
     text = re.sub(r"(?<=[a-zΩ])(-?[1-4])(?![0-9])", r"^\1", text)  # m2 and s-1, as NFKC writes m² and s⁻¹
+    text = re.sub(r"(?<=[a-z]{3})-(?=[a-z]{3})", "*", text)  # kilowatt-hours
     text = re.sub(r"^degrees? (?=[CF])|^deg ?(?=[CF]$)|^° (?=[CF])", "°", text)
     text = re.sub(r"\bsq\.? ", "square ", re.sub(r"\bcu\.? ", "cubic ", text))
     text = text.replace("°Celsius", "°C").replace("°Fahrenheit", "°F")

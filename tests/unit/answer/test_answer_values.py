@@ -47,10 +47,12 @@ VALUES = {
         ('[{"bbox_2d": [1, 2, 3, 4], "confidence": 0.5}]', (Region(BOX, "", 0.5),)),
     ],
     AnswerType.POINT: [
-        *(("[1, 2]", (1.0, 2.0)), ("(1.5 2)", (1.5, 2.0)), ('{"point_2d": [1, 2], "label": "cup"}', (1.0, 2.0)))
+        *(("[1, 2]", (1.0, 2.0)), ("(1.5 2)", (1.5, 2.0)), ('{"point_2d": [1, 2], "label": "cup"}', (1.0, 2.0))),
+        ('<points x1="1" y1="2" alt="cup">cup</points>', (1.0, 2.0)),
     ],
     AnswerType.POINTS: [
-        ('[{"point_2d": [1, 2], "label": "cup"}, [3, 4]]', (Region((1.0, 2.0), "cup"), Region((3.0, 4.0))))
+        ('[{"point_2d": [1, 2], "label": "cup"}, [3, 4]]', (Region((1.0, 2.0), "cup"), Region((3.0, 4.0)))),
+        ('<points x1="1" y1="2" alt="cup">cup</points>', (Region((1.0, 2.0), "cup"),)),
     ],
     AnswerType.SPAN: [("[12.5, 20.0]", (12.5, 20.0)), ("(0 3)", (0.0, 3.0))],
     AnswerType.SPANS: [("[[1, 2], [3, 4.5]]", ((1.0, 2.0), (3.0, 4.5)))],
