@@ -28,10 +28,10 @@ normalised: there is one way to write an answer, and a policy that drifts from i
 linear in the length of the text.
 """
 
+from mmrl.answer.language import ANSWER_LEAD
 from mmrl.answer.response_format import ResponseFormat, ResponseSection, check_opening
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, parse_answer_value
 from mmrl.answer.values import (
-    ANSWER_LEAD,
     COORDINATE_KEYS,
     COORDINATE_TYPES,
     POSSIBLE_COORDINATE_TYPES,

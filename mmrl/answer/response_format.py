@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from mmrl.answer.language import LATEX_TEXT
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, NON_JSON_TYPES, format_target, parse_answer_value, parse_json
 from mmrl.answer.values import COORDINATE_TYPES
 from mmrl.types import Answer, AnswerType, CoordinateSystem, Target, UserError
@@ -35,7 +36,7 @@ _TAG_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _BOX_OR_BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
 # The end of the formula that a box is in, of bold type, and of its sentence, also in Chinese.
 _ALLOWED_AFTER_BOX = " \t\r\n.,;!*$\\)]\u3002\uff0c\uff1b\uff01"
-_TEXT_MACRO = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
+_TEXT_MACRO = re.compile(rf"\\(?:{LATEX_TEXT})\{{([^{{}}]*)\}}")
 
 
 class ResponseSection(NamedTuple):

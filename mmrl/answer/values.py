@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 from xml.parsers import expat
 
+from mmrl.answer.language import ANSWER_LEAD
 from mmrl.types import Action, AnswerType, Region
 
 AnswerValue: TypeAlias = Any
@@ -37,12 +38,6 @@ _MAX_COORDINATE = 1e9
 # Matching two lists takes time that grows with the cube of their length.
 _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
-ANSWER_LEAD = (
-    r"(?:\*\*)?(?:(?:so|thus|hence|therefore)\b,? ?)?"
-    r"(?:(?:the |my )?(?:final |correct )?answer\b(?: is)?\s*[:=]?|(?:the|its) (?:(?!not)[a-z]+ ){1,5}?is )?"
-    r"(?:\*\*)?\s*"
-)
-"""Pattern of what may come before an answer: "So ", "The final answer is ", "The area is " and "**Answer:** "."""
 _LEAD = re.compile(ANSWER_LEAD + r"(?=\$|\\[(\[]|\\boxed)", re.IGNORECASE)
 _DOLLARS = re.compile(r"^([+-]?)\$(?=[0-9.])")  # an amount, such as $5
 # Escaped characters match too, so that \{ and \$ are passed over.

@@ -32,7 +32,7 @@ from mmrl.scoring.registry import (
 from mmrl.scoring.terms import first_call_timeout_s
 from mmrl.types import AnswerType, RewardFailure, Sample, Unscorable, UserError, use_media_opener
 from mmrl_rewards.cases import Case, CaseResult, first_error_message, load_case_table, load_sample
-from mmrl_rewards.contract import BoundReward, bind
+from mmrl_rewards.contract import BoundReward, Reward, bind
 
 
 def print_rewards() -> int:
@@ -176,20 +176,24 @@ def _reward_and_samples(name: str, args: Mapping[str, Any], table: Path | None) 
     # One plain sample per answer type suffices, unless the reward reads pictures, needs options or cannot score them;
     # then the samples of its case table are used.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
-    reasons: list[str] = []
+    why = "looks at pictures" if reward.looks else "needs options"
     if table is None and not needs_options and not reward.looks:
         bound = bind(reward, args)
         samples, reasons = filter_scorable(bound, make_samples(reward.answer_types or tuple(AnswerType)))
         if samples:
             return bound, samples
+        why = f"can score no plain sample ({reasons[0]})"
     try:
         cases = load_case_table(table) if table else find_cases(name, Path())[0]
     except UserError as error:
-        why = "looks at pictures" if reward.looks else "needs options"
-        if reasons:
-            why = f"can score no plain sample ({reasons[0]})"
         raise UserError(f"reward {reward.name!r} {why}, so lint takes samples from its case table: {error}") from error
-    cases = tuple(case for case in cases if case.expected != "unscorable")
+    return _bind_to_cases(reward, args, [case for case in cases if case.expected != "unscorable"])
+
+
+def _bind_to_cases(
+    reward: Reward[...], args: Mapping[str, Any], cases: Sequence[Case]
+) -> tuple[BoundReward, Sequence[Sample]]:
+    """Return a reward with its options, or the first row's, and the samples of a table that it can score."""
     if not cases:
         raise UserError(f"no row of the case table of reward {reward.name!r} expects a value: there is nothing to try")
     bound = bind(reward, args or cases[0].args)

@@ -53,9 +53,8 @@ _FORBIDDEN_EVENTS = (
     *("open", "os.", "shutil.", "sqlite3.", "subprocess.", "tempfile."),
     *("ftplib.", "http.", "socket.", "urllib."),
 )
-_CLOCK_FUNCTIONS = frozenset(
-    {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
-)
+_CLOCK_FUNCTIONS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
+_IMPURE_FUNCTIONS = frozenset({("posix", "urandom"), *(("time", name) for name in _CLOCK_FUNCTIONS)})
 # Parts of names of source files whose code may read files: for imports on first use, and media of the sample.
 _IMPORTING, _OPENING = "importlib._bootstrap", "pixel_reader.py"
 _OPENS_MEDIA = "media of the sample (declare @reward(..., looks=True))"
@@ -417,9 +416,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
     # `datetime.now` is a method of a class written in C, whose module says nothing.
     if isinstance(owner, type):
         return name in _CURRENT_TIME_METHODS
-    return (function.__module__ == "time" and name in _CLOCK_FUNCTIONS) or (
-        function.__module__ == "posix" and name == "urandom"
-    )
+    return (function.__module__, name) in _IMPURE_FUNCTIONS
 
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:

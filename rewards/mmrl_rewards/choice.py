@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from mmrl.answer.language import HEDGES, WRONG
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.choice_grammar import parse_options, read_choice, strip_markup
 from mmrl_rewards.contract import Of, part_text, part_value, question_text, reward, target_value
@@ -19,15 +20,14 @@ _WORDS: Final = MappingProxyType(
         **dict.fromkeys(("no", "nope", "nah", "否", "不", "不是", "不是的", "不对", "没有"), "no"),
     }
 )
-_NEITHER: Final = "neither yes nor no: {!r}"
 # The grammar of `yes_no`, without markup and quotes: a word of `_WORDS`, alone or before any text that is not against
 # it, in doubt or about the word ("Yes is wrong"). A word right after "no" is the question's: "No dogs", not "No doubt".
 _SAID: Final = re.compile(rf"(?<![\w-])(?:{'|'.join(_WORDS)})(?![\w-])")
 _NO_THING: Final = re.compile(r"no (?!(?:it|there|he|she|they|that|this|the|i|we) )([a-z]+)")
 _DOUBT: Final = re.compile(
     r"\?|可能|也许|或|不确定|不知道"
-    r"|\b(?:maybe|perhaps|possibly|probably|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
-    r"|can't tell|guess)\b|^\w+\W+(?:is|was|isn't|if|unless|only if|false|wrong|incorrect|just kidding)\b"
+    rf"|\b(?:{HEDGES}|unsure|uncertain|not sure|wait|or (?:not|else)|don't know|cannot tell"
+    rf"|can't tell|guess)\b|^\w+\W+(?:is|was|isn't|if|unless|only if|{WRONG}|just kidding)\b"
 )
 # "Yes, it isn't safe" may be right, but "Yes, there isn't any", "Yes, it isn't" and "No, it is" contradict themselves.
 _SHORT_ANSWER: Final = (
@@ -75,16 +75,13 @@ def option(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     options = parse_options(question)
     if options and target not in options:
         raise Unscorable(f"the target {target} is none of the options {', '.join(options)}")
-    text = part_text(response, of)
-    if len(text) > _MAX_CHARS:
-        return RewardValue(0.0, f"names no option: {text[:40]!r}")
-    return _score_option(text, question, target)
+    return _score_option(part_text(response, of)[: _MAX_CHARS + 1], question, target)
 
 
 @lru_cache(maxsize=4096)  # siblings share their question, and often their answers
 def _score_option(text: str, question: str, target: str) -> RewardValue:
     """Return the value of an answer to a question, by the letter of its correct option."""
-    letters = read_choice(text, question)
+    letters = read_choice(text, question) if len(text) <= _MAX_CHARS else ()
     if not letters:
         return RewardValue(0.0, f"names no option: {text[:40]!r}")
     return RewardValue(float(target in letters), f"{' or '.join(letters)}, expected {target}")
@@ -104,15 +101,16 @@ def yes_no(response: Response, sample: Sample, *, of: Of = "answer") -> RewardVa
     target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):
         raise Unscorable(f"the target {sample.target.value!r:.80} is neither yes nor no")
-    text = part_text(response, of)
-    said = _read_yes_or_no(text, question_text(sample)) if len(text) <= _MAX_CHARS else _NEITHER.format(text[:40])
+    said = _read_yes_or_no(part_text(response, of)[: _MAX_CHARS + 1], question_text(sample))
     return RewardValue(float(said == target), f"{said}, expected {target}")
 
 
 @lru_cache(maxsize=4096)  # siblings often give the same answer
 def _read_yes_or_no(text: str, question: str) -> str:
     """Return "yes", "no", or that a text says neither, with its start."""
-    neither = _NEITHER.format(text[:40])
+    neither = f"neither yes nor no: {text[:40]!r}"
+    if len(text) > _MAX_CHARS:
+        return neither
     answer = strip_markup(text).casefold().strip(" \"'([.!)]")
     words = {_WORDS[word] for word in _SAID.findall(answer)}
     thing = _NO_THING.match(answer)

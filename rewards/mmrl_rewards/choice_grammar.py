@@ -35,6 +35,7 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Final
 
+from mmrl.answer.language import ARTICLES, CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS, HEDGES, LATEX_TEXT, REASONS, WRONG
 from mmrl_rewards.chinese import to_english
 from mmrl_rewards.number_words import BELOW_100, split_number
 
@@ -50,7 +51,8 @@ _LISTED_OPTION: Final = re.compile(
 )
 _NUMBER_WORDS: Final = {str(number): word for word, number in BELOW_100.items() if number > 1}  # "one" is a pronoun
 _MARKUP: Final = re.compile(
-    r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*|__([^_]*)__"
+    rf"\\(?:boxed|{LATEX_TEXT})\{{([^{{}}]*)\}}"
+    r"|\*\*([^*]*)\*\*|__([^_]*)__"
     r"|\*([^*]+)\*|`([^`]*)`|(?<!\\)\$([^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|^#+ (.*)"
 )
 _FRACTION: Final = re.compile(r"\\[dt]?frac\{(\w+)\}\{(\w+)\}")
@@ -63,23 +65,24 @@ _STRAIGHT: Final = str.maketrans(
 _QUOTE: Final = re.compile(r"[\"\u201c\u201d]|(?<!\w)'|'(?!\w)")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:!,]?")
 _UNLISTED: Final = re.compile(r"^[(\[]?[A-Za-z][)\].:](?= (?!(?:is|are|was|and|or|nor|can\w*|isn't)\b)\w)")
-_ARTICLE: Final = re.compile(r"^(?:an?|the) ", re.IGNORECASE)
+_ARTICLE: Final = re.compile(rf"^(?:{ARTICLES}) ", re.IGNORECASE)
 
 _LETTER_IN_TEXT: Final = re.compile(
     r"[(\[]([A-Za-z])[)\]]|(?<![\w'{])([A-Za-z])\)|(?<![\w'{])([B-HJ-Z])(?![\w'])"
     # Lower-case letters, and I, where a name has to be.
     r"|^([a-z])(?=[.:] )"
     r"|(?:(?<= is )|(?<= be )|(?<=: )|(?<= or )|(?<= nor ))([a-zI])(?=[ .,;!]*(?:$|[.,;] | (?:and|or|nor) ))"
-    r"|(?<=\b(?:option|choice|answer|letter|choose|select) )([a-zI])(?![\w'])"
+    rf"|(?<=\b(?:{CHOICE_NOUNS}|letter|choose|select) )([a-zI])(?![\w'])"
     # An A before a word is an article, unless the word belongs to a statement.
-    r"|(?<![\w'{])(A)(?![\w'])(?! (?!(?:is|was|are|and|or|nor|but|not|because|since|as|must|can|cannot|could|would"
+    rf"|(?<![\w'{{])(A)(?![\w'])(?! (?!(?:is|was|are|and|or|nor|but|not|{REASONS}|must|can|cannot|could|would"
     r"|should|may|might|does|has|rather|instead|so)\b)[a-z])"
 )
 # "(A) {A}" is one name, [A], and "(A) {B}" a contradiction. "(A). {B} is wrong" is two clauses.
-_BETWEEN: Final = "[ .:,(=\u2013\u2014-]*(?:(?:an?|the) )?"
+_AN: Final = f"(?:(?:{ARTICLES}) )?"
+_BETWEEN: Final = f"[ .:,(=\u2013\u2014-]*{_AN}"
 _SAME_NAME: Final = re.compile(
-    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|(?:(?:an?|the) )?\{{([A-Z])\}} \((?:(?:option|choice|answer) \()?\2\))"
-    r"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|because|since|as|so|but|and|or|rather)\b)",
+    rf"(?:\(([A-Z])\){_BETWEEN}\{{\1\}}\)?|{_AN}\{{([A-Z])\}} \((?:(?:{CHOICE_NOUNS}) \()?\2\))"
+    rf"(?= *(?:[.,;:!)]|$)| (?:is|was|must|would|should|can|cannot|{REASONS}|so|but|and|or|rather)\b)",
     re.IGNORECASE,
 )
 _OTHER_NAME: Final = re.compile(
@@ -88,40 +91,38 @@ _OTHER_NAME: Final = re.compile(
 _ARTICLE_AT_START: Final = re.compile(r"(?:^|(?<=[.:;)] ))A (?=\{[A-Z]\})")
 # "The animal is a dog" and "There are 3 cars" name an option if their other words are from the question.
 _DESCRIPTION: Final = re.compile(
-    r"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?(?:(?:an?|the) )?[{\[]([A-Z])[}\]]((?: [a-z'-]+)*)", re.IGNORECASE
+    rf"((?:[a-z'-]+ )*?)(?:(?:is|are|was|were) )?{_AN}[{{\[]([A-Z])[}}\]]((?: [a-z'-]+)*)", re.IGNORECASE
 )
 _COMMON_WORDS: Final = frozenset(
     {"the", "a", "an", "this", "there", "answer", "number", "total", "of", "in", "on", "from", "image", "picture"}
     | {"i", "it", "s", "see", "shows", "depicts"}
 )
-_NEGATING_WORDS: Final = frozenset({"not", "no", "never", "except", "without"})
 _MARKED: Final = re.compile(r"[({\[]([A-Z])[)}\]]")
 
-_NAME: Final = r"(?:(?:the )?(?:option|choice|answer|letter)s? )?(?:[(\[][A-Z][)\]]|(?:(?:an?|the) )?\{[A-Z]\})"
+_NAME: Final = rf"(?:(?:the )?(?:{CHOICE_NOUNS}|letter)s? )?(?:[(\[][A-Z][)\]]|{_AN}\{{[A-Z]\}})"
 _NAMES: Final = rf"(?:both |either |all of )?{_NAME}(?:(?: ?[/&,] ?| and | or | nor |, (?:and|or|nor) ){_NAME})*"
 _ADJECTIVE: Final = (
     r"(?:only|single|final|correct|right|best|true|proper|valid|appropriate"
     r"|most (?:likely|appropriate|accurate|suitable))"
 )
 _SUBJECT: Final = (
-    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:answer|ans|option|choice|solution|letter|response|one)"
+    rf"(?:(?:the|my|our) )?(?:{_ADJECTIVE} )*(?:{CHOICE_NOUNS}|ans|solution|letter|response|one)"
     r"(?: (?:to|for|of) (?:the|this) (?:question|image|picture))?"
 )
 _BE: Final = r"(?:is|was|(?:would|should|must|has to|will|can only) be|(?:seems|looks|appears)(?: like| to be)?)"
 _ADVERB: Final = r"(?:(?:clearly|definitely|certainly|undoubtedly|indeed|obviously|therefore|thus|simply|surely|then) )"
-_CHOOSE: Final = r"(?:choose|chose|pick|picked|select|selected|(?:go|going|went) with|say|answer|take|(?:opt|vote) for)"
+_CHOOSE: Final = rf"(?:{CHOICE_VERBS}|chose|picked|selected|(?:going|went) with|say|answer|take|(?:opt|vote) for)"
 _LEAD: Final = (
     rf"(?:{_ADVERB}|so |and |only |hence |yes |finally |this means (?:that )?"
     r"|(?:(?:i|we) (?:conclude|know)|(?:i am|i'm) (?:sure|certain)|it (?:seems|appears)) (?:that )?"
     r"|(?P<thinks>(?:i|we) (?:think|believe) (?:that )?))*"
 )
-# In the order of the grammar above, without and with a word that makes a name the answer.
 _FIRM_STATEMENTS: Final = tuple(
     re.compile(_LEAD + pattern, re.IGNORECASE)
     for pattern in (
         rf"{_SUBJECT}(?: ?(?:{_BE}|[:=]|-+>))* ?{_ADVERB}*(?P<name>{_NAME})",
         rf"(?P<name>{_NAME}) (?:{_BE}|it is|fits) ?{_ADVERB}*(?:(?:the|my) )?(?:{_ADJECTIVE} ?)*"
-        r"(?:answer|option|choice|one)?",
+        rf"(?:{CHOICE_NOUNS}|one)?",
         rf"(?:(?:(?:i|we)(?:'d| would|'ll| will| must|'m| am|'re| are)?|let's) )?{_CHOOSE} (?P<name>{_NAME})",
     )
 )
@@ -141,7 +142,7 @@ _DENIALS: Final = tuple(
         rf"(?: be| {_CHOOSE}| (?:think|believe) (?:that )?(?:it|the answer) is)?(?: either)? (?P<names>{_NAMES})"
         rf"(?: (?:{_BE}|are) {_ADJECTIVE})?",
         rf"(?:neither|no) (?P<names>{_NAMES})[^()[\]{{}}]*",
-        rf"(?P<names>{_NAMES}) [^()[\]{{}}]*(?:\b{_NOT}|n't|\b(?:wrong|incorrect|false|impossible|invalid|inaccurate"
+        rf"(?P<names>{_NAMES}) [^()[\]{{}}]*(?:\b{_NOT}|n't|\b(?:{WRONG}|impossible|invalid|inaccurate"
         r"|eliminated|excluded|rejected|ruled out))\b[^()[\]{}]*",
     )
 )
@@ -149,18 +150,18 @@ _DENIALS: Final = tuple(
 _LISTED_NAMES: Final = re.compile(rf"{_NAME}(?:, {_NAME})+,? (?:and|or|nor) {_NAME}", re.IGNORECASE)
 _CLAUSE_END: Final = re.compile(
     r"(?P<sentence>[.;!]+(?= |$))|,(?= )| [-\u2013\u2014]+ (?!\{)|(?<!is)(?<!er)(?<!on)(?<!ce):(?= )"
-    r"|\b(?P<reason>because|since|as|given|due to|while|whereas)\b|\b(?:but|so|therefore|thus|hence)\b"
+    rf"|\b(?P<reason>{REASONS}|given|due to|while|whereas)\b|\b(?:but|{CONCLUSIONS})\b"
     r"| and (?=not )| (?=(?:rather than|instead of|over|not) [({\[])",
     re.IGNORECASE,
 )
 _DOUBT: Final = re.compile(
-    r"\b(?:or|maybe|perhaps|possibl[ey]|probably|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
+    rf"\b(?:or|{HEDGES}|possible|could|may|might|also|either|both|too|likely|plausible|equally|unless|if"
     r"|except|other than)\b",
     re.IGNORECASE,
 )
 _RETRACTION: Final = re.compile(
-    r"(?:or|maybe|perhaps|possibly|probably)$|(?:if|unless)\b"
-    r"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|wrong|false|incorrect)\b"
+    rf"(?:or|{HEDGES})$|(?:if|unless)\b"
+    rf"|(?:(?:it|this|that|which)(?:'s| is) )?(?:not (?:right|correct|true)|{WRONG})\b"
     r"|(?:none of (?:these|them|the (?:above|options|choices|answers))|no (?:option|choice|answer))\b"
     rf"|{_SUBJECT} (?:is not|isn't) (?:listed|given|here|among|one of)\b"
     r"|.*\b(?:guess\w*|unsure|uncertain|(?:not|don't|cannot|can't) (?:sure|know|tell|say))\b",
@@ -273,15 +274,15 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
     is_firm = False
     last = ""  # the letter that the clause before states or describes
     for clause, is_reason in _split_clauses(marked):
-        denial = _match_any(_DENIALS, clause)
-        firm_name = _stated_name(_match_any(_FIRM_STATEMENTS, clause))
-        name = firm_name or _stated_name(_PLAIN_STATEMENT.fullmatch(clause))
+        denial, firm = _match_any(_DENIALS, clause), _match_any(_FIRM_STATEMENTS, clause)
+        statement = firm or _PLAIN_STATEMENT.fullmatch(clause)
         if denial:
             denied.update(_MARKED.findall(denial["names"]))
-        elif name:
-            last = name
-            stated.add(name)
-            is_firm = is_firm or bool(firm_name)
+        # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
+        elif statement and not (statement["thinks"] and "{" in statement["name"]):
+            last = _MARKED.findall(statement["name"])[0]
+            stated.add(last)
+            is_firm = is_firm or firm is not None
         elif is_reason:
             continue
         elif _RETRACTION.match(clause):
@@ -292,9 +293,9 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
             if described_letter:
                 last = described_letter
                 described.add(last)
-        elif last in options:
-            if not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
-                return None  # "B. purple", where purple is not in the text of B
+        elif last in options and not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
+            return None  # "B. purple", where purple is not in the text of B
+        else:
             last = ""
     stated = stated or described
     rivals = [clause for clause in others if set(_MARKED.findall(clause)) - stated]
@@ -308,19 +309,10 @@ def _match_any(patterns: Sequence[re.Pattern[str]], clause: str) -> re.Match[str
     return next(filter(None, (pattern.fullmatch(clause) for pattern in patterns)), None)
 
 
-def _stated_name(statement: re.Match[str] | None) -> str:
-    """Return the letter that a statement names; "" for none."""
-    # "I think it is {B}" describes the picture, where "I think it is (B)" answers.
-    if statement is None or (statement["thinks"] and "{" in statement["name"]):
-        return ""
-    letter: str = _MARKED.findall(statement["name"])[0]
-    return letter
-
-
 def _described_letter(clause: str, question: str) -> str:
     """Return B for "the animal is a {B}", whose other words are common or of the question; "" for others."""
     description = _DESCRIPTION.fullmatch(clause)
-    describing = (_words(question) | _COMMON_WORDS) - _NEGATING_WORDS
+    describing = (_words(question) | _COMMON_WORDS) - {"not", "no", "never", "except", "without"}
     return description[2] if description and _words(description[1] + description[3]) <= describing else ""
 
 

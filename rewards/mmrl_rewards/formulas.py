@@ -130,8 +130,8 @@ def _ascending(match: re.Match[str]) -> str:
     return low + ("<" if second == ">" else r"\le ") + middle + ("<" if first == ">" else r"\le ") + high
 
 
-# Each phase relies on those before it. Within a phase, too, the order counts.
-_UNWRAP: Final = (
+# Patterns and what replaces them, in this order: each relies on those before it.
+_WRAPPINGS: Final = (
     (r"\\(?:mathbf|Bbb)\s*\{R\}", r"\\mathbb{R}"),
     # \textbf{5 cm}, \mathbf{\frac{3}{5}}, \color{red}{5}, and \text{Area: } and \text{The answer is } before a formula
     (r"\\(?:text)?color\s*\{[^{}]*\}\s*", ""),
@@ -161,8 +161,8 @@ _UNWRAP: Final = (
     (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
     (r"(?<=[^.])\.$", ""),
 )
-_UNWRAPS: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _UNWRAP)
-_COMMANDS: Final = (
+_RULES: Final = (
+    # 1. Commands.
     (r"\*\*", "^"),
     (r"\\[dtc]frac", r"\\frac"),
     # \frac12
@@ -213,8 +213,7 @@ _COMMANDS: Final = (
         lambda match: _code(match[1]),
     ),
     (r"(?<=P\()(?:\\text\s*\{)?([A-Za-z ]{3,})\}?(?=\))", lambda match: f"Q_{{{_code(match[1])}}}"),
-)
-_COUNTS_AND_FIGURES: Final = (
+    # 2. Counts and figures.
     # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
     (r"(?<![A-Za-z\\])(?P<kind>[CAP])_(\{)?(?P<n>[0-9]+)(?(2)\})\^(\{)?(?P<k>[0-9]+)(?(4)\})", _choices),
     (r"(?<![A-Za-z\\])C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
@@ -234,8 +233,7 @@ _COUNTS_AND_FIGURES: Final = (
     (rf"\\(?P<kind>{_FIGURES}) ?(\{{)?(?P<points>[A-Z]+|[0-9])(?(2)\}})", _figure),
     # a set within a set, which math-verify would dissolve
     (r"(?P<kind>\\\{)(?P<points>[^{}]+)\\\}(?=(?:[^{}\\]|\\[^{}]|\\\{[^{}]*\\\})*\\\})", _figure),
-)
-_DIGITS: Final = (
+    # 3. Digits.
     # 1.234,5 and 1.234.567
     (
         r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
@@ -259,8 +257,7 @@ _DIGITS: Final = (
     (r"(?<![A-Za-z0-9_^{.])([0-9]+(?:\.[0-9]+)?)\s*\((?=[^(),]*\))", r"\1\\cdot ("),
     # 1 1/2
     (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
-)
-_FUNCTIONS_AND_POWERS: Final = (
+    # 4. Functions and powers.
     # f(x) = x^2 is y = x^2.
     (r"^[a-z]\([a-z]\)\s*=(?!.*\\pm)(?=[^=]*$)", "y="),
     (
@@ -277,9 +274,7 @@ _FUNCTIONS_AND_POWERS: Final = (
     (rf"\\(sin|cos|tan)\s*(\()?\s*([0-9]+){_DEGREES}(?(2)\s*\))", r"\\\1(\\frac{\3\\pi}{180})"),
     # The constant of an antiderivative is C.
     (r"^((?:\\[a-z]+|[^A-Za-z\\]|[etuxy])+\+\s*)c$", r"\1C"),
-)
-# Units become text at the end, as in 5\text{USD}.
-_UNITS: Final = (
+    # 5. Units, which become text at the end, as in 5\text{USD}.
     # 12平方厘米, 10\frac{\text{m}}{\text{s}}, 8{\rm cm}, 8\mathrm N, 100\Omega, 8 (units)
     (rf"(?<=[0-9A-Za-z}}%)])\s*/?\s*(?:\\text\s*\{{)?\s*\(?({HAN_UNIT})\)?\}}?$", r"\\text{\1}"),
     (rf"(?<=[0-9])\s*\\frac\s*\{{{TEXT}\}}\s*\{{{TEXT}\}}$", r"\\text{\1/\2}"),
@@ -303,8 +298,7 @@ _UNITS: Final = (
         lambda match: rf"\times {SCALES[match[1]]} ",
     ),
     (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
-)
-_RELATIONS: Final = (
+    # 6. Relations.
     # {1, 2}, x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
     (r"^\{([^{}]*,[^{}]*)\}$", r"\\{\1\\}"),
     (r"^(?:[a-zA-Z]|\([a-z](?:, ?[a-z])+\))\s*\\in(?![a-z])\s*", ""),
@@ -317,11 +311,8 @@ _RELATIONS: Final = (
     (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
     (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
 )
-_REWRITES: Final = tuple(
-    (re.compile(pattern), replacement)
-    for phase in (_COMMANDS, _COUNTS_AND_FIGURES, _DIGITS, _FUNCTIONS_AND_POWERS, _UNITS, _RELATIONS)
-    for pattern, replacement in phase
-)
+_UNWRAPS: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _WRAPPINGS)
+_REWRITES: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _RULES)
 _COMMAS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _TIME: Final = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")
 # 3:45 pm, 2020-12-25, and ABC, which names points in their order and is not a product

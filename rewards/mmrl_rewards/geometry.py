@@ -88,11 +88,9 @@ def area(box: Sequence[float]) -> float:
 
 def _shared_and_covered(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return the areas of the intersection and of the union of two boxes."""
-    ax1, ay1, ax2, ay2 = a
-    bx1, by1, bx2, by2 = b
-    width, height = min(ax2, bx2) - max(ax1, bx1), min(ay2, by2) - max(ay1, by1)
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = width * height if width > 0.0 and height > 0.0 else 0.0
-    return shared, (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - shared
+    return shared, area(a) + area(b) - shared
 
 
 def enclosing_box(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
@@ -117,6 +115,11 @@ def diou(a: Sequence[float], b: Sequence[float]) -> float:
     x1, y1, x2, y2 = enclosing_box(a, b)
     dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
     return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)
+
+
+def point_in_box(point: Sequence[float], box: Sequence[float]) -> bool:
+    """Return True if a point lies in a box, edges included."""
+    return bool(box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3])
 
 
 def point_in_region(point: Sequence[float], polygons: Sequence[Sequence[Sequence[float]]]) -> bool:

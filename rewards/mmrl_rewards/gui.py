@@ -57,12 +57,8 @@ def click(
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)
     answer = answer_value(response)
-    misses = []
-    for key in COORDINATE_KEYS:
-        if key in target.arguments:
-            misses.append(
-                _miss_reason(response, sample, key, target.arguments[key], target_box=target_box, radius=radius)
-            )
+    keys = [key for key in COORDINATE_KEYS if key in target.arguments]
+    misses = [_miss_reason(response, sample, key, target.arguments[key], target_box, radius) for key in keys]
     return _score_action(answer, target, misses)
 
 
@@ -116,7 +112,7 @@ def step(
     mismatches = []
     for key, expected in target.arguments.items():
         if key in COORDINATE_KEYS:
-            mismatches.append(_miss_reason(response, sample, key, expected, target_box=target_box, radius=radius))
+            mismatches.append(_miss_reason(response, sample, key, expected, target_box, radius))
         else:
             mismatches.append(_argument_mismatch(key, answer.arguments.get(key), expected, text_f1))
     return _score_action(answer, target, mismatches)
@@ -142,25 +138,18 @@ def _read_target_box(response: Response, sample: Sample, column: str | None) -> 
 
 
 def _miss_reason(
-    response: Response,
-    sample: Sample,
-    key: str,
-    target: Sequence[float],
-    *,
-    target_box: tuple[float, ...] | None,
-    radius: float,
+    response: Response, sample: Sample, key: str, target: Sequence[float], box: Sequence[float] | None, radius: float
 ) -> str:
-    """Return why the answer's coordinate `key` misses the target's, which is `target`; "" if it hits."""
+    """Return why the answer's coordinate `key` misses `target`, or for `coordinate` the `box`; "" if it hits."""
     answer: Action = response.answer.value
     if key not in answer.arguments:
         return f"no {key!r}"
     given = geometry.answer_to_pixels(response, sample, answer.arguments[key])
     given_text = geometry.format_coordinates(given)
-    if key == "coordinate" and target_box is not None:
-        x1, y1, x2, y2 = target_box
-        if x1 <= given[0] <= x2 and y1 <= given[1] <= y2:
+    if key == "coordinate" and box is not None:
+        if geometry.point_in_box(given, box):
             return ""
-        return f"{given_text} not in {geometry.format_coordinates(target_box)} px_original"
+        return f"{given_text} not in {geometry.format_coordinates(box)} px_original"
     expected = geometry.target_to_pixels(response, sample, target)
     width, height = geometry.resize_map(response, sample).original
     # A point has one corner and a box two. Each must lie within the radius.

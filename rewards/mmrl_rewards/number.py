@@ -186,11 +186,7 @@ def _read_twice(text: str) -> tuple[float, Unit] | None:
 
 
 def _read_once(text: str) -> tuple[float, Unit | None] | None:
-    """Return the number and the unit of 3 cm, $5 and $1.5 million; None for other texts.
-
-    Raises:
-        ValueError: the number is not one, or the unit is unknown.
-    """
+    """Return the number and the unit of 3 cm, $5 and $1.5 million; ValueError for one that is unknown, else None."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None

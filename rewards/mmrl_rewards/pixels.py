@@ -33,17 +33,14 @@ def target_crop(response: Response, sample: Sample) -> Pixels:
         raise Unscorable(f"the target: {error}") from error
 
 
-def answer_crop(response: Response, sample: Sample, index: int | None = None) -> Pixels:
+def answer_crop(response: Response, sample: Sample) -> Pixels:
     """Return the pixels inside the answer's box: uint8 [height, width, 3], read-only.
-
-    `index` numbers images and videos from 0; None means the image that the target lies in.
 
     Raises:
         BadAnswer: the answer is not a box, or the box is not within the image.
         Unscorable: the sample has no such image, or it cannot be opened.
     """
-    index = sample.target.media_index if index is None else index
-    resized = resize_map(response, sample, index).resized
+    index, resized = sample.target.media_index, resize_map(response, sample).resized
     # A sample is unscorable whatever the answer.
     sample.image(index)
     try:

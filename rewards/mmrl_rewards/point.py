@@ -34,12 +34,13 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Reward
             corners = geometry.parse_box(column_value(sample, column))
         except ValueError as error:
             raise Unscorable(f"the column {error}") from error
-    x1, y1, x2, y2 = geometry.target_to_pixels(response, sample, corners)
+    box = geometry.target_to_pixels(response, sample, corners)
     point = geometry.answer_to_pixels(response, sample, answer_value(response))
-    x, y = point if len(point) == 2 else ((point[0] + point[2]) / 2, (point[1] + point[3]) / 2)
-    hit = x1 <= x <= x2 and y1 <= y <= y2
-    target_box = geometry.format_coordinates((x1, y1, x2, y2))
-    reason = f"{geometry.format_coordinates((x, y))} {'in' if hit else 'not in'} {target_box} px_original"
+    if len(point) == 4:
+        point = ((point[0] + point[2]) / 2, (point[1] + point[3]) / 2)
+    hit = geometry.point_in_box(point, box)
+    place = f"{'in' if hit else 'not in'} {geometry.format_coordinates(box)} px_original"
+    reason = f"{geometry.format_coordinates(point)} {place}"
     return RewardValue(float(hit), reason)
 
 

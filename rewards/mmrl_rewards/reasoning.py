@@ -53,10 +53,9 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: geom
     image = geometry.resize_map(response, sample).original
     if response.answer.problems:
         return RewardValue(0.0, response.answer.problems[0])
-    found = []
     # One more than is allowed shows that there are too many. A thought may list thousands.
-    for match in islice(_BOX.finditer(response.answer.thinking or ""), most + 1):
-        found.append(tuple(map(float, match.groups())))
+    matches = islice(_BOX.finditer(response.answer.thinking or ""), most + 1)
+    found = [tuple(map(float, match.groups())) for match in matches]
     if not found:
         return RewardValue(0.0, "no box in the thought")
     if len(found) > most:
@@ -152,8 +151,8 @@ def _answer_agreement(response: Response, sample: Sample, valid_boxes: Sequence[
                 best.append(max(geometry.iou(answer_box, box) for box in valid_boxes))
             return sum(best) / len(best) if best else 0.0
         case AnswerType.POINT:
-            x, y = geometry.answer_to_pixels(response, sample, answer)
-            return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in valid_boxes))
+            point = geometry.answer_to_pixels(response, sample, answer)
+            return float(any(geometry.point_in_box(point, box) for box in valid_boxes))
         case _:
             return 1.0
 

@@ -20,12 +20,13 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import BadAnswer, answer_value, rescale_above, reward, target_value
+from mmrl_rewards.pixels import Pixels
 from mmrl_rewards.services.encoder import embed_caption, embed_captioned_image, embed_image
-from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
+from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, draw
 from mmrl_rewards.table import parse_table
 
 SidePixels = Annotated[int, Field(ge=32, le=1024)]
-SimilarityFn = Callable[[ImageArray, ImageArray], float]
+SimilarityFn = Callable[[Pixels, Pixels], float]
 Measure = Literal["ssim", "cw_ssim"]
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
@@ -171,7 +172,7 @@ def page(
     )
 
 
-def ssim(image: ImageArray, target: ImageArray) -> float:
+def ssim(image: Pixels, target: Pixels) -> float:
     """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
     if (image[0] == image[0, 0]).all() and (image == image[0, 0]).all():
         return _plain_ssim(image[0, :1], target)
@@ -183,7 +184,7 @@ def ssim(image: ImageArray, target: ImageArray) -> float:
     return float((numerator / ((mean_squares + _SSIM_C1) * (variances + _SSIM_C2))).mean())
 
 
-def _plain_ssim(colours: ImageArray, target: ImageArray) -> float:
+def _plain_ssim(colours: Pixels, target: Pixels) -> float:
     """Return the highest SSIM to a target that one of several pages of one colour each has, colours [pages, 3]."""
     y, mean = target @ _LUMA, (colours @ _LUMA)[:, None, None]
     target_mean, target_square = _window_means(np.array([y, y * y]))
@@ -193,7 +194,7 @@ def _plain_ssim(colours: ImageArray, target: ImageArray) -> float:
     return float(similarity.mean(axis=(1, 2)).max())
 
 
-def _window_means(maps: ImageArray) -> ImageArray:
+def _window_means(maps: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the Gaussian mean of each window within maps [count, height, width], as in the authors' code of SSIM."""
     height, width = maps.shape[1:]
     if max(height, width) <= _MATRIX_MAX_SIDE:
@@ -207,13 +208,13 @@ def _window_means(maps: ImageArray) -> ImageArray:
 
 
 @cache
-def _window_matrix(side: int) -> ImageArray:
+def _window_matrix(side: int) -> NDArray[np.float64]:
     """Return the matrix [side - 10, side] of the weights of each window along one side."""
     rows = [np.pad(_SSIM_WEIGHTS, (start, side - _SSIM_WINDOW - start)) for start in range(side - _SSIM_WINDOW + 1)]
     return np.array(rows)
 
 
-def cw_ssim(image: ImageArray, target: ImageArray) -> float:
+def cw_ssim(image: Pixels, target: Pixels) -> float:
     """Return the complex wavelet SSIM of the lightness of two images [height, width, 3], in [0, 1].
 
     It is the mean of (2 |sum c_x conj(c_y)| + K) / (sum |c_x|^2 + sum |c_y|^2 + K) over windows of 7 x 7 coefficients,
@@ -273,7 +274,7 @@ def _steerable_band(spectrum: NDArray[np.complex128], scale: int, orientation: f
     return np.asarray(np.fft.ifft2(np.fft.ifftshift(cropped * radial * angular)))
 
 
-def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: SimilarityFn) -> float:
+def similarity_beyond_blank(image: Pixels, target: Pixels, similarity: SimilarityFn) -> float:
     """Return max(0, (s - s0) / (1 - s0)), as the module states.
 
     Both images [height, width, 3] are padded to the larger height and width. The blank pages have that size.
@@ -289,7 +290,7 @@ def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: S
     return rescale_above(similarity(*pages), blank_similarity(pages[1], similarity))
 
 
-def blank_similarity(target: ImageArray, similarity: SimilarityFn) -> float:
+def blank_similarity(target: Pixels, similarity: SimilarityFn) -> float:
     """Return s0 of the module, below 1: the similarity of the best blank page to a target [height, width, 3].
 
     Raises:
@@ -310,7 +311,7 @@ def blank_similarity(target: ImageArray, similarity: SimilarityFn) -> float:
 
 
 def _score_drawing(
-    response: Response, target: str, draw_source: Callable[[str], ImageArray], similarity: SimilarityFn
+    response: Response, target: str, draw_source: Callable[[str], Pixels], similarity: SimilarityFn
 ) -> RewardValue:
     """Draw answer and target, and return the answer's similarity beyond a blank page.
 
@@ -332,7 +333,7 @@ def _score_drawing(
     return RewardValue(value, f"{value:.2f} of the way from a plain page to the target's picture")
 
 
-def _draw_table(source: str) -> ImageArray:
+def _draw_table(source: str) -> Pixels:
     """Draw the one table in a text, each cell in a frame.
 
     Raises:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mmrl.answer.language import REASONS
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
 from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
 from mmrl.benchmarks.extraction.text import HEAD_CHARS, CharSpan, content_words, iter_sentences_backwards, sentence_end
 
-_CONDITIONAL_CLAUSE: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
+_CONDITIONAL_CLAUSE: Final = re.compile(rf"\s*(?:if|when|{REASONS}|given)\b[^,.\n]{{0,160}},", re.IGNORECASE)
 _LEADING_YES_NO: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
 _TRUTH_WORD: Final = re.compile(r"\b(?:true|false|correct|incorrect)\b", re.IGNORECASE)
 _NEGATED_BEFORE: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)
@@ -25,7 +26,7 @@ _MAX_YES_NO_SENTENCES: Final = 20  # sentences at the start of a response that m
 _MIN_SHARED_WORDS: Final = 0.5  # share of the question's words that a sentence must have to answer it
 
 
-def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str) -> ChosenOption | None:
+def option_in_span(text: str, span: CharSpan, rule: str, options: AnswerOptions) -> ChosenOption | None:
     """Return the option that the content of a box or of answer tags names, by letter, by text or as a number."""
     # Blanked out, not removed, so that places stay.
     inner = _LATEX_WRAPPER.sub(lambda match: " " * len(match[0]), text[slice(*span)])
@@ -248,9 +249,8 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
     sentences = [sentence for sentence in sentences if not text[slice(*sentence)].rstrip().endswith("?")]
     if not sentences or not question_words:
         return None
-    shares = []
-    for sentence in sentences:
-        shares.append(len(question_words & content_words(text[slice(*sentence)])) / len(question_words))
+    said = [content_words(text[slice(*sentence)]) for sentence in sentences]
+    shares = [len(question_words & words) / len(question_words) for words in said]
     if max(shares) < _MIN_SHARED_WORDS:
         return None
     for sentence, share in zip(reversed(sentences), reversed(shares), strict=True):

@@ -8,8 +8,10 @@ anyway.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from functools import partial
+from typing import Final, Literal, TypeVar
 
 from mmrl.answer import parse_answer_value
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
@@ -27,6 +29,7 @@ from mmrl.benchmarks.extraction.text import (
 )
 from mmrl.types import AnswerType, Region
 
+FoundT = TypeVar("FoundT", ChosenOption, Extraction)
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 _STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
 _BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
@@ -84,18 +87,25 @@ def _search_start(response: str, answer: CharSpan, expected_type: ExpectedType) 
     return start
 
 
+def _read_explicit(text: str, read: Callable[[str, CharSpan, str], FoundT | None]) -> FoundT | None:
+    """Return what `read` finds in the last box or else in the last answer tags, given their content and the rule."""
+    for find_span, rule in ((last_boxed_span, "boxed"), (last_answer_tag_span, "answer_tag")):
+        span = find_span(text)
+        found = span and read(text, span, rule)
+        if found:
+            return found
+    return None
+
+
 def _extract_choice(text: str, question: str, options: AnswerOptions) -> Extraction:
-    boxed = last_boxed_span(text)
-    chosen = boxed and choice.option_in_span(text, boxed, options, "boxed")
-    if not chosen:
-        tagged = last_answer_tag_span(text)
-        chosen = tagged and choice.option_in_span(text, tagged, options, "answer_tag")
+    chosen = _read_explicit(text, partial(choice.option_in_span, options=options))
     chosen = chosen or choice.announced_option(text, options) or choice.leading_option(text, options)
     if chosen:
         return _from_option(chosen, options.letters)
     # A response of "A or B" chooses neither, and no later rule may pick one.
     if choice.is_ambiguous(text, options):
         return _no_answer(text)
+    boxed = last_boxed_span(text)
     if boxed and next(find_numbers(text[slice(*boxed)]), None):
         # The response does answer, with a number that is none of the options.
         return _no_answer(text)
@@ -108,12 +118,7 @@ def _extract_choice(text: str, question: str, options: AnswerOptions) -> Extract
 
 
 def _extract_number(text: str, text_with_emphasis: str, question: str) -> Extraction:
-    boxed = last_boxed_span(text)
-    found = boxed and open_answer.number_in_span(text, boxed, "boxed")
-    if not found:
-        tagged = last_answer_tag_span(text)
-        found = tagged and open_answer.number_in_span(text, tagged, "answer_tag")
-    found = found or open_answer.announced_number(text)
+    found = _read_explicit(text, open_answer.number_in_span) or open_answer.announced_number(text)
     if found:
         return found
     # A response of "3 or 5" states neither, and no later rule may pick one.

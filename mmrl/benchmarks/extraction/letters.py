@@ -6,20 +6,21 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from mmrl.answer.language import CHOICE_NOUNS, LATEX_TEXT, REASONS
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
 from mmrl.benchmarks.extraction.text import CharSpan
 
 # LaTeX command around a letter or text, to its opening brace.
-LATEX_WRAPPER: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
+LATEX_WRAPPER: Final = rf"\\(?:{LATEX_TEXT}|textit|mbox|boxed|rm|bf)\s*\{{"
 # Possessive (*+): a blank fits several places, and a failed match would try all of them, exponentially many for
 # "answer answer answer ...".
 _LABEL_PREFIX: Final = rf"[\s\"'\[<{{$:]*+(?:(?:\\[(\[]|{LATEX_WRAPPER})[\s$]*+)*+"
 _OPTION_LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*+(?:(?:the|most likely|likely|probably|either)\s+)?"
-    rf"(?>(?:option|letter|choice|answer|one|labell?ed|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*+{_LABEL_PREFIX}"
+    rf"(?>(?:{CHOICE_NOUNS}|letter|one|labell?ed|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*+{_LABEL_PREFIX}"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=\s*[).:,;\"'\]}=>/\\$。\uff0c\uff1b、]|\s*$|\s*\n"
-    r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
+    rf"|\s+(?:-|{REASONS}|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
 # A second letter after the first; a response that names two options chooses neither.
@@ -28,7 +29,7 @@ _SECOND_LETTER: Final = re.compile(
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
 _LEADING_LABEL: Final = re.compile(
-    r"[\s\"'\[{]*+(?:(?i:answer|option|choice)\s*+:?\s*+)?"
+    rf"[\s\"'\[{{]*+(?:(?i:{CHOICE_NOUNS})\s*+:?\s*+)?"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:\]]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
 )
 _ANY_LABEL: Final = re.compile(
@@ -66,14 +67,12 @@ _CONCLUDING_LETTER: Final = re.compile(
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
     """Return the option whose letter is at a position; None if the text names a second letter there."""
     match = _OPTION_LABEL.match(text, position)
-    letter = match and match[match.lastindex or 0]
-    if match is None or letter is None:
+    if match is None:
         # No sign follows the letter; the text of its option may.
         return _bare_label_at(text, position, options)
-    option_index = options.index_of_letter(letter)
-    if option_index is None or second_letter(text, letter, match.end()):
-        return None
-    return ChosenOption(option_index, "announced_letter", *match.span(match.lastindex or 0))
+    group = match.lastindex or 0
+    is_one = not second_letter(text, match[group], match.end())
+    return _choose(options, match, "announced_letter", group) if is_one else None
 
 
 def second_letter(text: str, letter: str, end: int) -> str | None:
@@ -92,12 +91,11 @@ def leading_label(text: str) -> tuple[str, int] | None:
 def taken_letter(text: str, options: AnswerOptions) -> ChosenOption | None:
     """Return the last letter that the response calls correct, believes, or is left with."""
     for match in reversed(list(_LONE_LETTER.finditer(text))):
-        option_index = options.index_of_letter(match[1])
-        if option_index is None:
-            continue
         window_start = max(0, match.start() - _ELIMINATION_WINDOW)
-        if _CORRECT_AFTER.match(text, match.end()) or _TAKEN_BEFORE.search(text, window_start, match.start()):
-            return ChosenOption(option_index, "taken_letter", match.start(1), match.end(1))
+        is_taken = _CORRECT_AFTER.match(text, match.end()) or _TAKEN_BEFORE.search(text, window_start, match.start())
+        chosen = _choose(options, match, "taken_letter") if is_taken else None
+        if chosen:
+            return chosen
     return None
 
 
@@ -110,10 +108,7 @@ def last_letter(text: str, sentence: CharSpan, options: AnswerOptions) -> Chosen
         # No match at its start: the letter may still follow a comma at the end.
         window_start = max(sentence.start, sentence.end - _CONCLUDING_WINDOW)
         match = _CONCLUDING_LETTER.search(text, window_start, sentence.end)
-    option_index = options.index_of_letter(match[1]) if match else None
-    if match is None or option_index is None:
-        return None
-    return ChosenOption(option_index, "last_letter", match.start(1), match.end(1))
+    return _choose(options, match, "last_letter")
 
 
 def find_labels(text: str, options: AnswerOptions) -> Iterator[ChosenOption]:
@@ -155,10 +150,16 @@ def blank_out_listing(text: str, options: AnswerOptions) -> str:
 def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
     """Return the option of a letter that is followed by its text, such as "B 5"."""
     match = _BARE_LABEL.match(text, position)
-    option_index = options.index_of_letter(match[1]) if match else None
-    if match is None or option_index is None:
+    chosen = _choose(options, match, "announced_letter")
+    if match is None or chosen is None:
         return None
     rest = match[2].strip(" .\"'")
     # An A followed by other words in lower case is an article.
-    is_label = options.index_of_text(rest) == option_index or (match[1] != "A" and not rest[:1].islower())
-    return ChosenOption(option_index, "announced_letter", *match.span(1)) if is_label else None
+    is_label = options.index_of_text(rest) == chosen.option_index or (match[1] != "A" and not rest[:1].islower())
+    return chosen if is_label else None
+
+
+def _choose(options: AnswerOptions, match: re.Match[str] | None, rule: str, group: int = 1) -> ChosenOption | None:
+    """Return the option of the letter in a group of a match; None without a match, or beyond the last option."""
+    option_index = options.index_of_letter(match[group]) if match else None
+    return None if match is None or option_index is None else ChosenOption(option_index, rule, *match.span(group))

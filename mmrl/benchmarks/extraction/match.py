@@ -77,9 +77,8 @@ def box_iou(item: Item, response: ItemResponse, extraction: Extraction) -> float
 def is_point_in_box(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
     """Return True when the point found lies in the item's box, edges included."""
     resize = image_resize_map(item, response)
-    x, y = resize.convert(extraction.regions[0].coordinates, response.coordinate_system, item.coordinate_system)
-    x1, y1, x2, y2 = item.answer
-    return bool(x1 <= x <= x2 and y1 <= y <= y2)
+    point = resize.convert(extraction.regions[0].coordinates, response.coordinate_system, item.coordinate_system)
+    return geometry.point_in_box(point, item.answer)
 
 
 def detection_f1(item: Item, response: ItemResponse, extraction: Extraction) -> float:

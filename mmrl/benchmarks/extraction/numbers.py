@@ -104,12 +104,11 @@ def find_number_words(text: str, start: int = 0, end: int | None = None) -> Iter
         # The pronoun in "the one" or "one of" is not a number.
         if word == "one" and (_NOT_COUNT_AFTER.match(text, match.end()) or _PRONOUN_BEFORE.search(text, *window)):
             continue
-        value = BELOW_100[word.replace("-", " ")]
-        scale = _SCALE_WORD.match(text, match.end())
+        value, end = BELOW_100[word.replace("-", " ")], match.end()
+        scale = _SCALE_WORD.match(text, end)
         if scale:
-            yield Number(float(value * SCALES[scale[1].lower()]), match.start(), scale.end())
-        else:
-            yield Number(float(value), match.start(), match.end())
+            value, end = value * SCALES[scale[1].lower()], scale.end()
+        yield Number(float(value), match.start(), end)
 
 
 def parse_single_number(text: str) -> float | None:

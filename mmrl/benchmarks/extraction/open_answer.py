@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from mmrl.answer.language import REASONS
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.numbers import Number, find_number_words, find_numbers
 from mmrl.benchmarks.extraction.text import (
@@ -26,7 +27,7 @@ _VALUE_ANCHOR: Final = re.compile(
     re.IGNORECASE,
 )
 _SUBCLAUSE: Final = re.compile(
-    r",? (?:which|where|since|because|based on|after|compared|while|whereas|as)\b|[(]", re.IGNORECASE
+    rf",? (?:which|where|{REASONS}|based on|after|compared|while|whereas)\b|[(]", re.IGNORECASE
 )
 _RANGE_TO: Final = re.compile(r"[^\d\n.,]{0,12}\b(?:to)\b[ $€£]*")
 _OR_BETWEEN: Final = re.compile(r"[^\d\n.,]{0,12}(?:\bor\b|[ ]/[ ])[ $€£\\a-z{}]{0,12}")
@@ -192,10 +193,8 @@ def _stated_number(
     if subclause is not None:
         candidates = [number for number in candidates if number.start < subclause.start()]
     # "rises from 3 to 5" states 5.
-    range_ends = []
-    for first, second in pairwise(candidates):
-        if _RANGE_TO.fullmatch(text, first.end, second.start):
-            range_ends.append(second)
+    pairs = pairwise(candidates)
+    range_ends = [second for first, second in pairs if _RANGE_TO.fullmatch(text, first.end, second.start)]
     if range_ends:
         return range_ends[-1]
     # The result is after the last equals sign or verb.

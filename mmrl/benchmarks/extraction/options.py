@@ -9,6 +9,7 @@ from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from mmrl.answer.language import ARTICLES, REASONS, WRONG
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.numbers import parse_single_number
 
@@ -23,7 +24,7 @@ _LATEX_FRACTION: Final = re.compile(r"\\[dt]?frac\s*\{([^{}]{1,40})\}\s*\{([^{}]
 _SQUARE_ROOT: Final = re.compile(r"(?:\\sqrt|√)\s*(?:\{([^{}]{1,40})\}|\(([^()]{1,40})\)|(\w))")
 _IGNORED_CHARS: Final = re.compile(r"[\s${}()\[\]\"'`*,]|\.(?!\d)|\\")
 _DEGREES: Final = re.compile(r"°|\^o\b|\^°|degrees?\b")
-_ARTICLE: Final = re.compile(r"^(?:an?|the)\s+", re.IGNORECASE)
+_ARTICLE: Final = re.compile(rf"^(?:{ARTICLES})\s+", re.IGNORECASE)
 _WORD: Final = re.compile(r"[a-z]{3,}|\d+(?:\.\d+)?")
 _WORD_ENDING: Final = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s|d)$")
 _SYNONYM_STEMS: Final[Mapping[str, str]] = MappingProxyType(
@@ -39,7 +40,7 @@ _STOP_WORDS: Final = frozenset(
 )
 _RELATIVE_TOLERANCE: Final = 1e-9
 _YES_WORDS: Final = frozenset({"yes", "true", "correct", "right", "是", "对", "正确"})
-_NO_WORDS: Final = frozenset({"no", "false", "incorrect", "wrong", "not", "否", "不是", "错", "错误"})
+_NO_WORDS: Final = frozenset({"no", "not", *WRONG.split("|"), "否", "不是", "错", "错误"})
 
 
 class ChosenOption(NamedTuple):
@@ -100,10 +101,7 @@ class AnswerOptions:
             return None
         # Of several, the one whose words include the words of all others.
         best = max(hits, key=lambda index: len(stems[index]))
-        for index in hits:
-            if index != best and not stems[index] < stems[best]:
-                return None
-        return best
+        return best if all(stems[index] < stems[best] for index in hits if index != best) else None
 
     def find_mentions(self, text: str, start: int, end: int) -> Iterator[ChosenOption]:
         """Yield the places of option texts in reading order; at one place, the longest."""
@@ -120,12 +118,8 @@ class AnswerOptions:
     @cached_property
     def yes_no_indices(self) -> tuple[int, int] | None:
         """Indices of yes and no, where each is one of the options."""
-        yes, no = [], []
-        for index, text in enumerate(self._normalized_texts):
-            if text in _YES_WORDS:
-                yes.append(index)
-            elif text in _NO_WORDS:
-                no.append(index)
+        yes = [index for index, text in enumerate(self._normalized_texts) if text in _YES_WORDS]
+        no = [index for index, text in enumerate(self._normalized_texts) if text in _NO_WORDS]
         return (yes[0], no[0]) if len(yes) == len(no) == 1 else None
 
     @cached_property
@@ -158,7 +152,7 @@ def normalize_option(text: str) -> str:
     text = text.casefold()
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
-        text = _LATEX_COMMAND.sub(_replace_latex_command, text)
+        text = _LATEX_COMMAND.sub(lambda match: _LATEX_REPLACEMENTS.get(match[0], ""), text)
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
     if "√" in text or "sqrt" in text:
         text = _SQUARE_ROOT.sub(r"√\1\2\3", text)
@@ -173,15 +167,11 @@ def word_stems(text: str) -> frozenset[str]:
     return frozenset(_SYNONYM_STEMS.get(stem, stem) for stem in stems) - _STOP_WORDS
 
 
-def _replace_latex_command(match: re.Match[str]) -> str:
-    return _LATEX_REPLACEMENTS.get(match[0], "")
-
-
 def _whole_word_pattern(text: str) -> str:
     """Return a pattern for a text that is not part of a longer word or number."""
     if len(text) == 1 and text.isalpha():
         # A single letter counts in its own case; A, a and I also begin sentences as words.
-        article = r"|[ ]+(?!(?:is|and|or|because|since|as)\b)[a-z]" if text in "AaI" else ""
+        article = rf"|[ ]+(?!(?:is|and|or|{REASONS})\b)[a-z]" if text in "AaI" else ""
         return rf"(?<![A-Za-z0-9_'])(?-i:{text})(?![A-Za-z0-9_']{article})"
     plural = "(?:e?s)?" if text[-1].isalpha() and len(text) > 3 else ""
     # The option may be the plural of what the response says, or the reverse.

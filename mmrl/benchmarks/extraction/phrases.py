@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+from mmrl.answer.language import CHOICE_NOUNS, CHOICE_VERBS, CONCLUSIONS
 from mmrl.benchmarks.extraction.text import (
     CharSpan,
     last_answer_tag_span,
@@ -27,7 +28,7 @@ _BE_VERB: Final = _any_of(
 _ANSWER_NOUN: Final = r"(?<!other )(?<!one )(?<!each )(?<!every )" + _any_of(
     "answers?", "option", "choice", "solution", "conclusion", "final (?:value|result|list)", "guess"
 )
-_ANSWER_QUALIFIER: Final = _any_of("letter", "option", "choice", "answer", "value", "number", "response")
+_ANSWER_QUALIFIER: Final = _any_of(CHOICE_NOUNS, "letter", "value", "number", "response")
 _PREPOSITION: Final = _any_of("to", "for", "of", "that", "which", "from", "among", "here", "in", "based", "on", "given")
 
 # Phrases that an answer follows.
@@ -45,7 +46,7 @@ ANSWER_PHRASE: Final = re.compile(
         r"\b(?:actually|wait)\b[,:]?\s*(?:actually,?\s*)?\b(?:it|this|that)"
         r"(?:'s\b|\s+(?:is|should be|must be|would be)\b)",
         r"\banswer\s*(?:-|->|=>|→)\s",
-        r"\b(?:I|we)(?:\s+would|\s+will|\s+can|'d|'ll)?\s+(?:choose|select|pick|go with|guess)\b",
+        rf"\b(?:I|we)(?:\s+would|\s+will|\s+can|'d|'ll)?\s+(?:{CHOICE_VERBS}|guess)\b",
         r"\b(?:I|we)(?:\s+can)?\s+conclude that(?: the answer is)?\b",
         r"####",
         r"(?:答案|结果)(?:选项)?(?:应该|应|就)?(?:是|为|选(?!项)|:|\])",
@@ -57,7 +58,7 @@ ANSWER_PHRASE: Final = re.compile(
 
 # Every announcement contains one of these, in lower case.
 _ANSWER_PHRASE_STEMS: Final = (
-    *("answer", "option", "choice", "solution", "conclusion", "final ", "choose", "select", "pick", "go with", "guess"),
+    *(*CHOICE_NOUNS.split("|"), *CHOICE_VERBS.split("|"), "guess", "solution", "conclusion", "final "),
     *("conclude", "####", "letter", "ans:", "ans.", "ans ", "actually", "wait", "result", "output"),
     *("答", "结果", "选", "正确"),
 )
@@ -99,8 +100,7 @@ _MODAL_BE: Final = re.compile(r"\b(?:would|could|might|may) be\b", re.IGNORECASE
 CONDITIONAL: Final = re.compile(r"\b(?:if|assuming|suppose|unless)\b", re.IGNORECASE)
 
 CONCLUSION_WORD: Final = _any_of(
-    *("therefore", "thus", "hence", "so", "consequently", "in conclusion", "accordingly"),
-    *("as a result", "finally", "overall"),
+    *(CONCLUSIONS, "consequently", "in conclusion", "accordingly", "as a result", "finally", "overall"),
 )
 CONCLUSION_START: Final = re.compile(
     rf"\s*(?:(?:and\s+|so\s+|but\s+)?(?:{CONCLUSION_WORD}|in (?:general|short|summary|total)|all in all|to sum up)\b"

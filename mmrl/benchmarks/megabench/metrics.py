@@ -261,7 +261,7 @@ def _is_point_in_any_box(prediction: object, reference: object) -> float:
     if isinstance(reference, Mapping):
         reference = " ".join(map(str, reference["bounding_boxes"]))
     boxes = _parse_boxes(reference)
-    return float(bool(point) and any(x1 <= point[0] <= x2 and y1 <= point[1] <= y2 for x1, y1, x2, y2 in boxes))
+    return float(bool(point) and any(geometry.point_in_box(point, box) for box in boxes))
 
 
 def _point_closeness(predicted: Sequence[float], expected: Sequence[float]) -> float:

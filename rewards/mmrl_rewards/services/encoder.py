@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.types import Unscorable
+from mmrl_rewards.pixels import Pixels
 
-ImageArray = NDArray[np.uint8]
 
-
-def embed_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
+def embed_image(folder: str, image: Pixels) -> NDArray[np.float64]:
     """Return the embedding of an image as a float64 unit vector `[embedding_size]`.
 
     The image is padded with white to a square and resized to the backbone's input. Runs on the CPU in float32.
@@ -77,7 +76,7 @@ def embed_caption(folder: str, text: str, *, cut: bool = False) -> NDArray[np.fl
     return np.asarray(features / np.linalg.norm(features))
 
 
-def embed_captioned_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
+def embed_captioned_image(folder: str, image: Pixels) -> NDArray[np.float64]:
     """Return the embedding of an image, uint8 `[height, width, 3]`, comparable with the ones of `embed_caption`.
 
     Raises:

@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.types import Unscorable
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl_rewards.pixels import Pixels
 from mmrl_rewards.services.drawing import DrawingRequest, load_drawing
 from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds, find_kept_reply, keep_reply
-
-ImageArray = NDArray[np.uint8]
 
 _MAX_PIXELS = 16_000_000
 _MEGABYTE = 2**20
@@ -59,7 +57,7 @@ class DrawingLimits(BaseModel):
     max_chars: Annotated[int, Field(ge=1)] = 100_000  # length of the source, in characters
 
 
-def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
+def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> Pixels:
     """Draw an SVG, fitted into `side` x `side` pixels, or a formula in its natural size, on white.
 
     Each drawing has its own process, forked from one that has loaded the libraries and is started once for each
@@ -121,7 +119,7 @@ class ExternalRenderer(BaseModel):
             raise ValueError("the command names neither {input} nor {output}, or only one of them")
         return self
 
-    def draw(self, source: str) -> ImageArray:
+    def draw(self, source: str) -> Pixels:
         """Draw a source.
 
         Raises:
@@ -178,7 +176,7 @@ class ExternalRenderer(BaseModel):
         return output_path.read_bytes()
 
 
-def decode_png(png: bytes) -> ImageArray:
+def decode_png(png: bytes) -> Pixels:
     """Return the pixels of a PNG on a white page, uint8 `[height, width, 3]`.
 
     Raises:

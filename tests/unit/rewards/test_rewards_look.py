@@ -285,8 +285,9 @@ def test_crops_blame_the_sample_or_the_answer(box_sample, tmp_path):
         wide = replace(box_sample, target=replace(box_sample.target, value=(0, 0, 101, 50)))
         with pytest.raises(Unscorable, match="the target: .* is not within its 100x100 pixels"):
             pixels.target_crop(response, wide)
+        absent = replace(box_sample, target=replace(box_sample.target, media_index=3))
         with pytest.raises(Unscorable, match="medium 3"):
-            pixels.answer_crop(response, box_sample, 3)
+            pixels.answer_crop(response, absent)
 
 
 @pytest.mark.parametrize("max_bytes", [30_000, 10_000, 2_000, 700])
