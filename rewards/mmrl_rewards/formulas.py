@@ -202,9 +202,9 @@ _RULES: Final = (
     # \text{H}_2\text{O}
     (r"\\(?:text|mathrm)\s*\{((?:[A-Z][a-z]?)+)\}(?=_)", r"\1"),
     (r"(?<=_[0-9])\\(?:text|mathrm)\s*\{((?:[A-Z][a-z]?)+)\}", r"\1"),
-    # 8 (units), 3/4 (75%), 5\sqrt{3} (\approx 8.66)
+    # 8 (units), 12平方厘米, 3/4 (75%), 5\sqrt{3} (\approx 8.66)
     (rf"(?<=[0-9])\s*\((?:{TEXT}|((?:[kcm]?m|(?:[a-z]+ )?[a-z]{{3,}}s)(?:\^[23])?))\)$", r"\\text{\1\2}"),
-    (rf"(?<=[0-9])\s*\(({HAN_UNIT})\)$", r"\\text{\1}"),
+    (rf"(?<=[0-9A-Za-z}}%)])\s*/?\s*(?:\\text\s*\{{)?\s*\(?({HAN_UNIT})\)?\}}?$", r"\\text{\1}"),
     (r" \((\\approx|=) ?([^()]*)\)$", r" \1 \2"),
     (r"(?<=[0-9}]) \(([0-9.]+\\%)\)$", r" = \1"),
     # S_{\text{shaded}}, P(\text{red})
@@ -260,11 +260,8 @@ _RULES: Final = (
     # 4. Functions and powers.
     # f(x) = x^2 is y = x^2.
     (r"^[a-z]\([a-z]\)\s*=(?!.*\\pm)(?=[^=]*$)", "y="),
-    (
-        r"^(?:\\text\s*\{)?\s*(?:(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?|(?:the )?empty set)\s*\}?$",
-        r"\\emptyset",
-    ),
-    (r"^(?:\\text\s*\{)?\s*[Aa]ll real(?: number)?s\s*\}?$", r"\\mathbb{R}"),
+    (r"^(?:(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?|(?:the )?empty set)$", r"\\emptyset"),
+    (r"^[Aa]ll real(?: number)?s$", r"\\mathbb{R}"),
     (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
     (r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty "),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -275,8 +272,7 @@ _RULES: Final = (
     # The constant of an antiderivative is C.
     (r"^((?:\\[a-z]+|[^A-Za-z\\]|[etuxy])+\+\s*)c$", r"\1C"),
     # 5. Units, which become text at the end, as in 5\text{USD}.
-    # 12平方厘米, 10\frac{\text{m}}{\text{s}}, 8{\rm cm}, 8\mathrm N, 100\Omega, 8 (units)
-    (rf"(?<=[0-9A-Za-z}}%)])\s*/?\s*(?:\\text\s*\{{)?\s*\(?({HAN_UNIT})\)?\}}?$", r"\\text{\1}"),
+    # 10\frac{\text{m}}{\text{s}}, 8{\rm cm}, 8\mathrm N, 100\Omega
     (rf"(?<=[0-9])\s*\\frac\s*\{{{TEXT}\}}\s*\{{{TEXT}\}}$", r"\\text{\1/\2}"),
     (r"(?<=[0-9])\s*(?:\{\\rm\s*([^{}]*)\}|\\mathrm\s+([A-Za-z]))$", r"\\text{ \1\2}"),
     (r"(?<=[0-9])\s*\\Omega$", r"\\text{Ω}"),
@@ -308,7 +304,6 @@ _RULES: Final = (
     (rf"^([^<>=]+?)({_GREATER})([^<>=]+?)({_GREATER})([^<>=]+)$", _ascending),
     # x \approx 5
     (r"^(?:[a-z]\s*)?\\approx\s*", ""),
-    (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
     (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
 )
 _UNWRAPS: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _WRAPPINGS)

@@ -38,7 +38,7 @@ _OPERATION_ON_VARIABLE: Final = re.compile(rf"(?:{_FUNCTION}|\\?\||\\l(?:floor|c
 _IN_NUMBERS: Final = re.compile(rf"{_OPERATION.pattern}|{_FUNCTION}|\\infty")
 _QUOTIENT: Final = re.compile(r"(?:\\frac)?(?:[A-Z/]+|d[a-z]/?d[a-z])")  # AB/CD, dy/dx
 _TUPLE_OF_NAMES: Final = re.compile(r"\(?([A-Za-z](?:, ?[A-Za-z])+)\)? ?= ?\(?([^()=]+)\)?")
-_TO_EVALUATE: Final = re.compile(r"\\(?:int|lim)(?![a-z])|\\(?:sum|prod)_[^^]*\^\{?\\infty")
+_TO_EVALUATE: Final = re.compile(r"\\(?:int|lim)(?![a-z])|\\(?:sum|prod)_[^^]*\^\{?(?:\\infty|[a-z])|\\sum.*\\sum")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -48,18 +48,21 @@ def equal(
 ) -> RewardValue:
     r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
-    Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
-    not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
-    the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
-    x^2 + y^2 = 1 is not 1, and |x| = 5 is not 5. x = 2 + 3 = 5 is 5, x = 5 = 6 is nothing. Units that pint knows are
-    converted, and %, $ and degrees are units; a unit on only one side does not count, and 2m is a product. Degrees are
-    radians beside \pi. C(5, 2) is both 10 and a point, and 10:20 is a time. "The answer is" and "The area is" may come
-    first. \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA. Words, such as yes or
-    \text{none}, are compared as text, case aside; number words are compared as numbers.
+    Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3; other fractions are compared
+    exactly. Order counts in (1, 2), but not in 1, 2 and \{1, 2\}; 1, 2 equals both. Repetition counts in 1, 1, 2, but
+    not in \{1, 1, 2\}. b = 3, a = 2 equals 3, 2 and (2, 3). x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5,
+    1 < x < 2 equals the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500; 1,5 is two numbers in a target. An
+    equation equals its multiples, and no value: x^2 + y^2 = 1 is not 1, and |x| = 5 is not 5. x = 2 + 3 = 5 is 5, as is
+    4.9 \approx 5, x = 5 = 6 is nothing, and 2(x + 1) = 2x + 2 is 2x + 2. Letters under a root are positive. Units that
+    pint knows are converted, and %, $, degrees and what is counted, as in 5 apples, are units; a unit on only one side
+    does not count, 2m is a product, 5 pairs is not 5. Degrees are radians beside \pi. C(5, 2) is both 10 and a point,
+    and 10:20 is a time. "The answer is", "The area is" and "Area:" may come first, also in Chinese.
+    \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA. Words, such as yes or \text{none},
+    are compared as text, case aside, and lists of words in any order; number words are compared as numbers.
 
-    9^{9^{9}} and other numbers of a thousand digits equal only themselves as they are written, and an integral no
-    value. Other comparisons, too, can take minutes, so a call has a time limit. math-verify's own limit uses SIGALRM,
-    which fails outside the main thread, so it is switched off.
+    9^{9^{9}} and other numbers of a thousand digits equal only themselves as they are written, and integrals and sums
+    to n no value. Other comparisons, too, can take minutes, so a call has a time limit. math-verify's own limit uses
+    SIGALRM, which fails outside the main thread, so it is switched off.
 
     Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer, allow_set_relation_comp=True)`.
     Departures: the whole answer must be one formula, and no number is extracted from it. Formulas are rewritten first
@@ -118,7 +121,7 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if target.is_words or answer.is_words:
         return target == answer
     text, other_text = target.text.replace(" ", ""), answer.text.replace(" ", "")
-    # An integral repeats the question, where the target is its value.
+    # An integral or a double sum repeats the question, where the target is its value.
     is_question = _TO_EVALUATE.search(other_text) and not _TO_EVALUATE.search(text)
     if is_question or is_huge(text) or is_huge(other_text):
         return text == other_text
@@ -245,7 +248,7 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
 
 def _in_order(formula: str, pairs: Sequence[tuple[str, str]], other: str) -> str:
     """Return "b = 3, a = 2" as (3,2), in the order in which it is written, but beside a tuple by letters, as (2,3)."""
-    if not len(dict(pairs)) == len(pairs) > 1:
+    if " or " in formula or not len(dict(pairs)) == len(pairs) > 1:
         return formula
     return _as_tuple(sorted(pairs) if other.startswith("(") else pairs)
 
