@@ -18,7 +18,7 @@ _NO_UNIT: Final = "不非错没无万亿百十半双对打倍多余以几或负�
 HAN_UNIT: Final = rf"(?:(?![{_NO_UNIT}]){HAN}(?<!千(?![米克瓦]))){{1,6}}(?<!方)"
 _TRAILING_UNIT: Final = re.compile(
     rf"(?P<value>.*?(?:[a-z](?=\s*\\text)|[0-9}}%!)]|\\pi))(?P<space>\s*)"
-    rf"(?P<unit>(?:[A-Za-z]+\.?|{TEXT})(?:\^\{{?-?[1-3]\}}?|\s|/|\\cdot|[A-Za-z]+\.?|{TEXT})*)"
+    rf"(?P<unit>(?:[A-Za-z]|{TEXT})(?:\^\{{?-?[1-3]\}}?|\s|/|\\cdot|[A-Za-z.]|{TEXT})*)"
 )
 _UNIT: Final = re.compile(
     r"[numμcdkMG]?(?:[mgsAKTCFHWNJVlL]|Wb|eV|Hz|Pa|mol|cal|Wh|bar)|in|ft|yd|mi|lbs?|oz|sec|min|hrs?|h|mph|ha"

@@ -45,7 +45,7 @@ _DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
 _CHOICES: Final = r"(?<![A-Za-z\\])(?P<kind>[CP])\((?P<n>[0-9]+), ?(?P<k>[0-9]+)\)"
 # Words that keep what follows "Area: " and "the total is " from being the answer.
 _NO_LABEL: Final = (
-    r"(?![^:=]*\b(?i:not?|non|can\w*|never|none|except|wrong|false|about|least|most|or|if|sin|cos|tan|log)\b)"
+    r"(?![^:=]*\b(?i:not?|non|can\w*|never|none|except|wrong|false|about|least|most|or|if|sin|cos|tan|log|lambda)\b)"
 )
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _MOST_CHOSEN_FROM: Final = 100
