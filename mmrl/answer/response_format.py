@@ -34,8 +34,8 @@ _UNITS = MappingProxyType(
 _TAG_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 # Escaped characters match too, so that their braces are passed over.
 _BOX_OR_BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
-# The end of the formula that a box is in, and of its sentence.
-_ALLOWED_AFTER_BOX = " \t\r\n.$\\)]"
+# The end of the formula that a box is in, of bold type, and of its sentence, also in Chinese.
+_ALLOWED_AFTER_BOX = " \t\r\n.,;!*$\\)]\u3002\uff0c\uff1b\uff01"
 _TEXT_MACRO = re.compile(rf"\\(?:{LATEX_TEXT})\{{([^{{}}]*)\}}")
 
 

@@ -12,10 +12,14 @@ from fractions import Fraction
 from functools import lru_cache
 from math import comb, gcd, perm
 from typing import Final, NamedTuple
+from unicodedata import normalize
 
 from mmrl.answer import ANSWER_LEAD, parse_answer_value
 from mmrl.types import AnswerType
+from mmrl_rewards.chinese import to_english
+from mmrl_rewards.formula_words import BRACED, HAN, HAN_UNIT, SPACES, TEXT, has_words, plain_words, split_unit
 from mmrl_rewards.number_words import GROUPED_DIGITS, MINUS, SCALES, join_digits, split_number, write_exponents
+from mmrl_rewards.units import find_unit
 
 _SYMBOLS: Final = str.maketrans(
     {
@@ -24,24 +28,29 @@ _SYMBOLS: Final = str.maketrans(
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "≈": r"\approx ", "…": r"\ldots ", "°": r"^\circ "},
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "∛": r"\sqrt[3] "},
         **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"},
-        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", "},
-        **{"∠": r"\angle ", "△": r"\triangle ", "∥": r"\parallel ", "⊥": r"\perp ", "≅": r"\cong ", "∽": r"\sim "},
-        **{"。": ".", "：": ":", "（": "(", "）": ")", "∴": r"\therefore ", "⇒": r"\Rightarrow "},
+        **{"⟨": "(", "⟩": ")", ";": ",", "，": ", ", "；": ", "},
+        **{"∠": r"\angle ", "△": r"\triangle ", "∥": r"\parallel ", "⊥": r"\perp ", "≅": r"\cong "},
+        **dict.fromkeys("∽∼", r"\sim "),
+        **{"¢": r"\text{cent}", "。": ".", "º": r"^\circ ", "˚": r"^\circ ", "\u200b": ""},
+        **{"′": "'", "∶": ":", "∴": r"\therefore ", "⇒": r"\Rightarrow "},
         **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
     }
 )
-# Not the \, of \\, which ends a row of a matrix.
-_SPACES: Final = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad|~|\s+")
-_TEXT: Final = r"\\(?:text|mathrm|textbf|textit|mbox|textrm)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
-_TEXT_COMMAND: Final = re.compile(_TEXT)
 _FUNCTIONS: Final = "(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|min|max|gcd|det|lim|sqrt|pi|theta|alpha|beta"
+_HAN_NUMBER: Final = re.compile("(?:百分之)?[0-9.零一二两三四五六七八九十百千万亿]+")
 _ELLIPSIS: Final = r"\s*(?:\.\.\.|\\[lc]?dots)"
+_UNIT_NAME: Final = r"(?:\\text\{)? ?([A-Za-z]+) ?\}?"
+_FIGURES: Final = "triangle|angle|vec|overrightarrow|overleftrightarrow|widehat"
 _DIRECTED_FIGURES: Final = frozenset({"vec", "overrightarrow"})
 _CHOICES: Final = r"(?<![A-Za-z\\])(?P<kind>[CP])\((?P<n>[0-9]+), ?(?P<k>[0-9]+)\)"
+# Words that keep what follows "Area: " and "the total is " from being the answer.
+_NO_LABEL: Final = (
+    r"(?![^:=]*\b(?i:not?|non|can\w*|never|none|except|wrong|false|about|least|most|or|if|sin|cos|tan|log|lambda)\b)"
+)
 _GREATER: Final = r">|\\geq?(?![a-z])"
 _MOST_CHOSEN_FROM: Final = 100
 _TERM: Final = r"([+-]?[^-+=,]*?)\\(?:mathbf|boldsymbol|bm|vec|hat)\s*\{([ijk])\}\s*"
-_DEGREES: Final = r"\s*\^\s*\{?\s*\\circ\s*\}?"
+_DEGREES: Final = r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
 _CURRENCY: Final = r"(?:(?:US)?\\\$|[€£¥]|^(?:USD|EUR|GBP|JPY)\b)"
 _CURRENCIES: Final = {r"\$": "USD", r"US\$": "USD", "€": "EUR", "£": "pounds", "¥": "JPY"}
 
@@ -61,14 +70,19 @@ def _interval(match: re.Match[str]) -> str:
 
 def _figure(match: re.Match[str]) -> str:
     """Return a figure or a set as one letter with an index, the same for all orders of points or items that name it."""
-    kind, points = match[1], match[2]
+    kind, points = match["kind"], match["points"]
     if kind == "triangle":
         points = "".join(sorted(points))
     elif kind == r"\{":
         points = ",".join(sorted(points.replace(" ", "").split(",")))
     elif kind not in _DIRECTED_FIGURES:
         points = min(points, points[::-1])
-    return " q_{" + "".join(str(ord(letter)) for letter in kind + points) + "}"
+    return " Q_{" + _code(kind + points) + "}"
+
+
+def _code(text: str) -> str:
+    """Return a text as a number."""
+    return "".join(str(ord(letter)) for letter in text)
 
 
 def _column(match: re.Match[str]) -> str:
@@ -101,6 +115,15 @@ def _choices(match: re.Match[str]) -> str:
     return str(comb(n, k) if match["kind"] == "C" else perm(n, k))
 
 
+def _sum_of_quantities(match: re.Match[str]) -> str:
+    """Return 2 hours 30 minutes as 2.5 hours."""
+    size, name, smaller_size, smaller_name = match.groups()
+    unit, smaller = find_unit(name), find_unit(smaller_name)
+    if not unit or not smaller or unit.dimension != smaller.dimension or smaller.factor >= unit.factor:
+        return match[0]
+    return f"{float(size) + float(smaller_size) * smaller.factor / unit.factor:.10g} {name}"
+
+
 def _ascending(match: re.Match[str]) -> str:
     """Return 2 > x > 1 as 1 < x < 2."""
     high, first, middle, second, low = match.groups()
@@ -108,8 +131,14 @@ def _ascending(match: re.Match[str]) -> str:
 
 
 # Patterns and what replaces them, in this order: each relies on those before it.
-_RULES: Final = (
-    # 1. What surrounds a formula.
+_WRAPPINGS: Final = (
+    (r"\\(?:mathbf|Bbb)\s*\{R\}", r"\\mathbb{R}"),
+    # \textbf{5 cm}, \mathbf{\frac{3}{5}}, \color{red}{5}, and \text{Area: } and \text{The answer is } before a formula
+    (r"\\(?:text)?color\s*\{[^{}]*\}\s*", ""),
+    (rf"^\\(?:text|math)(?:bf|it|rm)?\s*{BRACED}[.!]?$|^\\(?:boldsymbol|bm|underline)\s*{BRACED}$", r"\1\2"),
+    (r"^\\text\s*\{([^{}]*(?:\bis|[:=])\s*)\}", r"\1 "),
+    (r"\s*\\text\s*\{\s*\(approx[^{}]*\)\s*\}$", ""),
+    (r"^\(?([A-Z])[.)]$", r"\1"),
     # Bold: **5** or **Answer:** 5, and not the powers of x**2 + y**2.
     (r"(?<!\S)\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?=[\s.,:;!]|$)", r"\1"),
     # #### 5, `5`, *5* and ```latex 5 ```
@@ -121,20 +150,28 @@ _RULES: Final = (
     # The answer is 5, \therefore 5, Answer: **5, Area = 5, \text{Area} = 5, = 5, \text{5 cm}, x equals 5
     (
         rf"^(?:\\(?:therefore|implies|Rightarrow)(?![a-z])\s*)?(?i:{ANSWER_LEAD})"
-        rf"(?:(?!not)[A-Za-z]{{3,}}\s*=|{_TEXT}\s*=|=)?\s*(?=\S)",
+        rf"(?:{_NO_LABEL}[A-Za-z]{{3,}}(?: [a-z]{{2,}})*\s*[:=]|{TEXT}\s*=|=)?\s*(?=\S)",
         "",
     ),
+    # 答案是5, 面积为5, 答:5
+    (rf"^(?![^:是为]*[不非])(?:(?:{HAN}+[:,] *)*{HAN}*[:是为]|一?共有?)\s*(?!{HAN}|$)", ""),
+    (rf"(?<!{HAN})(?:\\text\{{)?或者?\}}?(?!{HAN}|$)", " or "),
+    (rf"(?<!{HAN})(?:\\text\{{)?[和与且、]\}}?(?!{HAN}|$)", " and "),
     (r"^([A-Za-z]) (?:is(?: equal to)?|equals) ", r"\1="),
-    (r"^\\(?:text|mathrm)\s*\{([0-9][^{}]*)\}$", r"\1"),
     (r"\s+is the (?:final |correct )?answer[.!]?$", ""),
     (r"(?<=[^.])\.$", ""),
-    # 2. Commands.
+)
+_RULES: Final = (
+    # 1. Commands.
     (r"\*\*", "^"),
     (r"\\[dtc]frac", r"\\frac"),
     # \frac12
     (r"\\frac ?([0-9]) ?([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
     (r"(?:\\math(?:bin|rel))?\{:\}|\\colon(?![a-z]) ?", ":"),
     (r"\\lg(?![a-z])", r"\\log"),
+    (r"\\var(?=(?:phi|epsilon)(?![a-z]))", r"\\"),
+    (r"\\degree(?![a-z])", r"^\\circ"),
+    (r"\\(?:text|mathrm)\s*\{\s*(\^?\s*\\[a-z]+)\s*\}", r"\1 "),
     (r"\\log_(?:e|\{e\})", r"\\ln "),
     (r"\\(max|min|gcd|lcm)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
     (r"(?<=[a-z])\s*!=", r"\\ne "),
@@ -154,13 +191,35 @@ _RULES: Final = (
     ),
     (rf"(?:^|(?<==))(?:{_TERM})+$", _column),
     (r"\\(?:mathbf|boldsymbol|bm|vec|hat)\s*\{([ijk])\}", r"q_{\1}"),
-    (r"\\(?:mathbf|Bbb)\s*\{R\}", r"\\mathbb{R}"),
-    (r"\\(?:mathbf|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1"),
-    # 3. Counts and figures.
-    # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
-    (r"(?<![A-Za-z\\])(?P<kind>[CAP])_\{?(?P<n>[0-9]+)\}?\^\{?(?P<k>[0-9]+)\}?", _choices),
+    (rf"\\(?:mathbf|boldsymbol|bm)\s*{BRACED}", r"\1"),
+    # column vectors
     (
-        r"(?<![\w.)}])(?:\{\})?[_^]?\{?(?P<n>[0-9]+)\}? ?(?P<kind>[CP])_?\{?(?P<k>[0-9]+)\}?(?![0-9A-Za-z])",
+        r"(?:^|(?<==))\s*\\begin\{([pb])matrix\}([^&]*?(?:\\\\[^&]*?)+)\\end\{\1matrix\}$",
+        lambda match: "(" + match[2].replace(r"\\", ",") + ")",
+    ),
+    (r"\\sqrt\s*(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})", r"\\sqrt{\1}"),
+    (r"(\\sqrt\[[0-9]\])\s*([0-9]|[a-z])", r"\1{\2}"),
+    # \text{H}_2\text{O}
+    (r"\\(?:text|mathrm)\s*\{((?:[A-Z][a-z]?)+)\}(?=_)", r"\1"),
+    (r"(?<=_[0-9])\\(?:text|mathrm)\s*\{((?:[A-Z][a-z]?)+)\}", r"\1"),
+    # 8 (units), 12平方厘米, 3/4 (75%), 5\sqrt{3} (\approx 8.66)
+    (rf"(?<=[0-9])\s*\((?:{TEXT}|((?:[kcm]?m|(?:[a-z]+ )?[a-z]{{3,}}s)(?:\^[23])?))\)$", r"\\text{\1\2}"),
+    (rf"(?<=[0-9A-Za-z}}%)])\s*/?\s*(?:\\text\s*\{{)?\s*\(?({HAN_UNIT})\)?\}}?$", r"\\text{\1}"),
+    (r" \((\\approx|=) ?([^()]*)\)$", r" \1 \2"),
+    (r"(?<=[0-9}]) \(([0-9.]+\\%)\)$", r" = \1"),
+    # S_{\text{shaded}}, P(\text{red})
+    (
+        r"(?<=(?<![A-Za-z\\])[A-Za-z]_\{)(?:\\text\s*\{)?([A-Za-z \u4e00-\u9fff]{2,})(?:\}(?=\}))?(?=\})",
+        lambda match: _code(match[1]),
+    ),
+    (r"(?<=P\()(?:\\text\s*\{)?([A-Za-z ]{3,})\}?(?=\))", lambda match: f"Q_{{{_code(match[1])}}}"),
+    # 2. Counts and figures.
+    # C_5^2, {}^5C_2, 5C2, and C(5, 2) next to an operator; by itself, C(5, 2) may be a point
+    (r"(?<![A-Za-z\\])(?P<kind>[CAP])_(\{)?(?P<n>[0-9]+)(?(2)\})\^(\{)?(?P<k>[0-9]+)(?(4)\})", _choices),
+    (r"(?<![A-Za-z\\])C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
+    (
+        r"(?<![\w.)}])(?:\{\})?[_^]?(\{)?(?P<n>[0-9]+)(?(1)\}) ?(?P<kind>[CP])"
+        r"_?(\{)?(?P<k>[0-9]+)(?(4)\})(?![0-9A-Za-z])",
         _choices,
     ),
     (
@@ -168,13 +227,13 @@ _RULES: Final = (
         lambda match: re.sub(_CHOICES, _choices, match[0]),
     ),
     # the point A(2, 3)
-    (r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", ""),
+    (r"^(?:\\text\s*\{\s*)?(?:(?:[Tt]he )?[Pp]oint\s*\}?\s*)?[A-Z]?'?:?\s*(?=\([^()]*,[^()]*\)$)", ""),
     (r"^([0-9]+) to ([0-9]+)$", r"\1:\2"),
     (r"\\overline ?\{([A-Z]{2})\}", r"\1"),
-    (r"\\(triangle|angle|vec|overrightarrow|overleftrightarrow|widehat) ?\{?([A-Z]+|[0-9])\}?", _figure),
+    (rf"\\(?P<kind>{_FIGURES}) ?(\{{)?(?P<points>[A-Z]+|[0-9])(?(2)\}})", _figure),
     # a set within a set, which math-verify would dissolve
-    (r"(\\\{)([^{}]+)\\\}(?=(?:[^{}\\]|\\[^{}]|\\\{[^{}]*\\\})*\\\})", _figure),
-    # 4. Digits.
+    (r"(?P<kind>\\\{)(?P<points>[^{}]+)\\\}(?=(?:[^{}\\]|\\[^{}]|\\\{[^{}]*\\\})*\\\})", _figure),
+    # 3. Digits.
     # 1.234,5 and 1.234.567
     (
         r"^[+-]?[1-9][0-9]{0,2}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})$",
@@ -198,24 +257,31 @@ _RULES: Final = (
     (r"(?<![A-Za-z0-9_^{.])([0-9]+(?:\.[0-9]+)?)\s*\((?=[^(),]*\))", r"\1\\cdot ("),
     # 1 1/2
     (r"(?<![0-9A-Za-z.)}])([0-9]+) ([0-9]+)/([0-9]+)", r"\1\\frac{\2}{\3}"),
-    # 5. Functions and powers.
+    # 4. Functions and powers.
     # f(x) = x^2 is y = x^2.
-    (r"^[a-z]\([a-z]\)\s*=(?=[^=]*$)", "y="),
-    (
-        r"^(?:\\text\s*\{)?\s*(?:(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?|(?:the )?empty set)\s*\}?$",
-        r"\\emptyset",
-    ),
-    (r"^(?:\\text\s*\{)?\s*[Aa]ll real(?: number)?s\s*\}?$", r"\\mathbb{R}"),
+    (r"^[a-z]\([a-z]\)\s*=(?!.*\\pm)(?=[^=]*$)", "y="),
+    (r"^(?:(?:[Tt]here (?:is|are) )?[Nn]o (?:real )?solutions?|(?:the )?empty set)$", r"\\emptyset"),
+    (r"^[Aa]ll real(?: number)?s$", r"\\mathbb{R}"),
     (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
     (r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty "),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"(\\sqrt(?:\[3\])?)\s+([0-9]+|[a-z])", r"\1{\2}"),
-    (r"\^\(([^()]*)\)", r"^{\1}"),
+    (r"\^\(([^()]*)\)|\^(\\frac\{[^{}]*\}\{[^{}]*\})", r"^{\1\2}"),
     (r"\^(-[0-9a-z]+)", r"^{\1}"),
     (rf"\\(sin|cos|tan)\s*(\()?\s*([0-9]+){_DEGREES}(?(2)\s*\))", r"\\\1(\\frac{\3\\pi}{180})"),
     # The constant of an antiderivative is C.
     (r"^((?:\\[a-z]+|[^A-Za-z\\]|[etuxy])+\+\s*)c$", r"\1C"),
-    # 6. Units, which become text at the end, as in 5\text{USD}.
+    # 5. Units, which become text at the end, as in 5\text{USD}.
+    # 10\frac{\text{m}}{\text{s}}, 8{\rm cm}, 8\mathrm N, 100\Omega
+    (rf"(?<=[0-9])\s*\\frac\s*\{{{TEXT}\}}\s*\{{{TEXT}\}}$", r"\\text{\1/\2}"),
+    (r"(?<=[0-9])\s*(?:\{\\rm\s*([^{}]*)\}|\\mathrm\s+([A-Za-z]))$", r"\\text{ \1\2}"),
+    (r"(?<=[0-9])\s*\\Omega$", r"\\text{Ω}"),
+    (r"\\(?:text|mathrm)\{\\mu ([A-Za-z]+)\}$|\\mu ?\\(?:text|mathrm)\{([A-Za-z])\}$", r"\\text{μ\1\2}"),
+    (rf"^([0-9.]+) ?{_UNIT_NAME},? ?(?:and )?([0-9.]+) ?{_UNIT_NAME}$", _sum_of_quantities),
+    # 35^\circ 30'
+    (rf"([0-9]+){_DEGREES}\s*([0-9]{{1,2}})(?:'|\^\{{?\\prime\}}?)$", r"(\1+\\frac{\2}{60})^\\circ"),
+    # 180^\circ - 150^\circ = 30^\circ
+    (rf"{_DEGREES}(?=.*(?:\\circ|=))(?!.*(?:\\pi|sin|cos|tan|[CF]\}}?$))", " "),
     (rf"^.*{_CURRENCY}.*$", _currency_last),
     # 20^\circ C, 90^\circ, 30'
     (rf"{_DEGREES}\s*(?:\\(?:text|mathrm)\s*\{{\s*)?([CF])(?:\s*\}})?$", r"\\text{°\1}"),
@@ -228,42 +294,29 @@ _RULES: Final = (
         lambda match: rf"\times {SCALES[match[1]]} ",
     ),
     (r"(?<=[0-9])\s*(?:\\text\{\s*percent\s*\}|percent\b)", r"\\%"),
-    # 7. Relations.
-    # x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
-    (r"^[a-zA-Z]\s*\\in(?![a-z])\s*", ""),
+    # 6. Relations.
+    # {1, 2}, x \in (1, 2), {x | 1 < x < 2} and ]1, 2[
+    (r"^\{([^{}]*,[^{}]*)\}$", r"\\{\1\\}"),
+    (r"^(?:[a-zA-Z]|\([a-z](?:, ?[a-z])+\))\s*\\in(?![a-z])\s*", ""),
     (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid)(.*)\\\}$", r"\2"),
     (r"^([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])$", _interval),
     # math-verify does not compare 2 > x > 1 with 1 < x < 2.
     (rf"^([^<>=]+?)({_GREATER})([^<>=]+?)({_GREATER})([^<>=]+)$", _ascending),
     # x \approx 5
     (r"^(?:[a-z]\s*)?\\approx\s*", ""),
-    (r"^\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}$", r"\1"),
     (r"\\mathrm\s*\{([a-zA-Z])\}", r"\1"),
 )
+_UNWRAPS: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _WRAPPINGS)
 _REWRITES: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in _RULES)
 _COMMAS: Final = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
-_TRAILING_UNIT: Final = re.compile(
-    rf"(?P<value>.*?(?:[a-z](?=\s*\\text)|[0-9}}%!)]|\\pi))(?P<space>\s*)"
-    rf"(?P<unit>(?:[A-Za-z]+\.?|{_TEXT})(?:\^\{{?-?[1-3]\}}?|\s|/|\\cdot|[A-Za-z]+|{_TEXT})*)"
-)
-_UNIT: Final = re.compile(
-    r"[nmcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|m?s|sec|min|hrs?|h|m[lL]|[lL]|k?[NJWV]|k?Hz|k?Pa|mph|ha|USD|EUR|sq|cu"
-)
-_CHANGES_VALUE: Final = re.compile(
-    "or|and|not|to|plus|minus|times|over|squared|cubed|dozens?|hundreds?|(?:thou|mill|bill)[a-z]+|hal(?:f|ves)"
-    "|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|hundred)ths?|each|less|more",
-    re.IGNORECASE,
-)
-_COMMAND: Final = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
-_LETTERS: Final = re.compile(r"[A-Za-z]+")
 _TIME: Final = re.compile(r"[0-9]{1,2} ?: ?[0-5][0-9]")
 # 3:45 pm, 2020-12-25, and ABC, which names points in their order and is not a product
 _NAME: Final = re.compile(r"[0-9:]+ ?[apAP]\.?[mM]\.?|[0-9]{4}-[0-9]{2}-[0-9]{2}|[A-Z]{3,}")
 _RATIO_PART: Final = r"[^:=<>,|()\[\]]+"
 _RATIO: Final = re.compile(rf"{_RATIO_PART}(?::{_RATIO_PART})+")  # 1:2:3
 _FIGURES_RELATED: Final = re.compile(r"\\(?:sim|cong|parallel|perp)(?![a-z])")
-_PLUS_MINUS: Final = re.compile(r"\\pm(?![a-z])")
-CONNECTIVE: Final = re.compile(" or | and |, *")
+_PLUS_MINUS: Final = re.compile(r"\\(?:pm|mp)(?![a-z])")
+CONNECTIVE: Final = re.compile(",? +(?:or|and) +|, *")
 _BRACKET_OR_INEQUALITY: Final = re.compile(r"[\[<>]|\\\{|^\(")
 _UNREADABLE: Final = re.compile(rf"(?<![_^0-9.])[0-9.]*[0-9] +[0-9]|{_ELLIPSIS}|[?#]|(?<!\\)&(?!.*\\end)")
 _MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
@@ -294,15 +347,17 @@ def read_formula(text: str) -> Formula:
     number = _plain_number(text)
     if number is not None and "e" not in text.lower():
         return Formula(text.replace(",", ""), False, number)
-    whole = _rewrite(text)
-    formula = _drop_unit(whole)
-    unit = re.sub("[{}]", "", _TEXT_COMMAND.sub(r" \1 ", whole[len(formula) :])).strip()
-    if _FIGURES_RELATED.search(formula):
-        return Formula(text.replace(" ", ""), True)
+    unwrapped = _unwrap(text)
+    whole = _rewrite(unwrapped)
+    formula, unit = split_unit(whole)
+    related = _FIGURES_RELATED.search(unwrapped)
+    if related:
+        sides = sorted(unwrapped.replace(" ", "").split(related[0]))
+        return Formula(related[0].join(sides), True)
     if _NAME.fullmatch(formula):
         return Formula(re.sub("[ .]", "", formula).lower(), True)
-    if _has_words(formula):
-        return _read_words(text)
+    if has_words(formula):
+        return _read_words(unwrapped)
     if _TIME.fullmatch(formula):
         formula = formula.replace(" ", "").lstrip("0")
         if gcd(*map(int, whole.split(":"))) > 1:  # a ratio would be in lowest terms
@@ -317,12 +372,20 @@ def read_formula(text: str) -> Formula:
     return Formula(formula, False, value, unit or ("%" if formula.endswith("%") else ""))
 
 
-def _rewrite(text: str) -> str:
-    """Return a text after all rewrites. Raises ValueError for digits of another script."""
+def _unwrap(text: str) -> str:
+    """Return a text in known symbols, without what leads to the answer. Raises ValueError for unknown digits."""
     formula = write_exponents(re.sub(r",\\! ?", ",", text).replace(r"\!", "").translate(_SYMBOLS))
-    formula = _SPACES.sub(" ", formula).strip()
+    if not formula.isascii():
+        formula = normalize("NFKC", formula).translate(_SYMBOLS)
+    formula = SPACES.sub(" ", formula).strip()
     if any(character.isdigit() and not character.isascii() for character in formula):
         raise ValueError("in digits of another script")
+    for pattern, replacement in _UNWRAPS:
+        formula = pattern.sub(replacement, formula).strip()
+    return to_english(formula) if _HAN_NUMBER.fullmatch(formula) else formula
+
+
+def _rewrite(formula: str) -> str:
     for pattern, replacement in _REWRITES:
         formula = pattern.sub(replacement, formula)
     return _join_thousands(formula.strip())
@@ -330,11 +393,12 @@ def _rewrite(text: str) -> str:
 
 def _read_words(text: str) -> Formula:
     """Return a number in words as a number, and any other text as words."""
-    words = _plain_words(text)
+    words = plain_words(text)
     negated = MINUS.match(words)
     counted = split_number(words[negated.end() :] if negated else words)
     if counted is None or counted[1]:
-        return Formula(words, True)
+        # Alice and Bob, and Bob, Alice
+        return Formula(", ".join(sorted(re.split(",? and |, *", words))), True)
     number = -counted[0] if negated else counted[0]
     return Formula(str(number), False, number)
 
@@ -345,7 +409,7 @@ def _both_signs(formula: str) -> str:
     for item in CONNECTIVE.split(formula):
         left, equals, right = item.rpartition("=")
         for sign, other in (("+", "-"), ("-", "+")):
-            items.append(left + equals + _PLUS_MINUS.sub(sign, right).replace(r"\mp", other))
+            items.append(left + equals + right.replace(r"\pm", sign).replace(r"\mp", other))
     return ", ".join(items)
 
 
@@ -368,44 +432,3 @@ def _join_thousands(formula: str) -> str:
         joined += formula[end : match.start()] + (match[0].replace(",", "") if is_grouped else match[0])
         end = match.end()
     return joined + formula[end:]
-
-
-def _drop_unit(formula: str) -> str:
-    r"""Return 5 for "5 cm", 5\text{ cm}^2, "5 m/s" and "5 apples", but not for 5m and 5 ab, which are products."""
-    match = _TRAILING_UNIT.fullmatch(formula)
-    if not match:
-        return formula
-    value, space, unit = match["value"], match["space"], match["unit"]
-    is_text = unit.startswith("\\")
-    names = _LETTERS.findall(_TEXT_COMMAND.sub(r" \1 ", unit).replace(r"\cdot", " "))
-    for name in names:
-        is_name = is_text or _is_word(name) or _UNIT.fullmatch(name)
-        if not is_name or _CHANGES_VALUE.fullmatch(name):
-            return formula
-    has_variables = _LETTERS.search(_COMMAND.sub("", value.rpartition("=")[2])) is not None
-    if not names or (not is_text and (has_variables or (not space and len(names[0]) == 1))):
-        return formula
-    return value.strip()
-
-
-def _has_words(formula: str) -> bool:
-    for match in _TEXT_COMMAND.finditer(formula):
-        if any(len(run) > 1 for run in _LETTERS.findall(match[1])):
-            return True
-    return any(map(_is_word, _LETTERS.findall(_COMMAND.sub(" ", formula))))
-
-
-def _is_word(run: str) -> bool:
-    """Return True if letters are a word rather than a product of variables."""
-    if run in ("or", "and"):
-        return False
-    lower = run.lower()
-    if len(run) == 2:
-        return run == lower and "o" in run
-    is_consecutive = "".join(sorted(lower)) in "abcdefghijklmnopqrstuvwxyz"
-    return len(run) > 2 and bool(set(lower) & set("aeiou")) and not is_consecutive and not set(lower) <= set("abcdxyz")
-
-
-def _plain_words(text: str) -> str:
-    words = _TEXT_COMMAND.sub(r" \1 ", _SPACES.sub(" ", text)).replace("\\", "").replace("*", "")
-    return " ".join(words.casefold().split()).rstrip(".!")

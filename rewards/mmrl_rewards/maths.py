@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
-from operator import itemgetter
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
@@ -22,9 +21,14 @@ from mmrl_rewards.strings import excerpt
 from mmrl_rewards.units import find_unit
 
 _Reading: TypeAlias = Any  # of sympy
+# $x$ is $5$, but not $5 + $6
+_MATHS: Final = re.compile(r"(?<!\\)\$\$?(?=\S)([^$]+?)(?<=[^\\\s])\$\$?(?![0-9])|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
 _INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq)(?![a-z])")
+_SET: Final = re.compile(r"\\\{((?:(?!\\[{}]|\\emptyset).)+)\\\}")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_EQUALS: Final = re.compile("=")
+_IN_BRACKETS: Final = re.compile(r"\([^()]*\)")  # of P(X > 2)
 _LETTER: Final = re.compile(r"[A-Za-z]")
 _FUNCTION_OF: Final = re.compile(r"(?<=[A-Za-z])'?\([^()]*\)")
 _OPERATION: Final = re.compile(r"[0-9+*/^!-]|\\(?:frac|sqrt|cdot|times|div|pi)")
@@ -34,7 +38,7 @@ _OPERATION_ON_VARIABLE: Final = re.compile(rf"(?:{_FUNCTION}|\\?\||\\l(?:floor|c
 _IN_NUMBERS: Final = re.compile(rf"{_OPERATION.pattern}|{_FUNCTION}|\\infty")
 _QUOTIENT: Final = re.compile(r"(?:\\frac)?(?:[A-Z/]+|d[a-z]/?d[a-z])")  # AB/CD, dy/dx
 _TUPLE_OF_NAMES: Final = re.compile(r"\(?([A-Za-z](?:, ?[A-Za-z])+)\)? ?= ?\(?([^()=]+)\)?")
-_TO_EVALUATE: Final = re.compile(r"\\(?:int|lim)(?![a-z])|\\(?:sum|prod)_[^^]*\^\{?\\infty")
+_TO_EVALUATE: Final = re.compile(r"\\(?:int|lim)(?![a-z])|\\(?:sum|prod)_[^^]*\^\{?(?:\\infty|[a-z])|\\sum.*\\sum")
 _EXCERPT_CHARS: Final = 60
 
 
@@ -44,18 +48,21 @@ def equal(
 ) -> RewardValue:
     r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
-    Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
-    not in 1, 2 and \{1, 2\}; 1, 2 equals both. x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5, 1 < x < 2 equals
-    the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500. An equation equals its multiples, and no value:
-    x^2 + y^2 = 1 is not 1, and |x| = 5 is not 5. x = 2 + 3 = 5 is 5, x = 5 = 6 is nothing. Units that pint knows are
-    converted, and %, $ and degrees are units; a unit on only one side does not count, and 2m is a product. Degrees are
-    radians beside \pi. C(5, 2) is both 10 and a point, and 10:20 is a time. "The answer is" and "The area is" may come
-    first. \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA. Words, such as yes or
-    \text{none}, are compared as text, case aside; number words are compared as numbers.
+    Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3; other fractions are compared
+    exactly. Order counts in (1, 2), but not in 1, 2 and \{1, 2\}; 1, 2 equals both. Repetition counts in 1, 1, 2, but
+    not in \{1, 1, 2\}. b = 3, a = 2 equals 3, 2 and (2, 3). x = 3 and f(2) = 3 equal 3, 50% equals both 50 and 0.5,
+    1 < x < 2 equals the interval (1, 2), 3:4 equals 3/4, and 12\,500 equals 12,500; 1,5 is two numbers in a target. An
+    equation equals its multiples, and no value: x^2 + y^2 = 1 is not 1, and |x| = 5 is not 5. x = 2 + 3 = 5 is 5, as is
+    4.9 \approx 5, x = 5 = 6 is nothing, and 2(x + 1) = 2x + 2 is 2x + 2. Letters under a root are positive. Units that
+    pint knows are converted, and %, $, degrees and what is counted, as in 5 apples, are units; a unit on only one side
+    does not count, 2m is a product, 5 pairs is not 5. Degrees are radians beside \pi. C(5, 2) is both 10 and a point,
+    and 10:20 is a time. "The answer is", "The area is" and "Area:" may come first, also in Chinese.
+    \triangle ABC is \triangle CAB, and \angle ABC is \angle CBA, but not \angle BCA. Words, such as yes or \text{none},
+    are compared as text, case aside, and lists of words in any order; number words are compared as numbers.
 
-    9^{9^{9}} and other numbers of a thousand digits equal only themselves as they are written, and an integral no
-    value. Other comparisons, too, can take minutes, so a call has a time limit. math-verify's own limit uses SIGALRM,
-    which fails outside the main thread, so it is switched off.
+    9^{9^{9}} and other numbers of a thousand digits equal only themselves as they are written, and integrals and sums
+    to n no value. Other comparisons, too, can take minutes, so a call has a time limit. math-verify's own limit uses
+    SIGALRM, which fails outside the main thread, so it is switched off.
 
     Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer, allow_set_relation_comp=True)`.
     Departures: the whole answer must be one formula, and no number is extracted from it. Formulas are rewritten first
@@ -87,7 +94,7 @@ def _formula_text(value: str | float) -> str:
         ValueError: the value is not one formula.
     """
     # Written out, since the e in 6e23 would be Euler's number.
-    written = value if isinstance(value, str) else f"{Decimal(repr(value)):f}"
+    written = _MATHS.sub(r"\1\2\3", value) if isinstance(value, str) else f"{Decimal(repr(value)):f}"
     formula: str = validate_value(AnswerType.LATEX, " ".join(written.split()))
     return formula
 
@@ -114,7 +121,7 @@ def _formulas_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if target.is_words or answer.is_words:
         return target == answer
     text, other_text = target.text.replace(" ", ""), answer.text.replace(" ", "")
-    # An integral repeats the question, where the target is its value.
+    # An integral or a double sum repeats the question, where the target is its value.
     is_question = _TO_EVALUATE.search(other_text) and not _TO_EVALUATE.search(text)
     if is_question or is_huge(text) or is_huge(other_text):
         return text == other_text
@@ -130,7 +137,7 @@ def _values_equal(target: Formula, answer: Formula, decimals: int) -> bool:
     if conversion is None:
         return False
     scale, offset = conversion
-    expected, given = _read_number(target, answer), _read_number(answer, target)
+    expected, given = target.number, _read_number(answer, target)
     if expected is not None and given is not None:
         if conversion != (1.0, 0.0):  # without one, whole numbers stay exact
             given = given * scale + offset
@@ -148,7 +155,22 @@ def _values_equal(target: Formula, answer: Formula, decimals: int) -> bool:
 
 
 def _texts_equal(target: str, answer: str, decimals: int) -> bool:
-    """Return True if two formulas without names and units are equal. Raises ValueError if that cannot be told."""
+    """Return True if two formulas without names and units are equal. Raises ValueError if that cannot be told.
+
+    In a set, and in 1 or 2, neither order nor repetition counts; in a list without brackets, repetition does.
+    """
+    (is_set, items), (other_is_set, other_items) = _read_items(target), _read_items(answer)
+    is_list = not _INEQUALITY.search(target + answer)
+    if is_list and (is_set or other_is_set):
+        pairs = [(item, other_items) for item in items] + [(item, items) for item in other_items]
+        return all(any(_texts_equal(item, other, decimals) for other in others) for item, others in pairs)
+    if is_list and len(items) + len(other_items) > 2:
+        for item in items:
+            equal = next((other for other in other_items if _texts_equal(item, other, decimals)), None)
+            if equal is None:
+                return False
+            other_items.remove(equal)
+        return not other_items
     verdict = compare(target, answer, decimals)
     if verdict is not None:
         return verdict
@@ -176,12 +198,14 @@ def _find_conversion(unit: str, wanted: str) -> tuple[float, float] | None:
 def _adapt(formula: Formula, other: Formula) -> Formula:
     r"""Return a formula for comparison with another: degrees in radians beside \pi, C(5, 2) as 10 beside no pair.
 
-    Of \sqrt{2} \approx 1.414, 1.414 is compared with a decimal fraction, and \sqrt{2} with others.
+    Of \sqrt{2} \approx 1.414, 1.414 is compared with a plain number, and \sqrt{2} with others.
     """
     exact, approximately, rounded = formula.text.rpartition(r"\approx")
     if approximately:
-        _check_numbers([*exact.split("="), rounded], len(rounded.strip().partition(".")[2]))
-        return formula._replace(text=(rounded if other.number and other.number % 1 else exact).strip())
+        rounded = rounded.strip()
+        written = f"{rounded}." if rounded.isdigit() else rounded  # a decimal fraction, so that \frac{35}{3} is 12
+        _check_numbers([*exact.split("="), written], len(rounded.partition(".")[2]))
+        return formula._replace(text=(exact if other.number is None else rounded).strip())
     if formula.number is not None and formula.text.startswith("(") and not other.text.startswith("("):
         return formula._replace(text=f"{formula.number}")
     if not formula.unit.startswith("degree") or r"\pi" not in other.text or r"\pi" in formula.text:
@@ -189,12 +213,12 @@ def _adapt(formula: Formula, other: Formula) -> Formula:
     return Formula(rf"({formula.text})\cdot \frac{{\pi}}{{180}}", is_words=False)
 
 
-def _read_number(formula: Formula, other: Formula) -> float | None:
-    """Return the value of a plain number, or of one with a decimal comma beside a number with decimals."""
+def _read_number(answer: Formula, target: Formula) -> float | None:
+    """Return the value of a plain number, or of one with a decimal comma if the target is a number with decimals."""
     # Compared with a whole number, 3,0 is the list of 3 and 0.
-    if other.number is not None and other.number % 1 and _DECIMAL_COMMA.fullmatch(formula.text):
-        return float(formula.text.replace(",", "."))
-    return formula.number
+    if target.number is not None and target.number % 1 and _DECIMAL_COMMA.fullmatch(answer.text):
+        return float(answer.text.replace(",", "."))
+    return answer.number
 
 
 def _without_names(target: str, answer: str) -> tuple[str, str] | None:
@@ -206,11 +230,12 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
     pairs, other_pairs = _named_values(target), _named_values(answer)
     if pairs and other_pairs and len(pairs + other_pairs) > 2:
         (names, values), (other_names, other_values) = zip(*pairs, strict=True), zip(*other_pairs, strict=True)
-        if names == other_names and len({*names}) == len(names):
-            return f"({','.join(values)})", f"({','.join(other_values)})"
+        if {*names} == {*other_names} and len({*names}) == len(names) == len(other_names):
+            return _as_tuple(sorted(pairs)), _as_tuple(sorted(other_pairs))
         # x = 1, x = 2 and x_1 = 1, x_2 = 2
         is_same = len({name.partition("_")[0] for name in names + other_names}) == 1
-        return (", ".join(values), ", ".join(other_values)) if is_same else None
+        return (_as_set(values), _as_set(other_values)) if is_same else None
+    target, answer = _in_order(target, pairs, answer), _in_order(answer, other_pairs, target)
     (name, value), (other_name, other_value) = map(_split_name, (target, answer))
     if {name, other_name} == {None, ""}:
         return None
@@ -221,21 +246,55 @@ def _without_names(target: str, answer: str) -> tuple[str, str] | None:
     return None if are_values else (target, answer)
 
 
+def _in_order(formula: str, pairs: Sequence[tuple[str, str]], other: str) -> str:
+    """Return "b = 3, a = 2" as (3,2), in the order in which it is written, but beside a tuple by letters, as (2,3)."""
+    if " or " in formula or not len(dict(pairs)) == len(pairs) > 1:
+        return formula
+    return _as_tuple(sorted(pairs) if other.startswith("(") else pairs)
+
+
+def _as_tuple(pairs: Sequence[tuple[str, str]]) -> str:
+    return f"({','.join(value for _, value in pairs)})"
+
+
+def _as_set(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else rf"\{{{', '.join(values)}\}}"
+
+
+def _read_items(formula: str) -> tuple[bool, list[str]]:
+    """Return True for a set, and the items of a set or of a list."""
+    braced = _SET.fullmatch(formula)
+    items = _split_items(braced[1] if braced else formula)
+    return braced is not None or (len(items) > 1 and " or " in formula), items
+
+
+def _split_items(formula: str, separator: re.Pattern[str] = CONNECTIVE) -> list[str]:
+    """Return what "or", "and" and commas, or another separator, separate outside of brackets."""
+    items: list[str] = []
+    end = 0
+    for match in separator.finditer(formula):
+        item = formula[end : match.start()]
+        if sum(map(item.count, "([{")) == sum(map(item.count, ")]}")):
+            items.append(item)
+            end = match.end()
+    return [*items, formula[end:]]
+
+
 def _named_values(formula: str) -> list[tuple[str, str]]:
-    """Return the names and values in "b = 3, a = 2", (b, a) = (3, 2) and "x = 1, 2", by name; [] for others."""
+    """Return the names and values in "b = 3, a = 2", (b, a) = (3, 2) and "x = 1, 2"; [] for others."""
     pairs: list[tuple[str, str]] = []
     match = _TUPLE_OF_NAMES.fullmatch(formula)
     if match:
         names, values = match[1].replace(" ", "").split(","), match[2].split(",")
-        return sorted(zip(names, values, strict=True)) if len(names) == len(values) else []
-    for part in CONNECTIVE.split(formula):
+        return list(zip(names, values, strict=True)) if len(names) == len(values) else []
+    for part in _split_items(formula):
         name, value = _split_name(part)
         if name == "" and pairs:
             name = pairs[-1][0]
-        if not name or name.count("(") != name.count(")") or _INEQUALITY.search(part):
+        if not name or _INEQUALITY.search(part):
             return []
         pairs.append((name, value))
-    return sorted(pairs, key=itemgetter(0))
+    return pairs
 
 
 def _split_name(formula: str) -> tuple[str | None, str]:
@@ -243,15 +302,16 @@ def _split_name(formula: str) -> tuple[str | None, str]:
 
     The value of x = 2 + 3 = 5 is 5. Raises ValueError for x = 5 = 6.
     """
-    if CONNECTIVE.search(formula):
+    if len(_split_items(formula)) > 1:
         pairs = _named_values(formula)
         names = {name for name, _ in pairs}
         # As in x = 1, x = 2 and x = 1, 2.
-        return (names.pop(), ", ".join(value for _, value in pairs)) if len(names) == 1 else ("", formula)
-    parts = [part.strip() for part in formula.split("=")]
-    is_inside = any(part.count("{") != part.count("}") for part in parts)  # as in \sum_{k=1}
-    if len(parts) == 1 or is_inside or _INEQUALITY.search(formula):
+        return (names.pop(), _as_set([value for _, value in pairs])) if len(names) == 1 else ("", formula)
+    parts = [part.strip() for part in _split_items(formula, _EQUALS)]
+    if len(parts) == 1 or _INEQUALITY.search(_IN_BRACKETS.sub("", formula)):
         return "", formula
+    if all(compare(part, parts[-1], 6) for part in parts[:-1]):
+        return "", parts[-1]  # x^2 - 4 = (x - 2)(x + 2)
     _check_numbers(parts, 6)
     if _is_number(parts[0]):
         if _is_number(parts[-1]):
@@ -275,12 +335,9 @@ def _check_numbers(chain: Sequence[str], decimals: int) -> None:
 
 
 def _list_as_pair(formula: str) -> str:
-    """Return "1, 2" as (1, 2), and "y = 2, x = 1" as (1,2), in the order of the letters."""
-    if "," in formula and not re.search(r"[=<>()\[\]]|\\[lg]e|\\\{", formula):
-        return f"({formula})"
-    pairs = [] if "(" in formula else _named_values(formula)
-    has_names = 1 < len({name for name, _ in pairs}) == len(pairs)
-    return f"({','.join(value for _, value in pairs)})" if has_names else formula
+    """Return "1, 2" as (1, 2)."""
+    is_list = "," in formula and not re.search(r"[=<>()\[\]]|\\[lg]e|\\\{", formula)
+    return f"({formula})" if is_list else formula
 
 
 @lru_cache(maxsize=4096)  # siblings often share their answers
@@ -291,8 +348,8 @@ def _verify(target: str, answer: str, decimals: int) -> bool:
     gold, given = _parse_formula(target), _parse_formula(answer)
     if not gold or not given:
         return False
-    compare_small_numbers = partial(_compare_small_numbers, decimals=decimals)
-    for compare_readings in (_compare_equations, compare_small_numbers, _compare_kinds):
+    compare_numbers = partial(_compare_numbers, decimals=decimals)
+    for compare_readings in (_compare_equations, compare_numbers, _compare_inequality):
         verdict = compare_readings(gold[0], given[0])
         if verdict is not None:
             return verdict
@@ -314,31 +371,29 @@ def _compare_equations(expected: _Reading, given: _Reading) -> bool | None:
     return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
 
 
-def _compare_small_numbers(expected: _Reading, given: _Reading, decimals: int) -> bool | None:
-    """Return True if leading digits are equal: math-verify takes all numbers below the last place for 0."""
+def _compare_numbers(expected: _Reading, given: _Reading, decimals: int) -> bool | None:
+    """Return True if fractions are equal, or the leading digits of small numbers: math-verify rounds them all."""
     from sympy import Expr
 
     if not all(isinstance(reading, Expr) and reading.is_number for reading in (expected, given)):
         return None
+    exact = expected.doit(), given.doit()
+    if all(number.is_Rational for number in exact):
+        return bool(exact[0] == exact[1])
     expected, given = expected.n(), given.n()
     if not 1e-100 < abs(expected) < 0.5 * 10.0**-decimals:  # sympy takes some zeros for 1e-125
         return None
     return bool(abs(given - expected) <= abs(expected) * 10.0**-decimals)
 
 
-def _compare_kinds(expected: _Reading, given: _Reading) -> bool | None:
-    """Return False for two kinds that math-verify mixes up.
+def _compare_inequality(expected: _Reading, given: _Reading) -> bool | None:
+    """Return False for an inequality beside a finite set: math-verify takes 1 < x < 3 for the set of its ends."""
+    from sympy import And, Eq, Or, Rel, Set
 
-    It takes the inequality 1 < x < 3 for the set of its ends, and (1, 2) for an interval, and that for the set {1, 2}.
-    """
-    from sympy import And, Eq, FiniteSet, Interval, Or, Rel, Set, Tuple
-
-    for first, other in ((expected, given), (given, expected)):
-        is_inequality = isinstance(first, And | Or | Rel) and not isinstance(first, Eq)
+    for relation, other in ((expected, given), (given, expected)):
+        is_inequality = isinstance(relation, And | Or | Rel) and not isinstance(relation, Eq)
         is_finite = isinstance(other, Set) and other.is_finite_set
-        if is_inequality and is_finite and not first.as_set().is_finite_set:
-            return False
-        if isinstance(first, FiniteSet) and isinstance(other, Interval | Tuple):
+        if is_inequality and is_finite and not relation.as_set().is_finite_set:
             return False
     return None
 

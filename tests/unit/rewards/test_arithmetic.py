@@ -53,8 +53,21 @@ def test_roots_of_negative_numbers_are_left_undecided():
 
 
 def test_numbers_that_may_be_equal_are_left_undecided():
-    assert compare("1", "1+10^{-30}", 6) is None
-    assert compare("1", "1+10^{-20}", 6) is False
+    assert compare(r"\pi", r"\pi+10^{-30}", 6) is None
+    assert compare(r"\pi", r"\pi+10^{-20}", 6) is False
+
+
+@pytest.mark.parametrize(
+    ("formula", "other"),
+    [("1", "1+10^{-30}"), ("2^{2009}", "2^{2009}-1"), ("n^{2024}", "n^{2024}-1"), ("10^{999999999}", "10^{9}")],
+)
+def test_fractions_are_compared_exactly(formula, other):
+    assert compare(formula, other, 6) is False
+
+
+def test_roots_of_letters_are_compared_for_positive_letters():
+    assert compare(r"\sqrt{ab}", r"\sqrt{a}\sqrt{b}", 6)
+    assert not compare(r"\sqrt{x^2}", "x", 6)
 
 
 def test_equations_are_compared_by_their_multiples():

@@ -212,12 +212,14 @@ def test_graded_numbers_are_those_of_video_r1():
 
 # Numbers that ours reads as such, a pair, and a set.
 READ_OTHERWISE = {
-    *(("3", "3.0000001"), ("1000", "1e3"), ("1,22", "1.22")),
+    *(("3", "3.0000001"), ("1000", "1e3")),
     *(("(1,2)", "y=2,x=1"), ("x<-1, x>3", r"(-\infty,-1)\cup(3,\infty)")),
     ("-1", "i^2"),  # a variable to math-verify
     ("0", "A-a"),  # and these are one
     ("f(2) = 4", "4"),  # a name to ours
     *(("5", "2+3 = 5 = x"), ("1.414", r"\sqrt{2}\approx 1.414")),  # chains to ours
+    *(("12", r"11.7 \approx 12"), ("(1,2)", "(1,2) = (1,2)")),
+    (r"\sqrt{\frac{2h}{g}}", r"\frac{\sqrt{2h}}{\sqrt{g}}"),  # positive to ours
 }
 
 
