@@ -22,7 +22,7 @@ from mmrl.data.open_media import open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.data_check.sample_view import SampleBrowser
 from mmrl.evaluation.eval_settings import inherit_settings
-from mmrl.evaluation.question_set import run_question_set
+from mmrl.evaluation.question_set import question_set_of_run
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
@@ -164,7 +164,7 @@ def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
     browser = SampleBrowser(filtered, folder, folder / "work", "train", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == kept
     eval_config = load_eval_config(inherit_settings(filtered, by_rule=False), "r", ())
-    with closing(run_question_set("run:train", filtered, eval_config, folder, folder / "out")) as question_set:
+    with closing(question_set_of_run("run:train", filtered, eval_config, folder, folder / "out")) as question_set:
         assert [sample.id for sample in question_set.questions.samples] == kept
 
 
@@ -173,14 +173,14 @@ def test_rows_that_a_run_leaves_out_are_left_out_of_its_evaluation(folder):
     (folder / "mine.py").write_text(rejecting + '    yield RejectedRow("bad", "no answer")\n')
     lenient, strict = config(size=5, on_bad_sample="skip"), config(size=5)
     eval_config = load_eval_config(inherit_settings(lenient, by_rule=False), "r", ())
-    with closing(run_question_set("run:train", lenient, eval_config, folder, folder / "out")) as question_set:
+    with closing(question_set_of_run("run:train", lenient, eval_config, folder, folder / "out")) as question_set:
         questions = question_set.questions
     assert ([sample.id for sample in questions.samples], questions.num_unscorable) == (
         train_ids(load_all(make_loader(lenient, folder)[0])),
         1,
     )
     with pytest.raises(UserError, match="1 samples cannot be used, bad for one: no answer"):
-        run_question_set("run:train", strict, eval_config, folder, folder / "out")
+        question_set_of_run("run:train", strict, eval_config, folder, folder / "out")
 
 
 def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
@@ -197,7 +197,7 @@ def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
     browser = SampleBrowser(shared, folder, folder / "work", "validation", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == held_out
     eval_config = load_eval_config(inherit_settings(shared, by_rule=False), "r", ())
-    with closing(run_question_set("run:validation", shared, eval_config, folder, folder / "out")) as question_set:
+    with closing(question_set_of_run("run:validation", shared, eval_config, folder, folder / "out")) as question_set:
         assert [sample.id for sample in question_set.questions.samples] == held_out
 
 
