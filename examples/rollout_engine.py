@@ -24,7 +24,7 @@ class LoggedEngine(HfEngine):
         """Continue each request, and log how long that took."""
         start = time.perf_counter()
         continuations = super().generate(requests, sampling_params, record_routes=record_routes)
-        num_tokens = sum(len(generated.ids) for siblings in continuations for generated in siblings)
+        num_tokens = sum(len(generated.token_ids) for siblings in continuations for generated in siblings)
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"{num_tokens},{time.perf_counter() - start:.3f}\n")
         return continuations

@@ -44,7 +44,7 @@ class ExperienceSelector:
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
     compute_turn_advantages: TurnAdvantageFunction | None = None  # None: turns share their rollout's advantage
-    prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
+    prompts_per_step: int  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
     mask_truncated: bool = False  # responses that the length limit cut train nothing: `loss.mask_truncated`

@@ -23,7 +23,7 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import RESCORE, EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
-from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hide_media, run_question_set
+from mmrl.evaluation.question_set import QuestionSet, hide_media, question_set_of_benchmark, question_set_of_run
 from mmrl.evaluation.session import (
     EvalBatches,
     check_missing,
@@ -228,7 +228,7 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
     elif eval_config.judge is not None:
         raise UserError(f"benchmark {request.benchmark}: the run's rewards judge its data; leave out judge")
     else:
-        question_set = run_question_set(
+        question_set = question_set_of_run(
             request.benchmark, model_source.config, eval_config, model_source.base_dir, request.out_dir
         )
     return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
@@ -256,4 +256,4 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
         )
     except UserError as error:
         raise UserError(f"data: {error}") from error
-    return benchmark_question_set(benchmark.name, benchmark, questions, media_policy)
+    return question_set_of_benchmark(benchmark.name, benchmark, questions, media_policy)

@@ -41,7 +41,7 @@ class QuestionSet:
             self.scorer.close()
 
 
-def benchmark_question_set(
+def question_set_of_benchmark(
     name: str, benchmark: Benchmark, questions: BenchmarkQuestions, media_policy: MediaPolicy
 ) -> QuestionSet:
     """Return questions that a benchmark's rules grade."""
@@ -57,7 +57,9 @@ def benchmark_question_set(
     )
 
 
-def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path) -> QuestionSet:
+def question_set_of_run(
+    name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path
+) -> QuestionSet:
     """Return a split of a run's own data, named `run:test` for example, which the run's rewards grade.
 
     Media are read with the library and under the limits of `eval_config`. Relative paths of the config start from

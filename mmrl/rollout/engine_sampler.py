@@ -93,10 +93,11 @@ class EngineSampler:
         for request, siblings in zip(requests, all_generated, strict=True):
             group = []
             for index, generated in enumerate(siblings, start=request.rollout.index):
-                if len(generated.ids) != len(generated.logps):
+                num_tokens, num_logprobs = len(generated.token_ids), len(generated.logprobs)
+                if num_tokens != num_logprobs:
                     raise UserError(
-                        f"sample {request.rollout.prompt.sample.id}: the rollout engine returned {len(generated.ids)} "
-                        f"tokens with {len(generated.logps)} log-probabilities; return one for each"
+                        f"sample {request.rollout.prompt.sample.id}: the rollout engine returned {num_tokens} "
+                        f"tokens with {num_logprobs} log-probabilities; return one for each"
                     )
                 rollout = replace(request.rollout, index=index)
                 # All siblings refer to the first one's routes of the prompt, because training runs the prompt once.

@@ -145,8 +145,9 @@ def _make_rollout_step(
             executor = context.tool_runner.make_executor(config, context.processor)
             return ToolStep(executor=executor, context=context)
         case EnvironmentConfig():
-            environment_step = make_environment_step(config, context.tool_runner, context.processor, seed=context.seed)
-            return replace(environment_step, context=context)
+            return make_environment_step(
+                config, context.tool_runner, context.processor, seed=context.seed, context=context
+            )
         case CustomStepConfig():
             name = step_name(config)
             function = context.custom_steps[name](context)

@@ -13,11 +13,11 @@ from mmrl.types import Answer, Author, ExpertRoutes, FinishReason, Prompt, Rollo
 class GeneratedTokens(NamedTuple):
     """Tokens that an engine generated after a prompt or a response in one call."""
 
-    ids: Sequence[int]
+    token_ids: Sequence[int]
     """Token ids, the one that ended the response included."""
-    logps: Sequence[float]
+    logprobs: Sequence[float]
     """Log-probability of each token in nats, under the distribution it was drawn from."""
-    finish: FinishReason
+    finish_reason: FinishReason
     """The reason why the engine stopped there."""
     prompt_routes: ExpertRoutes | None = None
     """Experts that the prompt's tokens went to; None if the engine records no routes."""
@@ -54,17 +54,17 @@ def append_generated(
     if generated.response_routes is not None:
         num_tokens = rollout.num_tokens
         rollout = _complete_routes(rollout, generated.prompt_routes, generated.response_routes)
-        routes = generated.response_routes.cut(num_tokens, num_tokens + len(generated.ids))
+        routes = generated.response_routes.cut(num_tokens, num_tokens + len(generated.token_ids))
     # None means the rollout's own parameters, so that records of most rollouts name them once.
     segment = Segment(
-        token_ids=tuple(generated.ids),
-        logprobs=tuple(generated.logps),
+        token_ids=tuple(generated.token_ids),
+        logprobs=tuple(generated.logprobs),
         author=Author.POLICY,
         version=version,
         sampling_params=None if sampling_params == rollout.sampling_params else sampling_params,
         routes=routes,
     )
-    longer = replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish)
+    longer = replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish_reason)
     return processor.parse_rollout(longer)
 
 
@@ -128,8 +128,11 @@ def _cut_at_stop_string(
     earlier = earlier[-matcher.window_tokens :]
     if not earlier:
         return generated
-    for count in range(1, min(matcher.window_tokens, len(generated.ids) + 1)):
-        if matcher.matches_end([*earlier, *generated.ids[:count]]):
-            ids, logps = generated.ids[:count], generated.logps[:count]
-            return generated._replace(ids=ids, logps=logps, finish=FinishReason.STOP)
+    for count in range(1, min(matcher.window_tokens, len(generated.token_ids) + 1)):
+        if matcher.matches_end([*earlier, *generated.token_ids[:count]]):
+            return generated._replace(
+                token_ids=generated.token_ids[:count],
+                logprobs=generated.logprobs[:count],
+                finish_reason=FinishReason.STOP,
+            )
     return generated

@@ -16,8 +16,8 @@ from mmrl.types import Author, Prompt, RolloutBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingRound:
-    """A round of rollouts that the background thread is generating."""
+class PendingBatch:
+    """The rollouts of a round that the background thread is generating."""
 
     future: Future[RolloutBatch]  # the rollouts of this rank
     prompts: Sequence[Prompt]  # prompts of this rank
@@ -60,10 +60,10 @@ class AsyncRollouts:
     pipeline: RolloutPipeline
     executor: Executor  # runs one call at a time, in a thread
 
-    def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> PendingRound:
+    def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> PendingBatch:
         """Start generating for `step` with policy `version`.
 
-        Until the pending round is complete, no other rollouts may be drawn and no sampler may sync.
+        Until the pending batch is complete, no other rollouts may be drawn and no sampler may sync.
         """
         future = self.executor.submit(self.pipeline.run, prompts, step=step)
-        return PendingRound(future=future, prompts=prompts, step=step, version=version)
+        return PendingBatch(future=future, prompts=prompts, step=step, version=version)

@@ -20,7 +20,7 @@ from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import inherit_settings
-from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
+from mmrl.evaluation.question_set import QuestionSet, question_set_of_benchmark
 from mmrl.evaluation.session import (
     EvalBatches,
     build_eval_pipeline,
@@ -148,7 +148,7 @@ class TrainingBenchmarks:
         settings["responses_per_question"] = options.responses_per_question
         eval_config = load_eval_config(settings, "the config", ())
         dataset_context = _make_dataset_context(options, run.config, run.base_dir, run.run_dir.data)
-        question_set = benchmark_question_set(options.name, benchmark, questions, dataset_context.media_policy)
+        question_set = question_set_of_benchmark(options.name, benchmark, questions, dataset_context.media_policy)
         missing = run.ranks.on_rank0(partial(self._check_questions, options, questions))
         pipeline = build_eval_pipeline(
             eval_config,

@@ -33,7 +33,7 @@ from mmrl.distributed.exchanges import (
 from mmrl.distributed.ranks import Ranks, own_unfinished
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.scoring.group_reward_calls import BoundGroupReward, apply_group_rewards
-from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
+from mmrl.training.async_rollouts import AsyncRollouts, PendingBatch
 from mmrl.training.callbacks import Callback, StepTimer, TrainStepResult
 from mmrl.types import Group, Prompt, RolloutBatch, TrainingState
 from mmrl.utils.activity import Activity
@@ -81,19 +81,19 @@ def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
         # The next step's samples begin here. `PriorityOrder` reads it, and weighs samples by the rewards so far.
         state.step_data_start = state.data_position
         # With `async_rollouts`, the next step's first round is generated while the learner works.
-        next_round = None
+        pending_batch = None
         if parts.async_rollouts is not None and state.step + 1 < parts.num_steps:
             prompts = build_prompts(parts, state, parts.prompts_per_round, timer)
-            next_round = parts.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
+            pending_batch = parts.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
         with timer.time("learn"):
             parts.engine.sleep()
             learner_metrics = dict(parts.learner.step(selected.experiences, step=state.step))
             if parts.update_reference is not None:
                 learner_metrics |= parts.update_reference(state)
         # The next round samples from weights `state.version`, so it must be complete before the engine gets new ones.
-        if next_round is not None:
+        if pending_batch is not None:
             with timer.time("rollout"):
-                state.next_batch = finish_next_round(next_round, parts.prompts_per_round, parts.ranks)
+                state.next_batch = finish_next_batch(pending_batch, parts.prompts_per_round, parts.ranks)
         with timer.time("learn"), parts.activity.during("sync"):
             parts.sync_weights(state.version + 1)
 
@@ -166,9 +166,9 @@ def build_prompts(parts: RlParts, state: TrainingState, count: int, timer: StepT
         return [parts.processor.build(sample) for sample in samples]
 
 
-def finish_next_round(next_round: PendingRound, prompts_per_round: int, ranks: Ranks) -> RolloutBatch:
+def finish_next_batch(pending_batch: PendingBatch, prompts_per_round: int, ranks: Ranks) -> RolloutBatch:
     """Wait for this rank's rollouts. Return the rollouts of all ranks, so that every rank can save the same state."""
-    own_batch = next_round.wait()
+    own_batch = pending_batch.wait()
     metrics = sum_metrics(own_batch.metrics, ranks)
-    metrics |= count_dropped_samples(prompts_per_round, len(next_round.prompts), ranks)
+    metrics |= count_dropped_samples(prompts_per_round, len(pending_batch.prompts), ranks)
     return replace(gather_batch(own_batch, ranks), metrics=metrics)

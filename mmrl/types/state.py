@@ -108,7 +108,7 @@ class TrainingState:
     stage_done: bool = False  # True once the stage has reached its goal before its last step
     metrics_bytes: int = 0  # length of metrics.jsonl at the last checkpoint, bytes; a resumed run cuts the file there
     unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next round continues with
-    next_batch: RolloutBatch | None = None  # with async rollouts, the next step's first rollouts
+    next_batch: RolloutBatch | None = None  # with async rollouts, the rollouts of the next step's first round
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
     step_data_start: int = 0  # data position at which the next step's samples begin; set by RL stages

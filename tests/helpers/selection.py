@@ -32,9 +32,8 @@ NO_CHANGED_MEDIA = make_media_finder(lambda rollout: None)
 
 def select_all(compute_advantages: AdvantageFunction, **settings: Any) -> ExperienceSelector:
     """A selector that trains on every rollout of one round, unless `settings` say otherwise."""
-    return ExperienceSelector(
-        compute_advantages=compute_advantages, **{"find_changed_media": NO_CHANGED_MEDIA, **settings}
-    )
+    defaults = {"prompts_per_step": 1, "find_changed_media": NO_CHANGED_MEDIA}
+    return ExperienceSelector(compute_advantages=compute_advantages, **{**defaults, **settings})
 
 
 def centered(groups: Sequence[Group]) -> list[list[float]]:

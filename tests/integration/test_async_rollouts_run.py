@@ -27,7 +27,7 @@ from zoom_runs import check_all_occurred, learned_steps, logprob_checks
 
 from mmrl.checkpoint.snapshot import load_state
 from mmrl.rollout.engine_sampler import EngineSampler
-from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
+from mmrl.training.async_rollouts import AsyncRollouts, PendingBatch
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_checkpoints_have_the_next_batch_except_the_last(whole):
 
 @pytest.mark.parametrize(
     ("owner", "method", "nth", "signals"),
-    [(AsyncRollouts, "start", 4, (signal.SIGTERM,)), (PendingRound, "wait", 5, (signal.SIGINT,) * 2)],
+    [(AsyncRollouts, "start", 4, (signal.SIGTERM,)), (PendingBatch, "wait", 5, (signal.SIGINT,) * 2)],
     ids=["before the fifth step is generated", "twice after the sixth is generated"],
 )
 def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(tmp_path, whole, here, owner, method, nth, signals):

@@ -80,7 +80,9 @@ def main() -> None:
     media = MediaRecheck(SimpleNamespace(check_media=check_media), SingleProcess(), {}, print).find_changed
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
-    without = ExperienceSelector(compute_advantages=center_rewards, find_changed_media=media)
+    without = ExperienceSelector(
+        compute_advantages=center_rewards, prompts_per_step=NUM_PROMPTS, find_changed_media=media
+    )
     plain, _ = time_selection(without, asked)
     full, held = time_selection(replace(without, replay=settings), asked)
     share = (full - plain) / options.step_s

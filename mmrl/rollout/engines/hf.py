@@ -114,10 +114,10 @@ class HfEngine(RolloutEngine):
             uniforms_RT = send(torch.from_numpy(np.stack(uniforms)), self._policy.model.device)
             decoded = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
             del state  # its caches must be gone before those of the next batch are made
-            for index, (ids, logps) in enumerate(decoded):
-                finish_reason = self._find_end(ids, matcher) or FinishReason.LENGTH
+            for index, (token_ids, logprobs) in enumerate(decoded):
+                finish_reason = self._find_end(token_ids, matcher) or FinishReason.LENGTH
                 routes = (None, None) if recorder is None else recorder.routes_of(index)
-                generated.append(GeneratedTokens(ids, logps, finish_reason, *routes))
+                generated.append(GeneratedTokens(token_ids, logprobs, finish_reason, *routes))
         remaining = iter(generated)
         return [list(islice(remaining, request.num_samples)) for request in requests]
 
@@ -187,26 +187,26 @@ class HfEngine(RolloutEngine):
         uniforms_RT: torch.Tensor,
         recorder: _RouteRecorder | None,
     ) -> list[tuple[list[int], list[float]]]:
-        """Sample token by token until every row has ended; return the ids and log-probs, in nats, of each rollout.
+        """Sample token by token until every row has ended; return token ids and log-probs, in nats, of each rollout.
 
         R counts rows that have not ended. `uniforms_RT` has a number in [0, 1) for each token, float64.
         """
         cache, logits_RV, next_R = state.cache, state.logits_RV, state.next_position_R
         device = self._policy.model.device
         max_new_tokens = sampling_params.max_new_tokens
-        ids: list[list[int]] = [[] for _ in uniforms_RT]  # of each rollout
-        rollout_of_row = list(range(len(ids)))  # a rollout that has ended has no row
-        sampled_logps, rollout_of_logp = [], []
+        token_ids: list[list[int]] = [[] for _ in uniforms_RT]  # of each rollout
+        rollout_of_row = list(range(len(token_ids)))  # a rollout that has ended has no row
+        sampled_logprobs, rollout_of_logprob = [], []
         banned = send_numbers(sampling_params.banned_token_ids, device)
         for t in range(max_new_tokens):
-            logps_RV = compute_logprobs(logits_RV, sampling_params.effective_temperature, banned)
-            token_R = sample_tokens(logps_RV, sampling_params, uniforms_RT[:, t])
-            sampled_logps.append(logps_RV.gather(-1, token_R[:, None]).squeeze(-1))
-            rollout_of_logp += rollout_of_row
+            logprobs_RV = compute_logprobs(logits_RV, sampling_params.effective_temperature, banned)
+            token_R = sample_tokens(logprobs_RV, sampling_params, uniforms_RT[:, t])
+            sampled_logprobs.append(logprobs_RV.gather(-1, token_R[:, None]).squeeze(-1))
+            rollout_of_logprob += rollout_of_row
             unended_rows = []
             # Here the host waits for the GPU, once for each token; it waits again where routes are recorded.
             for row, token in enumerate(token_R.tolist()):
-                ids_of_row = ids[rollout_of_row[row]]
+                ids_of_row = token_ids[rollout_of_row[row]]
                 ids_of_row.append(token)
                 if self._find_end(ids_of_row, matcher) is None:
                     unended_rows.append(row)
@@ -223,10 +223,10 @@ class HfEngine(RolloutEngine):
             logits_RV = self._policy.append_text(cache, token_R, next_R + t)
             if recorder is not None:
                 recorder.record(rollout_of_row, torch.ones(len(rollout_of_row), 1))
-        logps: list[list[float]] = [[] for _ in ids]
-        for rollout, logp in zip(rollout_of_logp, torch.cat(sampled_logps).tolist(), strict=True):
-            logps[rollout].append(logp)
-        return list(zip(ids, logps, strict=True))
+        logprobs: list[list[float]] = [[] for _ in token_ids]
+        for rollout, logprob in zip(rollout_of_logprob, torch.cat(sampled_logprobs).tolist(), strict=True):
+            logprobs[rollout].append(logprob)
+        return list(zip(token_ids, logprobs, strict=True))
 
     def _find_end(self, ids: Sequence[int], matcher: StopStringMatcher) -> FinishReason | None:
         """Return why a response ends with the last of its new tokens, or None if it does not."""

@@ -219,10 +219,10 @@ class VllmEngine(RolloutEngine):
             for output in finished[number].outputs:
                 # `output.logprobs` has a dictionary for each position, whose only key is the id of the sampled token.
                 sampled = zip(output.token_ids, output.logprobs, strict=True)
-                logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
+                logprobs = [by_id[token_id].logprob for token_id, by_id in sampled]
                 routes = read_routes(output.routed_experts, len(prompt.token_ids), expert_layers)
                 reasons = (output.finish_reason, output.stop_reason)
-                completions[-1].append(parse_completion(output.token_ids, logps, *reasons, *routes))
+                completions[-1].append(parse_completion(output.token_ids, logprobs, *reasons, *routes))
         return completions
 
     def _wake_up(self) -> None:

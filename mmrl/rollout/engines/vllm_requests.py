@@ -47,7 +47,11 @@ def sampling_arguments(request: GenerationRequest, sampling_params: SamplingPara
 
 
 def parse_completion(
-    ids: Sequence[int], logps: Sequence[float], finish_reason: str | None, stop_reason: object, *routes: ExpertRoutes
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    finish_reason: str | None,
+    stop_reason: object,
+    *routes: ExpertRoutes,
 ) -> GeneratedTokens:
     """Read one completion of vLLM: token ids with the end token, and log-probabilities in nats.
 
@@ -63,11 +67,11 @@ def parse_completion(
             reason = FinishReason.LENGTH
         case "stop":
             reason = FinishReason.STOP if isinstance(stop_reason, str) else FinishReason.EOS
-    if reason is None or not ids or len(ids) != len(logps):
+    if reason is None or not token_ids or len(token_ids) != len(logprobs):
         raise RuntimeError(
-            f"the rollout engine gave {len(ids)} tokens, finished by {finish_reason!r}: they are not a response"
+            f"the rollout engine gave {len(token_ids)} tokens, finished by {finish_reason!r}: they are not a response"
         )
-    return GeneratedTokens(tuple(ids), tuple(logps), reason, *routes)
+    return GeneratedTokens(tuple(token_ids), tuple(logprobs), reason, *routes)
 
 
 def read_routes(

@@ -268,13 +268,13 @@ def _generate_on_replica(
     try:
         choices = replica.request_json("inference/v1/generate", body)["choices"]
         for choice in sorted(choices, key=itemgetter("index")):
-            logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+            logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
             # A .npy file in base64, sent by a server that was started with --enable-return-routed-experts.
             encoded = choice.get("routed_experts")
             routed_TLK = None if encoded is None else np.load(io.BytesIO(base64.b64decode(encoded)))
             routes = read_routes(routed_TLK, num_prompt_tokens, expert_layers)
             reasons = (choice["finish_reason"], choice["stop_reason"])
-            completions.append(parse_completion(choice["token_ids"], logps, *reasons, *routes))
+            completions.append(parse_completion(choice["token_ids"], logprobs, *reasons, *routes))
     except RuntimeError as error:
         # A completion that cannot be used (`parse_completion`) is a failure of the server: a restart may help.
         raise ReplicaError(str(error)) from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mmrl.rollout.tools.workers import explain_start_error
 from mmrl.types import (
@@ -68,6 +68,18 @@ class EpisodeRequest(NamedTuple):
     has_replay_time: bool = False  # its deadline leaves time to take all earlier actions again
 
 
+class CloseEpisode(NamedTuple):
+    """A request to close the environment of an episode if it is still open."""
+
+    key: int
+
+
+class TryToMake(NamedTuple):
+    """A request to make an environment and to close it, which finds out early that none can be made."""
+
+    key: int  # decides the process, as the key of an episode does
+
+
 class EpisodeReply(NamedTuple):
     """The result of one request."""
 
@@ -78,6 +90,10 @@ class EpisodeReply(NamedTuple):
     replayed: bool  # earlier actions were taken again first
 
 
+_Request = EpisodeRequest | CloseEpisode | TryToMake
+_Outcome = EpisodeReply | RewardFailure | None  # what `_Episodes` returns, or the failure of its process
+
+
 @dataclass(slots=True)
 class EpisodeWorkers:
     """Runs the episodes of a step in processes, from first action to `close`. An episode's key decides its process."""
@@ -85,7 +101,7 @@ class EpisodeWorkers:
     base_dir: Path  # folder that a relative file of the environment starts from
     options: EnvironmentConfig
     media_opener: MediaOpener | None = None  # through which environments see the media of samples; picklable
-    _pools: list[WorkerPool[Any, Any]] = field(default_factory=list)
+    _pools: list[WorkerPool[_Request, _Outcome]] = field(default_factory=list)
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -99,18 +115,18 @@ class EpisodeWorkers:
         Raises UserError if the environment cannot be made, and KeyboardInterrupt if it hangs while the run has to stop.
         """
         self._start()
-        outcomes = self._call([(request.key, request) for request in requests])
+        outcomes = self._call(requests)
         # A killed process lost its other episodes, perhaps in an earlier turn. These calls are made again with more
         # time, because `timeout_s` is for one action.
         lost = [index for index, outcome in enumerate(outcomes) if outcome is None]
-        replays = [(requests[index].key, requests[index]._replace(has_replay_time=True)) for index in lost]
+        replays = [requests[index]._replace(has_replay_time=True) for index in lost]
         for index, outcome in zip(lost, self._call(replays), strict=True):
             outcomes[index] = outcome
-        return outcomes
+        return cast(list[EpisodeReply | RewardFailure], outcomes)  # with time to replay, no outcome is None
 
     def close_episodes(self, keys: Iterable[int]) -> None:
         """Close the environments of these episodes if they are still open."""
-        self._call([(key, key) for key in keys])
+        self._call([CloseEpisode(key) for key in keys])
 
     def _start(self) -> None:
         if self._pools:
@@ -123,25 +139,25 @@ class EpisodeWorkers:
             self._pools.append(WorkerPool(load, 1, limits=limits, shared_imports=(), max_batch_size=_MAX_BATCH_SIZE))
         # Make one environment in each: a missing corpus or package would else fail every episode, which
         # `on_error: skip` only counts.
-        self._call([(worker, None) for worker in range(self.options.workers)])
+        self._call([TryToMake(worker) for worker in range(self.options.workers)])
 
-    def _call(self, calls: Sequence[tuple[int, EpisodeRequest | int | None]]) -> list[Any]:
-        """Send a request for each of several episodes, by key; return the answers of `_Episodes`, or failures."""
+    def _call(self, requests: Sequence[_Request]) -> list[_Outcome]:
+        """Send each request to the process of its key; return the outcomes in order."""
         # All are sent before any reply is awaited, so processes work at the same time. Siblings, whose keys follow each
         # other, are spread over the processes: they take the same time.
-        futures: list[Future[Any]] = []
-        futures_of: dict[int, list[Future[Any]]] = {}
-        for key, payload in calls:
-            worker, timeout_s = key % len(self._pools), self.options.timeout_s
-            if isinstance(payload, EpisodeRequest) and payload.has_replay_time:
-                timeout_s *= 1 + len(payload.past)
-            futures.append(self._pools[worker].submit(payload, timeout_s))
+        futures: list[Future[_Outcome]] = []
+        futures_of: dict[int, list[Future[_Outcome]]] = {}
+        for request in requests:
+            worker, timeout_s = request.key % len(self._pools), self.options.timeout_s
+            if isinstance(request, EpisodeRequest) and request.has_replay_time:
+                timeout_s *= 1 + len(request.past)
+            futures.append(self._pools[worker].submit(request, timeout_s))
             futures_of.setdefault(worker, []).append(futures[-1])
         for worker, own_futures in futures_of.items():
             self._pools[worker].wait_for_calls(own_futures)
-        return list(map(self._read_reply, futures))
+        return list(map(self._read_outcome, futures))
 
-    def _read_reply(self, future: Future[Any]) -> Any:  # noqa: ANN401
+    def _read_outcome(self, future: Future[_Outcome]) -> _Outcome:
         try:
             return future.result()
         except WorkerStartError as error:
@@ -192,22 +208,29 @@ class _Episodes:
     media_opener: MediaOpener | None
     episodes: dict[int, _Episode] = field(default_factory=dict)
 
-    def __call__(self, request: EpisodeRequest | int | None) -> EpisodeReply | RewardFailure | None:
-        """Take one action; or close the episode of a key; or for None try to make an environment.
+    def __call__(self, request: _Request) -> _Outcome:
+        """Do what a request asks for.
 
-        Returns None also if the episode is not here and the request has no time to repeat it.
+        Returns None if that is no action, or if the episode is not here and the request has no time to repeat it.
         """
-        if request is None:
-            try:
-                self.make().close()
-            except UserError:
-                raise
-            except (Exception, SystemExit):  # noqa: BLE001, S110
-                pass  # other errors, such as those of a busy server, are left to `on_error` in each episode
-            return None
-        if isinstance(request, int):
-            self._close(request)
-            return None
+        match request:
+            case TryToMake():
+                self._try_to_make()
+            case CloseEpisode():
+                self._close(request.key)
+            case EpisodeRequest():
+                return self._try_to_act(request)
+        return None
+
+    def _try_to_make(self) -> None:
+        try:
+            self.make().close()
+        except UserError:
+            raise
+        except (Exception, SystemExit):  # noqa: BLE001, S110
+            pass  # other errors, such as those of a busy server, are left to `on_error` in each episode
+
+    def _try_to_act(self, request: EpisodeRequest) -> _Outcome:
         # An error of the user's code is an outcome of the episode, not of the worker.
         try:
             with use_media_opener(self.media_opener):

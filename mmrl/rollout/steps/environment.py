@@ -273,15 +273,29 @@ class EnvironmentStep:
 
 
 def make_environment_step(
-    options: EnvironmentConfig, tool_runner: ToolRunner, processor: PromptProcessor, *, seed: int
+    options: EnvironmentConfig,
+    tool_runner: ToolRunner,
+    processor: PromptProcessor,
+    *,
+    seed: int,
+    context: RolloutContext | None = None,
 ) -> EnvironmentStep:
-    """Return the step of an expert. It has its own processes, which start with the first action."""
+    """Return a step in which the policy of `context` acts, or the environment's expert if it is None.
+
+    The step has its own processes, which start with the first action.
+    """
     media_cache = processor.encoder.media_cache
     media_opener = PixelReader(media_cache.media_policy, media_cache.limits)
     workers = EpisodeWorkers(tool_runner.base_dir, options, media_opener)
     tool_runner.close_workers.append(workers.close)
-    pictures_dir = tool_runner.pictures_dir
-    return EnvironmentStep(options=options, workers=workers, processor=processor, pictures_dir=pictures_dir, seed=seed)
+    return EnvironmentStep(
+        options=options,
+        workers=workers,
+        processor=processor,
+        pictures_dir=tool_runner.pictures_dir,
+        seed=seed,
+        context=context,
+    )
 
 
 def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float]:

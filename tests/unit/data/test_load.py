@@ -22,7 +22,7 @@ from mmrl.data.open_media import open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.data_check.sample_view import SampleBrowser
 from mmrl.evaluation.eval_settings import inherit_settings
-from mmrl.evaluation.question_set import run_question_set
+from mmrl.evaluation.question_set import question_set_of_run
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
@@ -129,7 +129,7 @@ def filtered_config(folder, pass_rate, row_filter):
 def question_ids(config, folder, part):
     """Samples of a run's part that its evaluation asks, and how many of them it cannot score."""
     eval_config = load_eval_config(inherit_settings(config, by_rule=False), "r", ())
-    with closing(run_question_set(f"run:{part}", config, eval_config, folder, folder / "out")) as question_set:
+    with closing(question_set_of_run(f"run:{part}", config, eval_config, folder, folder / "out")) as question_set:
         return [sample.id for sample in question_set.questions.samples], question_set.questions.num_unscorable
 
 

@@ -88,7 +88,7 @@ def test_vllm_request_has_every_sampling_parameter(tiny):
     [("length", None, FinishReason.LENGTH), ("stop", 2, FinishReason.EOS), ("stop", "</a>", FinishReason.STOP)],
 )
 def test_vllm_finish_reason_is_translated(vllm_reason, stop_reason, expected):
-    assert parse_completion([7, 2], [-1.0, -2.0], vllm_reason, stop_reason).finish is expected
+    assert parse_completion([7, 2], [-1.0, -2.0], vllm_reason, stop_reason).finish_reason is expected
 
 
 @pytest.mark.parametrize(("ids", "vllm_reason"), [([], "stop"), ([4], "abort"), ([4], None)])

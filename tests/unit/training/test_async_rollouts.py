@@ -20,7 +20,7 @@ from mmrl.policy.policy import PolicyModel
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.callbacks import StepTimer
-from mmrl.training.rl import collect_groups, finish_next_round
+from mmrl.training.rl import collect_groups, finish_next_batch
 from mmrl.types import RolloutBatch, TrainingState, UserError
 
 
@@ -157,7 +157,7 @@ def test_next_batch_is_gathered_from_all_ranks_and_divided_again():
     pending = AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor()).start(
         numbered_prompts(2), step=0, version=0
     )
-    gathered = finish_next_round(pending, 4, SimpleNamespace(rank=1, size=3, all_gather=gather_round))
+    gathered = finish_next_batch(pending, 4, SimpleNamespace(rank=1, size=3, all_gather=gather_round))
     assert [group[0].prompt.sample.id for group in gathered.groups] == ["0", "1", "2"]
     assert len(gathered.probes) == 3
     assert gathered.metrics == {"n": 3.0, "data/dropped": 1.0}
