@@ -56,8 +56,8 @@ class LearnerConfig:
     total_steps: int  # steps of the stage, which schedules run over unless they have `decay_steps`
     micro_batch_groups: int  # most groups (prompts) of a micro-batch
     micro_batch_tokens: int  # most tokens of a micro-batch, padding included; a longer sequence runs alone
-    epochs: int  # passes over the experiences of a step
-    mini_batches: int = 1  # updates in each pass
+    ppo_epochs: int  # passes over the experiences of a step
+    num_mini_batches: int = 1  # updates in each pass
     shared_prefix: bool  # run a prompt once for its group, rather than once for each response
     pad_id: int
     policy_loss_fn: PolicyLossFn | None = None  # function that `loss.policy_loss` names; None for a built-in one
@@ -96,7 +96,7 @@ class PolicyLearner:
         self._loss_columns: list[LossColumns] = []
         self._replays_engine_routes = config.loss.routing_replay == "engine"
         # A single pass over a single mini-batch has no earlier routes to replay.
-        self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
+        self._replays_routes = config.loss.routing_replay != "none" and config.ppo_epochs * config.num_mini_batches > 1
         self._pack = partial(
             pack_micro_batches,
             max_groups=config.micro_batch_groups,
@@ -140,7 +140,7 @@ class PolicyLearner:
             )
         mini_batches = self._prepare_mini_batches(in_loss, with_gradient)
         nonfinite_updates = 0.0
-        for epoch in range(config.epochs):
+        for epoch in range(config.ppo_epochs):
             self._loss_columns = []
             updates: list[Metrics] = []
             for index, mini_batch in enumerate(mini_batches):
@@ -178,7 +178,7 @@ class PolicyLearner:
         They are ready for the first update: micro-batches have the old log-probs and routes that the loss needs.
         """
         mini_batches = []
-        for part in split_into_mini_batches(in_loss, self._config.mini_batches):
+        for part in split_into_mini_batches(in_loss, self._config.num_mini_batches):
             part_with_gradient = list(filter(self._objective.has_gradient, part))
             if part_with_gradient:
                 micro_batches = own_micro_batches(part_with_gradient, self._media_ranks, self._ranks, self._pack)
@@ -188,7 +188,7 @@ class PolicyLearner:
         # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
         mini_batches.sort(key=_oldest_last)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
+        self._activity.begin_count("learn", self._config.ppo_epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(with_gradient):
             # Old log-probs precede any update. The first mini-batch gets them from its first pass anyway.
             self._recompute_logprobs(mini_batches[1:])
