@@ -267,15 +267,22 @@ class PolicyLearner:
             recomputed_logprobs_N=micro_batch.first_pass_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
-        result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
-        if is_first and batch.engine_routes_XTK is not None:
-            # How often the routers would have chosen other experts than the engine. Only tokens with a log-prob count,
-            # as for the router's load: a prompt runs once for each part that its group is split into.
+        result = self._objective.compute_loss(tokens, denominators, step=step, compare_with_sampler=is_first)
+        if is_first:
+            result.metrics.merge(self._measure_route_differences(batch))
+        return result
+
+    def _measure_route_differences(self, batch: Batch) -> Metrics:
+        """Return how often the routers would have chosen other experts than the engine; nothing without its routes."""
+        metrics = Metrics()
+        if batch.engine_routes_XTK is not None:
+            # Only tokens with a log-prob count, as for the router's load: a prompt runs once for each part that its
+            # group is split into.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
-            result.metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
-            result.metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
-        return result
+            metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
+            metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
+        return metrics
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
         """Return the log-probs of a micro-batch. Its first pass stores the log-probs and routes that later ones use."""
