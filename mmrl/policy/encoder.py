@@ -44,8 +44,8 @@ from mmrl.types import (
 )
 
 if TYPE_CHECKING:
+    from transformers import ProcessorMixin
     from transformers.image_processing_utils import BaseImageProcessor
-    from transformers.processing_utils import ProcessorMixin
 
 
 @dataclass(frozen=True, slots=True)
