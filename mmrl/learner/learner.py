@@ -116,18 +116,18 @@ class PolicyLearner:
                 replayed, or a user's policy loss does not return a loss for each token.
         """
         config = self._config
-        # Replay may draw an experience twice; both then share the values of the first.
-        self._index_by_id = {id(experience): index for index, experience in reversed(list(enumerate(experiences)))}
         self._loss_columns = []
+        self._index_by_id = {}
+        for index, experience in enumerate(experiences):
+            # Replay may draw an experience twice; both then share the values of the first.
+            self._index_by_id.setdefault(id(experience), index)
+
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
         with_gradient = list(filter(self._objective.has_gradient, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
-        for component in COMPONENTS:
-            lr_scale = config.optimizer.component_lr(component) / config.optimizer.lr
-            if lr_scale != 1.0:
-                metrics[f"learner/lr/{component}"] = lr * lr_scale
+        metrics |= _component_learning_rates(lr, config.optimizer)
         if not with_gradient:
             return metrics
 
@@ -331,6 +331,16 @@ class _MiniBatch(NamedTuple):
 def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
     """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
     return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_staleness]
+
+
+def _component_learning_rates(lr: float, options: OptimizerConfig) -> dict[str, float]:
+    """Return the learning rates of components that have their own, by metric; `lr` is that of the others."""
+    rates = {}
+    for component in COMPONENTS:
+        lr_scale = options.component_lr(component) / options.lr
+        if lr_scale != 1.0:
+            rates[f"learner/lr/{component}"] = lr * lr_scale
+    return rates
 
 
 def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:
