@@ -50,12 +50,12 @@ def test_every_benchmark_has_a_smoke_test():
 def test_a_benchmark_runs_and_writes_its_numbers(script, options, number, tmp_path):
     if script in NEEDS:
         pytest.importorskip(NEEDS[script])
+    file, data = tmp_path / "numbers.json", []
     if script == "verdicts":
         if not MATHVISTA.exists():
             pytest.skip("MathVista's published responses are not here")
-        options += f" --data {MATHVISTA}"
-    file = tmp_path / "numbers.json"
-    done = run_forked(BENCH / f"{script}.py", *options.split(), "--json", file, timeout=900)
+        data = ["--data", str(MATHVISTA)]
+    done = run_forked(BENCH / f"{script}.py", *options.split(), *data, "--json", file, timeout=900)
     # So small a run may miss a floor on speed, which is exit code 1; it may not fail otherwise, nor print a traceback.
     assert done.returncode in (0, 1), done.stderr[-3000:]
     assert "Traceback" not in done.stderr, done.stderr[-3000:]

@@ -126,6 +126,13 @@ def filtered_config(folder, pass_rate, row_filter):
     return config(train=[{"fn": "./filtered.py:rows", "args": {"size": 50}, "row_filter": row_filter}])
 
 
+def question_ids(config, folder, part):
+    """Samples of a run's part that its evaluation asks, and how many of them it cannot score."""
+    eval_config = load_eval_config(inherit_settings(config, by_rule=False), "r", ())
+    with closing(run_question_set(f"run:{part}", config, eval_config, folder, folder / "out")) as question_set:
+        return [sample.id for sample in question_set.questions.samples], question_set.questions.num_unscorable
+
+
 PASS_RATE = {"column": "pass_rate", "low": 0.1, "high": 0.5}
 
 
@@ -163,24 +170,16 @@ def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
     kept = [f"train-{number}" for number in range(5, 26)]
     browser = SampleBrowser(filtered, folder, folder / "work", "train", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == kept
-    eval_config = load_eval_config(inherit_settings(filtered, by_rule=False), "r", ())
-    with closing(run_question_set("run:train", filtered, eval_config, folder, folder / "out")) as question_set:
-        assert [sample.id for sample in question_set.questions.samples] == kept
+    assert question_ids(filtered, folder, "train") == (kept, 0)
 
 
 def test_rows_that_a_run_leaves_out_are_left_out_of_its_evaluation(folder):
     rejecting = ROWS.replace("import hashlib", "import hashlib\nfrom mmrl.types import RejectedRow")
     (folder / "mine.py").write_text(rejecting + '    yield RejectedRow("bad", "no answer")\n')
     lenient, strict = config(size=5, on_bad_sample="skip"), config(size=5)
-    eval_config = load_eval_config(inherit_settings(lenient, by_rule=False), "r", ())
-    with closing(run_question_set("run:train", lenient, eval_config, folder, folder / "out")) as question_set:
-        questions = question_set.questions
-    assert ([sample.id for sample in questions.samples], questions.num_unscorable) == (
-        train_ids(load_all(make_loader(lenient, folder)[0])),
-        1,
-    )
+    assert question_ids(lenient, folder, "train") == (train_ids(load_all(make_loader(lenient, folder)[0])), 1)
     with pytest.raises(UserError, match="1 samples cannot be used, bad for one: no answer"):
-        run_question_set("run:train", strict, eval_config, folder, folder / "out")
+        question_ids(strict, folder, "train")
 
 
 def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
@@ -196,9 +195,7 @@ def test_a_share_of_a_training_source_is_validated_and_not_trained_on(folder):
 
     browser = SampleBrowser(shared, folder, folder / "work", "validation", Console(quiet=True))
     assert [sample.id for sample in browser.samples] == held_out
-    eval_config = load_eval_config(inherit_settings(shared, by_rule=False), "r", ())
-    with closing(run_question_set("run:validation", shared, eval_config, folder, folder / "out")) as question_set:
-        assert [sample.id for sample in question_set.questions.samples] == held_out
+    assert question_ids(shared, folder, "validation") == (held_out, 0)
 
 
 def test_a_share_of_too_few_samples_validates_nothing_and_says_so(folder, capsys):
