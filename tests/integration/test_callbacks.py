@@ -160,7 +160,7 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, in_process, line,
         (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
         (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
         (source("(Metric('my/x', 'X.', form='3g3'),)"), {}, "mine.py:4: ValueError: Invalid format specifier"),
-        (source("(Metric('reward/term/x', 'X.'),)"), {}, "'reward/term/x' taken, as mmrl writes 'reward/term/<term>'"),
+        (source("(Metric('reward/term/x', 'X.'),)"), {}, "term/x' is taken, as mmrl writes 'reward/term/<term>'"),
         (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
     ],
 )
