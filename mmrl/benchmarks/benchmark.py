@@ -23,8 +23,8 @@ class OverallMetric(NamedTuple):
     """A number over all responses that is not a mean of single scores, such as COCO's average precision."""
 
     name: str  # name of the metric in reports and, with spaces as underscores, in metrics.jsonl
+    # Returns the number; items without a response come with an empty one.
     compute: Callable[[Sequence[GradedResponse]], float]
-    """Returns the number; items without a response come with an empty one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +34,21 @@ class Benchmark:
     name: str  # name in reports, sample ids and default folders; a valid file name
     official_score: OfficialMetric | None = None  # the benchmark's own rule; None takes the strict verdict for it
     answer_types: Collection[str] = ITEM_ANSWER_TYPES  # answer types that its rules can score; other rows are malformed
+    # For a rule that guesses a letter at random: returns item id and index of the responses that its guesses make
+    # correct. It is given all responses in the order of the items, since each guess depends on the guesses before.
     draw_letters: Callable[[Sequence[GradedResponse]], Collection[tuple[str, int]]] | None = None
-    """For a rule that guesses a letter at random: returns item id and index of the responses that its guesses make
-    correct. It is given all responses in the order of the items, since each guess depends on the guesses before."""
+    # Strict verdict on a response: the answer found means the same as the item's.
     is_correct: CorrectnessRule = match.is_correct
-    """Strict verdict on a response: the answer found means the same as the item's."""
     overall_metric: OverallMetric | None = None  # a number over all responses, for benchmarks that publish one
+    # Returns the item of a row of `mmrl eval score --items`; raises ValueError for a row that is not an item.
     parse_item: Callable[[Mapping[str, Any]], Item] = parse_canonical_item
-    """Returns the item of a row of `mmrl eval score --items`; raises ValueError for a row that is not an item."""
+    # Returns why the rules cannot score an item, or an empty text; such an item is malformed.
     find_problem: Callable[[Item], str] | None = None
-    """Returns why the rules cannot score an item, or an empty text; such an item is malformed."""
+    # Formats of the benchmark's files, the more specific first; canonical JSONL always works, too.
     layouts: tuple[RowLayout, ...] = ()
-    """Formats of the benchmark's files, the more specific first; canonical JSONL always works, too."""
     default_split: str = "test"  # split that is read from a folder when the user names none
+    # True when the files are COCO's annotations, one JSON object for all images, instead of rows.
     reads_coco_annotations: bool = False
-    """True when the files are COCO's annotations, one JSON object for all images, instead of rows."""
 
     def check_item(self, item: Item) -> Item:
         """Return the item; raises ValueError if the benchmark's rules cannot score it."""

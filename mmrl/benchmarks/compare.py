@@ -24,8 +24,8 @@ class RunComparison:
     accuracy_a: float  # mean over questions of A, in [0, 1]
     accuracy_b: float  # mean over questions of B, in [0, 1]
     difference: Interval  # A minus B with its 95 % interval
+    # Exact test on the answers that differ; None unless both have one response to each question.
     mcnemar: McNemarResult | None
-    """Exact test on the answers that differ; None unless both have one response to each question."""
     a_only_ids: tuple[str, ...]  # questions on which A is better
     b_only_ids: tuple[str, ...]  # questions on which B is better
 

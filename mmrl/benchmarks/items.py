@@ -51,21 +51,19 @@ class Item:
 
     id: str  # unique within the benchmark
     answer_type: ItemAnswerType  # decides how an answer is found and compared
+    # The correct answer: the letter of an option, a number, a text, a list of accepted ones, or checked coordinates.
+    # An option is its place, never its text, since options may be letters themselves, or equal.
     answer: Any
-    """The correct answer: the letter of an option, a number, a text, a list of accepted ones, or checked coordinates.
-
-    An option is its place, never its text, since options may be letters themselves, or equal.
-    """
     question: str = ""  # text of the question; extraction prefers numbers that it does not give
     options: tuple[str, ...] = ()  # texts of the options, the first is A; empty for other questions
     precision: int | None = None  # decimals to which numbers are compared; None compares them exactly
     unit: str | None = None  # unit of a number
+    # Coordinate system of the answer, where it has coordinates.
     coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
-    """Coordinate system of the answer, where it has coordinates."""
     image_size: Size | None = None  # width and height of the image in pixels; None when the file does not say it
     cluster: str = ""  # items of one cluster share their image, so that intervals resample them together
+    # Subsets by the column that makes them; an item may be in several, such as one for each of its skills.
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Subsets by the column that makes them; an item may be in several, such as one for each of its skills."""
     meta: Mapping[str, Any] = field(default_factory=dict)  # anything else that the benchmark's own rule needs
 
     @property

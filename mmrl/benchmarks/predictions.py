@@ -34,9 +34,9 @@ class Prediction:
     prompt_digest: str  # hash of the text, images and positions that the model read
     coordinate_system: CoordinateSystem  # coordinate system that the prompt asked for
     resize_maps: tuple[ResizeMap, ...]  # resize of each image, from its own size to the one the model saw
+    # Characters before the last continuation: up to a forced trigger, or to the end of a tool's reply. None for a
+    # response that was not continued.
     first_response_chars: int | None = None
-    """Characters before the last continuation: up to a forced trigger, or to the end of a tool's reply. None for a
-    response that was not continued."""
     tool_resize_maps: tuple[ResizeMap, ...] = ()  # this and the four below as in `Response`
     num_turns: int = 1
     used_tool: bool = False

@@ -51,12 +51,12 @@ class ScoredRun:
     verdicts: Sequence[Verdict]  # one for each response, and for each item without any
     missing_ids: Sequence[str] = ()  # ids of items without a response
     problems: Mapping[str, str] = field(default_factory=dict)  # by id, reasons why items are malformed, so missing too
+    # Values of the benchmark's overall metric, by its name.
     overall_scores: Mapping[str, float] = field(default_factory=dict)
-    """Values of the benchmark's overall metric, by its name."""
+    # Facts about the input, such as digests of files; the report repeats them.
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the input, such as digests of files; the report repeats them."""
+    # Model, prompt and sampling parameters that made the responses; empty when they were made elsewhere.
     generation_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Model, prompt and sampling parameters that made the responses; empty when they were made elsewhere."""
     judge_summary: JudgeSummary | None = None  # None when no judge was asked
 
 

@@ -46,10 +46,10 @@ class Verdict:
     score: float = 0.0  # score by the benchmark's own rule, in [0, 1]
     response_index: int = 0  # number of the response among those to the same item, from 0
     cluster: str = ""  # items of one cluster share their image, so that intervals resample them together
+    # Subsets that the item belongs to, by the column that makes them.
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Subsets that the item belongs to, by the column that makes them."""
+    # Verdict of a language model where no rule found an answer; None when it was not asked or did not say.
     judge_correct: bool | None = None
-    """Verdict of a language model where no rule found an answer; None when it was not asked or did not say."""
     scorer: str = SCORER_VERSION  # version of the rules that gave the verdict
 
     @property

@@ -66,13 +66,13 @@ class Snapshot:
     """Everything that a run continues from, as one rank holds it."""
 
     weights: CheckpointWeights
+    # Table name → index of a weight → what the optimizer keeps of it; this rank's share.
     optimizer: Mapping[str, Mapping[Any, Any]]
-    """Table name → index of a weight → what the optimizer keeps of it; this rank's share."""
     rng: Mapping[str, torch.Tensor]  # result of `read_rng_states`
     state: TrainingState
     config_yaml: str = ""  # the run's settings
+    # Last value of the metric that the best checkpoint is chosen by; None if there is none yet.
     ranking_metric: float | None = None
-    """Last value of the metric that the best checkpoint is chosen by; None if there is none yet."""
 
 
 def read_rng_states() -> dict[str, torch.Tensor]:

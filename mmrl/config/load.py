@@ -43,8 +43,8 @@ class LoadedConfig:
     tree: ConfigNode = field(repr=False)  # settings as files have them, before overlays, overrides and presets
     tree_files: tuple[Path, ...]  # files of `tree`, the named one first, then those that it extends
     overrides: tuple[str, ...]
+    # Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset.
     origins: Mapping[str, str]
-    """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]  # `tree_files`, then the overlays
     data_files: tuple[str, ...] = ()  # PATH of each text `${data}/PATH` in the settings
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.distributed.ranks import Ranks, own_slice
 from mmrl.types import EvalRewards, Group, Rollout, RolloutBatch, Sample, TokenValues, UserError
 
 ItemT = TypeVar("ItemT")
@@ -75,7 +75,7 @@ def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
 
 def own_share(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
     """Return this rank's groups and probes of a gathered batch, without its metrics. Exchanges nothing."""
-    share = rank_slice(len(batch.groups), ranks)
+    share = own_slice(len(batch.groups), ranks)
     return RolloutBatch(groups=batch.groups[share], probes=batch.probes[share])
 
 

@@ -48,7 +48,7 @@ class SingleProcess(Ranks):
     """A run in one process: nothing is exchanged."""
 
 
-def rank_slice(count: int, ranks: Ranks) -> slice:
+def own_slice(count: int, ranks: Ranks) -> slice:
     """Return this rank's share of `count` consecutive items. Shares are contiguous and differ by at most one item."""
     return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
 
@@ -69,7 +69,7 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
 
 def own_unfinished(unfinished: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
     """Return this rank's share of the groups that an earlier round left unfinished. `own_rows` has the rest of it."""
-    return unfinished[rank_slice(prompts_per_round, ranks)]
+    return unfinished[own_slice(prompts_per_round, ranks)]
 
 
 def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
@@ -79,6 +79,6 @@ def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequ
     """
     # A round consists of the unfinished groups, followed by the rows. Each rank works on a slice of both together, so
     # ranks stay evenly loaded, and the groups have the same order as in a single process.
-    share = rank_slice(prompts_per_round, ranks)
+    share = own_slice(prompts_per_round, ranks)
     num_unfinished = prompts_per_round - len(rows)
     return rows[max(0, share.start - num_unfinished) : max(0, share.stop - num_unfinished)]

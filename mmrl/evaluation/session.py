@@ -13,7 +13,7 @@ from mmrl.benchmarks.predictions import Prediction, append_predictions
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.config import EvalConfig
-from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
+from mmrl.distributed.ranks import Ranks, SingleProcess, own_slice
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import make_prediction
 from mmrl.evaluation.model_source import LoadedModel
@@ -261,7 +261,7 @@ def _answer_batch(
     batch: Sequence[tuple[str, Sample]], processor: PromptProcessor, pipeline: RolloutPipeline, ranks: Ranks
 ) -> list[Prediction]:
     """Return the responses to a batch. Collective: every rank answers its share and receives all of them."""
-    own_share = batch[rank_slice(len(batch), ranks)]
+    own_share = batch[own_slice(len(batch), ranks)]
     predictions = []
     if own_share:
         prompts = [processor.build(sample) for _, sample in own_share]

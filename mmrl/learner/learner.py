@@ -56,8 +56,8 @@ class LearnerConfig:
     total_steps: int  # steps of the stage, which schedules run over unless they have `decay_steps`
     micro_batch_groups: int  # most groups (prompts) of a micro-batch
     micro_batch_tokens: int  # most tokens of a micro-batch, padding included; a longer sequence runs alone
-    epochs: int  # passes over the experiences of a step
-    mini_batches: int = 1  # updates in each pass
+    ppo_epochs: int  # passes over the experiences of a step
+    num_mini_batches: int = 1  # updates in each pass
     shared_prefix: bool  # run a prompt once for its group, rather than once for each response
     pad_id: int
     policy_loss_fn: PolicyLossFn | None = None  # function that `loss.policy_loss` names; None for a built-in one
@@ -96,7 +96,7 @@ class PolicyLearner:
         self._loss_columns: list[LossColumns] = []
         self._replays_engine_routes = config.loss.routing_replay == "engine"
         # A single pass over a single mini-batch has no earlier routes to replay.
-        self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
+        self._replays_routes = config.loss.routing_replay != "none" and config.ppo_epochs * config.num_mini_batches > 1
         self._pack = partial(
             pack_micro_batches,
             max_groups=config.micro_batch_groups,
@@ -116,20 +116,18 @@ class PolicyLearner:
                 replayed, or a user's policy loss does not return a loss for each token.
         """
         config = self._config
+        self._loss_columns = []
         self._index_by_id = {}
         for index, experience in enumerate(experiences):
             # Replay may draw an experience twice; both then share the values of the first.
             self._index_by_id.setdefault(id(experience), index)
-        self._loss_columns = []
+
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
         with_gradient = list(filter(self._objective.has_gradient, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
-        for component in COMPONENTS:
-            lr_scale = config.optimizer.component_lr(component) / config.optimizer.lr
-            if lr_scale != 1.0:
-                metrics[f"learner/lr/{component}"] = lr * lr_scale
+        metrics |= _component_learning_rates(lr, config.optimizer)
         if not with_gradient:
             return metrics
 
@@ -142,7 +140,7 @@ class PolicyLearner:
             )
         mini_batches = self._prepare_mini_batches(in_loss, with_gradient)
         nonfinite_updates = 0.0
-        for epoch in range(config.epochs):
+        for epoch in range(config.ppo_epochs):
             self._loss_columns = []
             updates: list[Metrics] = []
             for index, mini_batch in enumerate(mini_batches):
@@ -180,7 +178,7 @@ class PolicyLearner:
         They are ready for the first update: micro-batches have the old log-probs and routes that the loss needs.
         """
         mini_batches = []
-        for part in split_into_mini_batches(in_loss, self._config.mini_batches):
+        for part in split_into_mini_batches(in_loss, self._config.num_mini_batches):
             part_with_gradient = list(filter(self._objective.has_gradient, part))
             if part_with_gradient:
                 micro_batches = own_micro_batches(part_with_gradient, self._media_ranks, self._ranks, self._pack)
@@ -190,7 +188,7 @@ class PolicyLearner:
         # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
         mini_batches.sort(key=_oldest_last)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
+        self._activity.begin_count("learn", self._config.ppo_epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(with_gradient):
             # Old log-probs precede any update. The first mini-batch gets them from its first pass anyway.
             self._recompute_logprobs(mini_batches[1:])
@@ -269,15 +267,22 @@ class PolicyLearner:
             recomputed_logprobs_N=micro_batch.first_pass_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
-        result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
-        if is_first and batch.engine_routes_XTK is not None:
-            # How often the routers would have chosen other experts than the engine. Only tokens with a log-prob count,
-            # as for the router's load: a prompt runs once for each part that its group is split into.
+        result = self._objective.compute_loss(tokens, denominators, step=step, compare_with_sampler=is_first)
+        if is_first:
+            result.metrics.merge(self._measure_route_differences(batch))
+        return result
+
+    def _measure_route_differences(self, batch: Batch) -> Metrics:
+        """Return how often the routers would have chosen other experts than the engine; nothing without its routes."""
+        metrics = Metrics()
+        if batch.engine_routes_XTK is not None:
+            # Only tokens with a log-prob count, as for the router's load: a prompt runs once for each part that its
+            # group is split into.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
-            result.metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
-            result.metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
-        return result
+            metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
+            metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
+        return metrics
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
         """Return the log-probs of a micro-batch. Its first pass stores the log-probs and routes that later ones use."""
@@ -326,6 +331,16 @@ class _MiniBatch(NamedTuple):
 def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
     """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
     return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_staleness]
+
+
+def _component_learning_rates(lr: float, options: OptimizerConfig) -> dict[str, float]:
+    """Return the learning rates of components that have their own, by metric; `lr` is that of the others."""
+    rates = {}
+    for component in COMPONENTS:
+        lr_scale = options.component_lr(component) / options.lr
+        if lr_scale != 1.0:
+            rates[f"learner/lr/{component}"] = lr * lr_scale
+    return rates
 
 
 def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:

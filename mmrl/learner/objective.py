@@ -105,7 +105,7 @@ class Objective:
             sft_loss_tokens=sft_loss_tokens,
         )
 
-    def __call__(
+    def compute_loss(
         self, tokens: TokenTable, denominators: LossDenominators, *, step: int, compare_with_sampler: bool = True
     ) -> LossResult:
         """Return a micro-batch's share of an update's loss and of its metrics.

@@ -39,6 +39,11 @@ TOLERANCES = {
 }
 """Largest differences that rounding explains, by the data type of the model."""
 
+_RECURRENT_ADVICE = (
+    ", which runs each response after its own copy of the prompt and does not fork the recurrent state; or, if "
+    "flash-linear-attention computes the recurrent layers, uninstall it or install another version"
+)
+
 
 def check_shared_prefix(
     policy: PolicyModel,
@@ -56,38 +61,21 @@ def check_shared_prefix(
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.
     """
-    # The smallest input that can reveal an error: two siblings of one group, else two groups that share a row.
-    groups = group_by_prompt(experiences)
-    siblings = [group[:2] for group in groups if len(group) > 1]
-    if not siblings and len(groups) < 2:
+    groups = _pick_check_groups(experiences)
+    if not groups:
         return False
-    groups = siblings[:1] or groups[:2]
-
-    def build_batch(*, shared_prefix: bool) -> Batch:
-        """Return the tensors of the groups, packed into one row or plain."""
-        batch = collate(groups, processor, pad_id=pad_id, shared_prefix=shared_prefix)
-        # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
-        return add_dummy_media(batch, processor.placeholders, images=policy.runner.uses_deepspeed, videos=False)
-
+    build_batch = partial(_build_batch, policy, processor, pad_id)
     if policy.routers:
         # Both follow the same routes: where two experts are close, rounding could send a token to a different one.
         with torch.no_grad():
-            policy.compute_logprobs(build_batch(shared_prefix=True))
+            policy.compute_logprobs(build_batch(groups, shared_prefix=True))
         groups = with_routes_of_row(policy.routers, groups)
-    packed, plain = build_batch(shared_prefix=True), build_batch(shared_prefix=False)
+    packed, plain = build_batch(groups, shared_prefix=True), build_batch(groups, shared_prefix=False)
     with _no_dropout(policy.model):
         found = compare_layouts(policy, packed, plain, ranks)
-    bound = TOLERANCES[policy.model.dtype]
-    advice = ""
-    if policy.family.has_recurrent_layers:
-        advice = (
-            ", which runs each response after its own copy of the prompt and does not fork the recurrent state; or, if "
-            "flash-linear-attention computes the recurrent layers, uninstall it or install another version"
-        )
-        if policy.model.dtype == torch.bfloat16:
-            # Rounding changes half of the gradient of recurrent layers in bfloat16.
-            bound = ForwardDifference(logprobs=0.1, gradient=0.5)
+    bound = _find_tolerance(policy)
     if not found.within(bound):
+        advice = _RECURRENT_ADVICE if policy.family.has_recurrent_layers else ""
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
@@ -95,6 +83,40 @@ def check_shared_prefix(
             "of torch and transformers"
         )
     return True
+
+
+def _pick_check_groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
+    """Return the smallest input that can reveal an error: two siblings of one group, else two groups.
+
+    Empty if there are neither siblings nor two groups.
+    """
+    groups = group_by_prompt(experiences)
+    for group in groups:
+        if len(group) > 1:
+            return [group[:2]]
+    return groups[:2] if len(groups) > 1 else []
+
+
+def _build_batch(
+    policy: PolicyModel,
+    processor: PromptProcessor,
+    pad_id: int,
+    groups: Sequence[Sequence[Experience]],
+    *,
+    shared_prefix: bool,
+) -> Batch:
+    """Return the tensors of the groups, packed into one row with `shared_prefix`, else as plain rows."""
+    batch = collate(groups, processor, pad_id=pad_id, shared_prefix=shared_prefix)
+    # Under ZeRO-3 a weight unused in a pass keeps an earlier gradient, so a dummy image runs the vision tower.
+    return add_dummy_media(batch, processor.placeholders, images=policy.runner.uses_deepspeed, videos=False)
+
+
+def _find_tolerance(policy: PolicyModel) -> ForwardDifference:
+    """Return the largest differences that rounding explains for this policy."""
+    if policy.family.has_recurrent_layers and policy.model.dtype == torch.bfloat16:
+        # Rounding changes half of the gradient of recurrent layers in bfloat16.
+        return ForwardDifference(logprobs=0.1, gradient=0.5)
+    return TOLERANCES[policy.model.dtype]
 
 
 @contextmanager

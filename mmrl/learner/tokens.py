@@ -37,24 +37,20 @@ class TokenTable:
     advantages_N: Tensor  # advantage of the response or turn, float32
     fixed_lengths_N: Tensor  # length that `aggregation: fixed` divides by, float32
     staleness_N: Tensor  # policy versions between sampling and learning, int64; differs within a partial rollout
+    # True if the old log-prob, the ratio's denominator, is the recorded one; False if the recomputed one; bool.
+    # It depends on the kind of rollout:
+    # - on-policy: `loss.old_logprobs` decides;
+    # - replayed: `replay.old_logprobs` decides;
+    # - sampled by older weights (asynchronous or partial rollouts): recorded, but recomputed with
+    #   `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
+    # - in a group that was carried over from an earlier step: recorded.
+    # Any other choice than that of `loss.old_logprobs` arrives as `Experience.old_logprobs_source`.
     old_is_recorded_N: Tensor
-    """True if the old log-prob, the ratio's denominator, is the recorded one; False if the recomputed one; bool.
-
-    It depends on the kind of rollout:
-
-    - on-policy: `loss.old_logprobs` decides;
-    - replayed: `replay.old_logprobs` decides;
-    - sampled by older weights (asynchronous or partial rollouts): recorded, but recomputed with
-      `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
-    - in a group that was carried over from an earlier step: recorded.
-
-    Any other choice than that of `loss.old_logprobs` arrives as `Experience.old_logprobs_source`.
-    """
+    # Log-prob that the sampler recorded, float32 in nats as all that follow; 0 in a demonstration.
     recorded_logprobs_N: Tensor
-    """Log-prob that the sampler recorded, float32 in nats as all that follow; 0 in a demonstration."""
+    # Log-prob that the learner computed before the first update of the step; read only if
+    # `Objective.needs_recomputed_logprobs`.
     recomputed_logprobs_N: Tensor
-    """Log-prob that the learner computed before the first update of the step; read only if
-    `Objective.needs_recomputed_logprobs`."""
     current_logprobs_N: Tensor  # log-prob under the policy as it is now, with gradient
     entropies_N: Tensor  # entropy of the policy's next-token distribution, with gradient
     reference_logprobs_N: Tensor | None  # log-prob under the reference; None without a KL penalty

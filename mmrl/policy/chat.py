@@ -58,13 +58,7 @@ class ChatTemplate:
         opening = prompt[start:] if start >= 0 else ""
         if opening.strip() != _THOUGHT:
             return ""
-        problem = None
-        if response_format.thinking == "none":
-            problem = "response_format.thinking is none"
-        elif f"<{response_format.think_tag}>" != _THOUGHT:
-            problem = f"response_format.think_tag is {response_format.think_tag}"
-        elif response_format.style == "json":
-            problem = "response_format.style is json"
+        problem = _find_conflict(response_format)
         if problem:
             raise UserError(
                 f"model.chat: the chat template ends each prompt with {_THOUGHT}, and {problem}; set model.chat: "
@@ -126,3 +120,14 @@ def _user_turn(content: _Content) -> dict[str, Any]:
     for kind, text in content:
         parts.append({"type": kind, "text": text} if kind == "text" else {"type": kind})
     return {"role": "user", "content": parts}
+
+
+def _find_conflict(response_format: ResponseFormat) -> str:
+    """Return the setting by which responses cannot begin with `<think>`; empty if they can."""
+    if response_format.thinking == "none":
+        return "response_format.thinking is none"
+    if f"<{response_format.think_tag}>" != _THOUGHT:
+        return f"response_format.think_tag is {response_format.think_tag}"
+    if response_format.style == "json":
+        return "response_format.style is json"
+    return ""

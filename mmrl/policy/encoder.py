@@ -26,7 +26,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
 from mmrl.policy.batch import MediaItem, Placeholders, PromptTensors, check_placeholders, prompt_media_items
 from mmrl.policy.chat import ChatTemplate
-from mmrl.policy.families import Grid, ImageFormat, PlaceholderRun, VideoTimeEncoding
+from mmrl.policy.families import Grid, ImageFormat, ModelFamily, PlaceholderRun, VideoTimeEncoding
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.types import (
     Author,
@@ -44,6 +44,7 @@ from mmrl.types import (
 )
 
 if TYPE_CHECKING:
+    from transformers import ProcessorMixin
     from transformers.image_processing_utils import BaseImageProcessor
 
 
@@ -111,17 +112,14 @@ class PromptEncoder:
         patch_size = self.image_format.patch_size
         self.frame_sampling = FrameSampling(video=video, patch_size=patch_size)
         self._no_patches = torch.zeros(0, 3 * self.image_format.frames_per_patch * patch_size**2)
-        image_token, video_token = hf_processor.image_token, hf_processor.image_token
-        video_id = -1  # the id of no token
-        if family.video_time is not VideoTimeEncoding.NO_VIDEO:
-            video_token, video_id = hf_processor.video_token, hf_processor.video_token_id
-        start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
-        # Some templates leave start and end to the processor's own expansion, which is not used here.
-        self._media_pattern = re.compile(f"(?:{start})?(?:{re.escape(image_token)}|{re.escape(video_token)})(?:{end})?")
+        self._media_pattern = _compile_media_pattern(family, hf_processor)
         added_tokens = hf_processor.tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added_tokens if token.special]
+        takes_videos = family.video_time is not VideoTimeEncoding.NO_VIDEO
         self.placeholders = Placeholders(
-            image_id=hf_processor.image_token_id, video_id=video_id, merge_size=self.image_format.merge_size
+            image_id=hf_processor.image_token_id,
+            video_id=hf_processor.video_token_id if takes_videos else -1,  # -1 is the id of no token
+            merge_size=self.image_format.merge_size,
         )
 
     def with_media_cache(self, media_cache: MediaCache) -> PromptEncoder:
@@ -252,19 +250,29 @@ class PromptEncoder:
         )
 
     def _media_layout(self, ref: MediaRef) -> MediaLayout:
+        return self._image_layout(ref) if isinstance(ref, ImageRef) else self._video_layout(ref)
+
+    def _image_layout(self, ref: ImageRef) -> MediaLayout:
         patch_size = self.image_format.patch_size
-        if isinstance(ref, ImageRef):
-            original = self.media_cache.image_size(ref)
-            resized = self._resized_image_size(original)
-            # A crop's coordinates in the original count from the corner of the whole image.
-            offset = (0, 0) if ref.crop is None else ref.crop[:2]
-            grid = (1, resized.height // patch_size, resized.width // patch_size)
-            resize_map = ResizeMap(original, resized, offset)
-            return MediaLayout(ref=ref, resize_map=resize_map, grid=grid, runs=(PlaceholderRun(grid),))
+        original = self.media_cache.image_size(ref)
+        resized = self._resized_image_size(original)
+        # A crop's coordinates in the original count from the corner of the whole image.
+        offset = (0, 0) if ref.crop is None else ref.crop[:2]
+        grid = (1, resized.height // patch_size, resized.width // patch_size)
+        resize_map = ResizeMap(original, resized, offset)
+        return MediaLayout(ref=ref, resize_map=resize_map, grid=grid, runs=(PlaceholderRun(grid),))
+
+    def _video_layout(self, ref: VideoRef) -> MediaLayout:
+        """Choose the frames of a video, and return its size and times.
+
+        Raises:
+            UserError: videos cannot be used, or this one cannot.
+        """
         if self.video_refusal:
             raise UserError(self.video_refusal)
         if self.family.video_time is VideoTimeEncoding.NO_VIDEO:
             raise UserError(f"{ref.path}: the model ({self.family.model_type}) takes no videos; leave the sample out")
+        patch_size = self.image_format.patch_size
         plan = self.media_cache.get_frame_plan(ref, self.frame_sampling)
         frames_per_grid = self.image_format.frames_per_patch
         times = [index / plan.fps for index in plan.indices]
@@ -325,6 +333,16 @@ class PromptEncoder:
         output = self.hf_processor.video_processor(clips, return_tensors="pt", **options)
         patches: torch.Tensor = output["pixel_values_videos"]
         return patches
+
+
+def _compile_media_pattern(family: ModelFamily, hf_processor: ProcessorMixin) -> re.Pattern[str]:
+    """Return the pattern of one image or video in a text that the chat template has rendered."""
+    placeholders = [re.escape(hf_processor.image_token)]
+    if family.video_time is not VideoTimeEncoding.NO_VIDEO:
+        placeholders.append(re.escape(hf_processor.video_token))
+    start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
+    # Some templates leave start and end to the processor's own expansion, which is not used here.
+    return re.compile(f"(?:{start})?(?:{'|'.join(placeholders)})(?:{end})?")
 
 
 def unpatchify(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +125,24 @@ def load_model(options: ModelConfig, bundle: ProcessorBundle) -> ModelBundle:
             # Reported below by name, rather than by transformers in a table.
             ignore_mismatched_sizes=True,
         )
-    # transformers only warns of missing weights, and fills them with random numbers.
-    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    _check_loaded_weights(path, sorted(report["missing_keys"]), sorted(report["mismatched_keys"]))
+    return ModelBundle(
+        family=bundle.family,
+        processor=bundle.processor,
+        model=model,
+        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
+        is_untied_by_files=_correct_tied_config(model),
+    )
+
+
+def _check_loaded_weights(
+    path: str, missing: Sequence[str], mismatched: Sequence[tuple[str, torch.Size, torch.Size]]
+) -> None:
+    """Raise a UserError if the files at `path` lack weights of the model, or have them in another size.
+
+    transformers only warns of such weights, and fills them with random numbers. `mismatched` has the name, the size in
+    the files and that of the model.
+    """
     if missing == [_OUTPUT_MATRIX] and has_contradictory_ties(path):
         raise UserError(
             f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json contradicts itself: "
@@ -142,13 +158,6 @@ def load_model(options: ModelConfig, bundle: ProcessorBundle) -> ModelBundle:
             f"model.path: {path!r} has {len(mismatched)} weights of another size than its config.json says, {name} for "
             f"one: {list(found)}, not {list(expected)}; restore its files (of experts, the first number counts them)"
         )
-    return ModelBundle(
-        family=bundle.family,
-        processor=bundle.processor,
-        model=model,
-        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
-        is_untied_by_files=_correct_tied_config(model),
-    )
 
 
 def _correct_tied_config(model: PreTrainedModel) -> bool:

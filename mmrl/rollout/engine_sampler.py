@@ -20,8 +20,8 @@ class EngineSampler:
     processor: PromptProcessor
     _: KW_ONLY
     load_version: Callable[[int], None]  # has the engine load the policy's weights, which are of this version
+    # Root of all random seeds, such as the run's seed and the stage's name. No other sampler has the same parts.
     seed_parts: Sequence[str | int]
-    """Root of all random seeds, such as the run's seed and the stage's name. No other sampler has the same parts."""
     version: int = 0  # policy version that segments carry
     record_routes: bool = False  # true if rollouts carry the experts that their tokens were sent to
 

@@ -43,8 +43,8 @@ class StepPipeline:
     group_size: int  # first responses to each prompt
     sampling_params: SamplingParams  # the distribution of first responses
     steps: tuple[RolloutStep, ...] = ()
+    # Generates first responses in chunks and leaves some of them unfinished; None to generate until all have ended.
     partial_rollouts: PartialRollouts | None = None
-    """Generates first responses in chunks and leaves some of them unfinished; None to generate until all have ended."""
 
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()

@@ -14,7 +14,7 @@ from mmrl.config.schema import SampleStage
 from mmrl.data.load import check_stage_has_samples
 from mmrl.data.stage_tables import build_sample_row, read_table
 from mmrl.distributed.exchanges import gather_items
-from mmrl.distributed.ranks import rank_slice
+from mmrl.distributed.ranks import own_slice
 from mmrl.log.logger import MetricsLogger
 from mmrl.types import FinishReason, Group, RolloutBatch, RunInterrupted, Score, TrainingState, UserError
 from mmrl.utils.files import check_not_deleted, json_line, read_complete_batches, report_write_errors
@@ -55,7 +55,7 @@ def run_sample_stage(
     with logger.log_stage(stage.name, num_steps, first_step):
         for step in range(first_step, num_steps):
             step_samples = samples[step * size : (step + 1) * size]
-            own_samples = step_samples[rank_slice(len(step_samples), ranks)]
+            own_samples = step_samples[own_slice(len(step_samples), ranks)]
             with run.engine.gather_for_sampling(), run.console.activity.during("rollout"):
                 batch = pipeline.run(list(map(run.processor.build, own_samples)), step=step)
             check_group_sizes(stage, batch)

@@ -55,7 +55,7 @@ class Trial:
     dtype: torch.dtype = torch.float32
     shared_prefix: bool = True
     recomputes: bool = False
-    mini_batches: int = 1
+    num_mini_batches: int = 1
     old_logprobs: str = "recorded"
     routing_replay: str = "none"
     float32_output_layer: bool = False
@@ -151,8 +151,8 @@ def make_learner(
         total_steps=9,
         micro_batch_groups=2,
         micro_batch_tokens=200,
-        epochs=1,
-        mini_batches=trial.mini_batches,
+        ppo_epochs=1,
+        num_mini_batches=trial.num_mini_batches,
         shared_prefix=trial.shared_prefix,
         pad_id=trial_set.eos_id,
     )

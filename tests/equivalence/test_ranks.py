@@ -35,6 +35,7 @@ def trial_set(make_tiny) -> TrialSet:
     every = [experience for group in groups for experience in group]
     steps = (every, [*text, *image], [*video, *text], list(image), list(text))
     plain = Trial(deepspeed=None, steps=steps, resume_after=2)
+    mini = replace(plain, num_mini_batches=2, resume_after=None)
     adapted = replace(plain, resume_after=None, feeds=True, steps=steps[:2], lora=LoraConfig(rank=4))
     trials = {
         "torch": plain,
@@ -57,11 +58,11 @@ def trial_set(make_tiny) -> TrialSet:
         "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
         "torch-quiet": replace(plain, resume_after=None, steps=(silence(every, 2),)),
         # The last group alone has no second mini-batch: it must wait for nobody.
-        "torch-mini": replace(plain, mini_batches=2, resume_after=None),
-        "zero2-old": replace(plain, mini_batches=2, old_logprobs="recomputed", resume_after=None, deepspeed=zero(2)),
-        "zero3-old": replace(plain, mini_batches=2, old_logprobs="recomputed", resume_after=None, deepspeed=zero(3)),
+        "torch-mini": mini,
+        "zero2-old": replace(mini, old_logprobs="recomputed", deepspeed=zero(2)),
+        "zero3-old": replace(mini, old_logprobs="recomputed", deepspeed=zero(3)),
         "zero3-old-adapted": replace(
-            adapted, deepspeed=zero(3), feeds=False, mini_batches=2, old_logprobs="recomputed", recomputes=True
+            adapted, deepspeed=zero(3), feeds=False, num_mini_batches=2, old_logprobs="recomputed", recomputes=True
         ),
         "zero2-narrow": replace(plain, deepspeed=zero(2), dtype=torch.bfloat16, resume_after=1, steps=steps[:2]),
     }

@@ -42,10 +42,10 @@ def trial_sets(make_tiny) -> dict[str, TrialSet]:
         if family == "qwen3_5":
             trials = {"zero3": trials["zero3"]}
         if family == "qwen3_vl_moe":
-            sent = replace(once, steps=routed_by_an_engine(tiny), mini_batches=2, routing_replay="engine")
+            sent = replace(once, steps=routed_by_an_engine(tiny), num_mini_batches=2, routing_replay="engine")
             trials = {
                 # Mini-batches, so that all but the first replay what an extra pass has recorded.
-                "zero3-routed": replace(once, deepspeed=zero(3), mini_batches=2, routing_replay="learner"),
+                "zero3-routed": replace(once, deepspeed=zero(3), num_mini_batches=2, routing_replay="learner"),
                 "torch-engine": sent,
                 "zero3-engine": replace(sent, deepspeed=zero(3)),
             }

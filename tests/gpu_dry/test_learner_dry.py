@@ -117,7 +117,7 @@ def test_routes_are_replayed(make_tiny, replay, device, waits):
     sampler = hf_sampler(tiny.policy, tiny.processor, record_routes=True)
     experiences = make_off_policy_experiences(tiny, group_size=1, sampler=sampler)[:2]
     device.place(tiny.policy.model.to(torch.bfloat16))
-    learner = make_learner(tiny, routing_replay=replay, epochs=2)
+    learner = make_learner(tiny, routing_replay=replay, ppo_epochs=2)
     learner._shared_prefix_checked = True
     learner.step(experiences, step=0)
     # Two updates, each with a read of the routers' sums; the first also compares the engine's routes.

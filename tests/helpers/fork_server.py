@@ -7,7 +7,7 @@ What such a child starts in its turn (ranks, verify-resume, the sides of a bench
 
 The test talks to the server through a pair of sockets, and `Forked` looks like subprocess.Popen. What forking could
 hide (a missing import, an import that takes too long, how a fresh interpreter starts) is tried by the tests that start
-a real process; `harness.mmrl(…, fresh=True)` does.
+a real process; `harness.run_mmrl(…, fresh=True)` does.
 """
 
 import atexit

@@ -74,8 +74,9 @@ def make_learner(
     **options: Any,
 ) -> PolicyLearner:
     """Return a learner, with AdamW by default; `options` are fields of `LearnerConfig` or of `LossConfig`."""
-    settings: dict[str, Any] = {"optimizer": optimizer_config or OptimizerConfig(lr=lr), "total_steps": 4, "epochs": 1}
-    settings |= {"micro_batch_groups": 2, "micro_batch_tokens": 10_000, "shared_prefix": True, "pad_id": tiny.eos_id}
+    settings: dict[str, Any] = {"optimizer": optimizer_config or OptimizerConfig(lr=lr), "total_steps": 4}
+    settings |= {"micro_batch_groups": 2, "micro_batch_tokens": 10_000, "ppo_epochs": 1}
+    settings |= {"shared_prefix": True, "pad_id": tiny.eos_id}
     for name in LEARNER_OPTIONS & options.keys():
         settings[name] = options.pop(name)
     config = LearnerConfig(loss=loss or LossConfig(**options), **settings)

@@ -21,7 +21,7 @@ def case_tables_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def here(capfd, case_tables_once) -> Command:
+def in_process(capfd, case_tables_once) -> Command:
     """Runs the command in this process: the same code as `python -m mmrl`, without seconds of imports."""
 
     def run(*arguments):

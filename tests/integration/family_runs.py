@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY, mmrl, questions, shared, succeed, write
+from harness import TINY, questions, run_mmrl, shared, succeed, write
 from safetensors.torch import load_file, save_file
 from zoom_runs import partial_config, zoom_config
 
@@ -42,13 +42,13 @@ def family_runs(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     """A folder with two runs: `base`, and `whole`, which trains an adapter on the model of the first."""
 
     def make(folder: Path) -> None:
-        succeed(mmrl("train", write(base_config(folder / "base", family), folder / "base.yaml")))
+        succeed(run_mmrl("train", write(base_config(folder / "base", family), folder / "base.yaml")))
         # As in released folders of Qwen3.5; transformers has no layer for them.
         file = folder / "base" / "model" / "model.safetensors"
         save_file({**load_file(file), "mtp.fc.weight": torch.ones(2, 2)}, file, metadata={"format": "pt"})
         data = questions(folder / "questions")
         config = adapter_config(folder / "whole", folder / "base" / "model", data)
-        done = succeed(mmrl("train", write(config, folder / "whole.yaml")))
+        done = succeed(run_mmrl("train", write(config, folder / "whole.yaml")))
         assert "1 weights for predicting several tokens" in done.output
 
     return shared(tmp_path_factory, f"runs-{family}", make)

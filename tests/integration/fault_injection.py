@@ -14,7 +14,7 @@ from itertools import count
 
 
 def main() -> int:
-    where, nth, blow, *arguments = sys.argv[1:]
+    where, nth, fault, *arguments = sys.argv[1:]
     module, _, path = where.partition(":")
     owner, _, name = path.rpartition(".")
     importlib.import_module(module)
@@ -22,23 +22,23 @@ def main() -> int:
     function, calls = getattr(holder, name), count(1)
 
     @functools.wraps(function)
-    def struck(*args, **kwargs):
+    def with_fault(*args, **kwargs):
         if next(calls) == int(nth):
-            strike(blow)
+            inject(fault)
         return function(*args, **kwargs)
 
-    setattr(holder, name, struck)
+    setattr(holder, name, with_fault)
     sys.argv[1:] = arguments
     from mmrl.cli import main as command
 
     return command()
 
 
-def strike(blow: str) -> None:
-    if blow.isdecimal():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(blow), resource.RLIM_INFINITY))
+def inject(fault: str) -> None:
+    if fault.isdecimal():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(fault), resource.RLIM_INFINITY))
     else:
-        os.kill(os.getpid(), signal.Signals[blow])
+        os.kill(os.getpid(), signal.Signals[fault])
 
 
 if __name__ == "__main__":

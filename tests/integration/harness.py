@@ -130,18 +130,18 @@ def write(config: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def mmrl(
+def run_mmrl(
     *arguments: object,
-    strike: Sequence[object] = (),
+    fault: Sequence[object] = (),
     cwd: Path | None = None,
     timeout: float = 1200.0,
     fresh: bool = False,
 ) -> Done:
-    """Run `python -m mmrl ARGUMENTS` in another process; `strike` is what fault_injection.py takes before them.
+    """Run `python -m mmrl ARGUMENTS` in another process; `fault` is what fault_injection.py takes before them.
 
     It is forked from a process that has the imports after it. `fresh` starts a new interpreter instead.
     """
-    program = [Path(__file__).with_name("fault_injection.py"), *strike] if strike else ["-m", "mmrl"]
+    program = [Path(__file__).with_name("fault_injection.py"), *fault] if fault else ["-m", "mmrl"]
     command = [*map(str, program), *map(str, arguments)]
     if fresh:
         options = {"capture_output": True, "text": True, "timeout": timeout, "cwd": cwd}
@@ -153,7 +153,7 @@ def mmrl(
 
 def stop_in_rl(config: Path, nth: int) -> None:
     """Train until Ctrl-C arrives in the `nth` RL step of the process, which saves it and ends."""
-    done = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", nth, "SIGINT"))
+    done = run_mmrl("train", config, fault=("mmrl.rollout.engine_sampler:EngineSampler.sync", nth, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
     assert f"Saved. Continue with: mmrl train {config}" in done.output
     assert not done.errors
@@ -173,7 +173,7 @@ def processes_in(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | None, lines: int = 8) -> Done:
+def train_and_signal(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | None, lines: int = 8) -> Done:
     """Train with two ranks, and signal one of them, or the launcher, once metrics.jsonl has so many lines.
 
     They work in the folder of the config.
@@ -215,12 +215,12 @@ def undisturbed(
     """Return the directory of a run that nobody disturbed, made once for all processes of pytest-xdist."""
 
     def run(folder: Path) -> None:
-        succeed(mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml")))
+        succeed(run_mmrl("train", write(make_config(folder / "run"), folder / "tiny.yaml")))
 
     return shared(tmp_path_factory, name, run) / "run"
 
 
-def contents(run_dir: Path) -> dict[str, bytes]:
+def reproducible_files(run_dir: Path) -> dict[str, bytes]:
     """Return the files of a finished run that its seed decides: weights, logs, summary and rollouts."""
     logs = [run_dir / name for name in ("metrics.jsonl", "events.jsonl", "summary.json")]
     files = [run_dir / "model" / "model.safetensors", *logs]
@@ -260,7 +260,7 @@ def questions(folder: Path) -> Path:
     return path
 
 
-def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+def check_metrics_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
     """Check that records are equal, numbers up to rounding.
 
     AdamW's first update has the sign of a gradient, however small, so gradients after the first step differ by more.

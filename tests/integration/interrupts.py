@@ -10,7 +10,9 @@ import pytest
 from harness import Command
 
 
-def train_until_signal(here: Command, config: Path, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
+def train_until_signal(
+    in_process: Command, config: Path, owner: type, name: str, nth: int, *signals: signal.Signals
+) -> None:
     """Train in this process, which gets signals at the `nth` call of a method, and check that they end the run."""
     method, calls = getattr(owner, name), count(1)
 
@@ -22,4 +24,4 @@ def train_until_signal(here: Command, config: Path, owner: type, name: str, nth:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owner, name, interrupted)
-        assert here("train", config).code == 128 + signals[0]
+        assert in_process("train", config).code == 128 + signals[0]

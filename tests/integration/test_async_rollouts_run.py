@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from harness import (
     Command,
-    alike,
+    check_metrics_alike,
     check_records,
-    contents,
     experiment,
     metrics,
-    mmrl,
+    reproducible_files,
     rl_stage,
+    run_mmrl,
     scheduled,
     sft_stage,
     succeed,
@@ -97,37 +97,39 @@ def test_checkpoints_have_the_next_batch_except_the_last(whole):
     [(AsyncRollouts, "start", 4, (signal.SIGTERM,)), (PendingBatch, "wait", 5, (signal.SIGINT,) * 2)],
     ids=["before the fifth step is generated", "twice after the sixth is generated"],
 )
-def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(tmp_path, whole, here, owner, method, nth, signals):
+def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(
+    tmp_path, whole, in_process, owner, method, nth, signals
+):
     config = write(full_config(tmp_path / "run"), tmp_path / "tiny.yaml")
-    train_until_signal(here, config, owner, method, nth, *signals)
+    train_until_signal(in_process, config, owner, method, nth, *signals)
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "01-000004"
-    done = succeed(here("train", config))
+    done = succeed(in_process("train", config))
     assert "01-000004: stage rl, step 4" in done.output
-    assert contents(tmp_path / "run") == contents(whole)
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole)
 
 
-def resume_with_two_ranks(here: Command, config: Path, owner: type, method: str, nth: int) -> None:
+def resume_with_two_ranks(in_process: Command, config: Path, owner: type, method: str, nth: int) -> None:
     """Stop a run of one process at a call, and end it with two ranks."""
-    train_until_signal(here, config, owner, method, nth, signal.SIGINT)
-    succeed(mmrl("train", config, "--nproc", 2))
+    train_until_signal(in_process, config, owner, method, nth, signal.SIGINT)
+    succeed(run_mmrl("train", config, "--nproc", 2))
 
 
-def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, here):
+def test_two_ranks_share_what_one_process_generated_ahead(tmp_path, in_process):
     replay, sampling = {"capacity": 32, "old_logprobs": "recomputed"}, {"max_new_tokens": 6, "temperature": 0.6}
     options = {"num_mini_batches": 2, "loss": RECOMPUTED, "replay": replay, "sampling": sampling}
     once, twice = (write(async_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in ("1", "2"))
-    assert here("train", once).code == 0
+    assert in_process("train", once).code == 0
     steps = learned_steps(tmp_path / "1")
     for name in ("rollout/staleness_max", "rollout/staleness_mean"):
         assert [record[name] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
     assert ["rollout/logprob_diff_mean" in record for record in steps] == [True] + [False] * (STEPS - 1)
     assert ["rollout/stale_logprob_diff_mean" in record for record in steps] == [False] + [True] * (STEPS - 1)
     check_all_occurred(steps, "replay/frac")
-    resume_with_two_ranks(here, twice, AsyncRollouts, "start", 3)
-    alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
+    resume_with_two_ranks(in_process, twice, AsyncRollouts, "start", 3)
+    check_metrics_alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, here):
+def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, in_process):
     """Then they continue as one process does, whichever rank opens the images."""
     rl = rl_stage(
         steps=STEPS,
@@ -142,28 +144,28 @@ def test_two_ranks_share_what_one_process_left_unfinished(tmp_path, here):
     )
     once, twice = (experiment(tmp_path / name, stages=[COLD, rl]) for name in ("once", "twice"))
     twice["data"]["media_workers"] = 1
-    assert here("train", write(once, tmp_path / "once.yaml")).code == 0
+    assert in_process("train", write(once, tmp_path / "once.yaml")).code == 0
     steps = learned_steps(tmp_path / "once")
     assert steps[0]["rollout/unfinished_groups"] > 0
     staleness = [record["rollout/staleness_max"] for record in steps]
     assert staleness[0] == 0.0 and max(staleness) >= 1.0
-    resume_with_two_ranks(here, write(twice, tmp_path / "twice.yaml"), EngineSampler, "sync", 1)
-    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+    resume_with_two_ranks(in_process, write(twice, tmp_path / "twice.yaml"), EngineSampler, "sync", 1)
+    check_metrics_alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path, here):
+def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path, in_process):
     """The last step of the shorter run generates nothing ahead; from an earlier checkpoint both are the same."""
     longer, run_dir = "stages.rl.steps=7", tmp_path / "run"
     config = write(full_config(run_dir), tmp_path / "tiny.yaml")
-    assert here("train", config).code == 0
+    assert in_process("train", config).code == 0
     shutil.copytree(run_dir, tmp_path / "short")
-    done = succeed(here("train", config, longer))
+    done = succeed(in_process("train", config, longer))
     assert "Stage rl will end with other bytes than one that had 7 steps from the start" in done.output
     shutil.rmtree(run_dir)
     shutil.copytree(tmp_path / "short", run_dir)
     shutil.rmtree(run_dir / "checkpoints" / "01-000006")
-    done = succeed(here("train", config, longer))
+    done = succeed(in_process("train", config, longer))
     assert "01-000004: stage rl, step 4" in done.output
     assert "The stage will end like one that had so many steps from the start." in done.output
-    assert here("train", config, longer, "--run-dir", tmp_path / "fresh").code == 0
-    assert contents(run_dir) == contents(tmp_path / "fresh")
+    assert in_process("train", config, longer, "--run-dir", tmp_path / "fresh").code == 0
+    assert reproducible_files(run_dir) == reproducible_files(tmp_path / "fresh")

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from harness import (
     Done,
-    alike,
-    contents,
+    check_metrics_alike,
     counting,
     experiment,
     jsonl,
     metrics,
-    mmrl,
+    reproducible_files,
     rl_stage,
     rows,
+    run_mmrl,
     sft_stage,
     stop_in_rl,
     succeed,
@@ -99,10 +99,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_by_name_and_leaves_nothing(tmp_path, here, name):
+def test_a_mistake_is_refused_by_name_and_leaves_nothing(tmp_path, in_process, name):
     make_sections, words = MISTAKES[name]
     sections = {"stages": [rl_stage()], **make_sections(tmp_path)}
-    done = here("train", write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml"))
+    done = in_process("train", write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml"))
     assert_refused(done, *words)
     assert not (tmp_path / "run").exists()
 
@@ -150,34 +150,34 @@ OPTIONS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path, here, name):
+def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path, in_process, name):
     make_sections, keys, message = OPTIONS[name]
     sections = {"stages": [rl_stage()], **make_sections(tmp_path)}
     path = write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml")
-    assert_refused(here("train", path), f"mmrl: error: {line_of(path, *keys)}: {message}")
+    assert_refused(in_process("train", path), f"mmrl: error: {line_of(path, *keys)}: {message}")
     assert not (tmp_path / "run").exists()
     if keys[0] == "data" and "test" not in keys:
-        assert f"{line_of(path, *keys)}: {message}" in here("data", "show", path).errors
+        assert f"{line_of(path, *keys)}: {message}" in in_process("data", "show", path).errors
 
 
-def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path, here):
+def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path, in_process):
     path = write(experiment(tmp_path / "run", stages=[rl_stage()]), tmp_path / "bad.yaml")
-    done = here("train", path, "data.train.0.args.image_px=1000000")
+    done = in_process("train", path, "data.train.0.args.image_px=1000000")
     assert_refused(done, "command line: data.train.0.args.image_px: data source", "must be less than or equal to 10000")
 
 
-def test_a_prompt_that_is_too_long_is_never_cut(tmp_path, here):
+def test_a_prompt_that_is_too_long_is_never_cut(tmp_path, in_process):
     config = experiment(tmp_path / "run")
     config["model"]["max_prompt_tokens"] = 10
-    done = here("train", write(config, tmp_path / "bad.yaml"))
+    done = in_process("train", write(config, tmp_path / "bad.yaml"))
     assert_refused(done, "data.train: ", "count/train/0000", "tokens exceed model.max_prompt_tokens=10")
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path, here):
+def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path, in_process):
     data = {**damaged_image(tmp_path)["data"], "on_bad_sample": "skip"}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
-    done = succeed(here("train", write(config, tmp_path / "skip.yaml")))
+    done = succeed(in_process("train", write(config, tmp_path / "skip.yaml")))
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
 
 
@@ -211,38 +211,38 @@ def counting_few(folder: Path, name: str, *counts: int, **data: object) -> Path:
     return write(config, folder / f"{name}.yaml")
 
 
-def test_targets_that_a_reward_cannot_score_are_skipped_and_listed_on_all_ranks_and_on_resume(tmp_path, here):
+def test_targets_that_a_reward_cannot_score_are_skipped_and_listed_on_all_ranks_and_on_resume(tmp_path, in_process):
     counts, usable = (0, 9, 1, 2, 7, 1), (0, -1, 1, 2, -1, 1)
     once, twice, shared, clean = (
         counting_few(tmp_path, name, *(usable if name == "clean" else counts), on_bad_sample="skip")
         for name in ("once", "twice", "shared", "clean")
     )
-    done = succeed(here("train", once))
+    done = succeed(in_process("train", once))
     for split in ("train", "validation", "test"):
         told = (
             f"warning: data.{split}: 2 of 6 samples cannot be used and are left out:\n  count/train/{split}1: reward "
         )
         assert told in done.output
     assert "too many to count" in done.output
-    succeed(here("train", clean))
-    assert contents(tmp_path / "once") == contents(tmp_path / "clean")
+    succeed(in_process("train", clean))
+    assert reproducible_files(tmp_path / "once") == reproducible_files(tmp_path / "clean")
     stop_in_rl(twice, 2)
-    succeed(here("train", twice))
-    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
-    succeed(mmrl("train", shared, "--nproc", 2))
-    alike(metrics(tmp_path / "shared"), metrics(tmp_path / "once"))
+    succeed(in_process("train", twice))
+    assert reproducible_files(tmp_path / "twice") == reproducible_files(tmp_path / "once")
+    succeed(run_mmrl("train", shared, "--nproc", 2))
+    check_metrics_alike(metrics(tmp_path / "shared"), metrics(tmp_path / "once"))
 
 
-def test_a_target_that_a_reward_cannot_score_ends_the_run_without_skip(tmp_path, here):
-    done = here("train", counting_few(tmp_path, "strict", 0, 9, 1, 2))
+def test_a_target_that_a_reward_cannot_score_ends_the_run_without_skip(tmp_path, in_process):
+    done = in_process("train", counting_few(tmp_path, "strict", 0, 9, 1, 2))
     assert_refused(done, "data.train: 1 of 4 samples", "count/train/train1", "too many to count", "on_bad_sample=skip")
 
 
-def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path, here):
+def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path, in_process):
     loss = {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
     path = write(experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=loss)]), tmp_path / "narrow.yaml")
     line = path.read_text().split('"loss"')[0].count("\n") + 1
-    done = succeed(here("train", path))
+    done = succeed(in_process("train", path))
     assert f"warning: {path}:{line}: stages.0.loss.old_logprobs: the ratio of a whole response" in done.output
 
 
@@ -254,24 +254,24 @@ FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so m
 
 
 @pytest.mark.parametrize("moment", FULL_DISKS)
-def test_a_run_ended_by_a_full_disk_resumes(tmp_path, whole, here, moment):
-    *strike, unsaved = FULL_DISKS[moment]
+def test_a_run_ended_by_a_full_disk_resumes(tmp_path, whole, in_process, moment):
+    *fault, unsaved = FULL_DISKS[moment]
     config = write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
-    done = mmrl("train", config, strike=strike)
+    done = run_mmrl("train", config, fault=fault)
     assert_refused(done, f"cannot save {tmp_path}/run/{unsaved}", "earlier checkpoints are intact", "free some space")
     assert not (tmp_path / "run" / unsaved).exists()
     assert not list(tmp_path.rglob("*.partial"))
-    again = here("train", config)  # the disk has room again
+    again = in_process("train", config)  # the disk has room again
     assert again.code == 0
     assert "damaged" not in again.output
-    assert contents(tmp_path / "run") == contents(whole)
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole)
 
 
-def test_a_mistake_in_a_begun_run_leaves_it_unchanged(tmp_path, whole, here):
+def test_a_mistake_in_a_begun_run_leaves_it_unchanged(tmp_path, whole, in_process):
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
-    done = here("train", write(experiment(run_dir, stages=[rl_stage(group_size=1)]), tmp_path / "bad.yaml"))
+    done = in_process("train", write(experiment(run_dir, stages=[rl_stage(group_size=1)]), tmp_path / "bad.yaml"))
     assert done.code == 2
-    assert contents(run_dir) == contents(whole)
+    assert reproducible_files(run_dir) == reproducible_files(whole)
 
 
 def assert_refused(done: Done, *words: str) -> None:
@@ -301,11 +301,11 @@ def make(context, *, how: str):
 
 
 @pytest.mark.parametrize(("how", "every"), [("delete", 1), ("delete", 100), ("move", 100)])
-def test_a_run_directory_that_is_deleted_ends_the_run(tmp_path, here, how, every):
+def test_a_run_directory_that_is_deleted_ends_the_run(tmp_path, in_process, how, every):
     (tmp_path / "mine.py").write_text(DELETING)
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=4)], checkpoints={"every": every})
     callbacks = [{"fn": "./mine.py:make", "args": {"how": how}}]
-    done = here("train", write({**config, "callbacks": callbacks}, tmp_path / "tiny.yaml"))
+    done = in_process("train", write({**config, "callbacks": callbacks}, tmp_path / "tiny.yaml"))
     assert_refused(done, f"{tmp_path}/run was deleted or moved while the run was writing to it", "checkpoints")
     assert len(done.errors.splitlines()) == 1
     assert not (tmp_path / "run").exists()
@@ -329,7 +329,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rgone\x7f\x00"
         (["eval", "compare", "VERDICTS", "MORE"], 0),
     ],
 )
-def test_no_control_character_of_the_data_reaches_the_terminal(tmp_path, here, arguments, code):
+def test_no_control_character_of_the_data_reaches_the_terminal(tmp_path, in_process, arguments, code):
     given = [{**row, "id": f"{HOSTILE}{row['id']}", "question": f"How many?{HOSTILE}"} for row in rows(6)]
     stages = [rl_stage(steps=1, prompts_per_step=2, group_size=2)]
     data = {"train": [jsonl(tmp_path, given)]}
@@ -347,7 +347,7 @@ def test_no_control_character_of_the_data_reaches_the_terminal(tmp_path, here, a
         verdict = Verdict(id=HOSTILE, outcome=outcome, rule="tags", strict=right, subsets={HOSTILE: (HOSTILE,)})
         files[name] = tmp_path / name
         files[name].write_text(json.dumps(verdict.to_row("3")))
-    done = here(*[files.get(word, word) for word in arguments])
+    done = in_process(*[files.get(word, word) for word in arguments])
     assert done.code == code, done.errors
     printed = done.output + done.errors
     assert "\\u001b" in printed or "\\x1b" in printed

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import experiment, metrics, mmrl, questions, refuse, rl_stage, sft_stage, succeed, write
+from harness import experiment, metrics, questions, refuse, rl_stage, run_mmrl, sft_stage, succeed, write
 from json_lines import read_json_lines
 
 from mmrl.benchmarks.predictions import append_predictions
@@ -33,7 +33,7 @@ def taken(tmp_path_factory) -> Path:
     """A run with its benchmarks, in the folder of its config and its questions."""
     folder = tmp_path_factory.mktemp("taken")
     questions(folder / "asked")
-    done = succeed(mmrl("train", write(config(folder), folder / "c.yaml")))
+    done = succeed(run_mmrl("train", write(config(folder), folder / "c.yaml")))
     assert "ten after 7 steps of cold: strict" in done.output
     return folder
 
@@ -81,30 +81,32 @@ def test_best_checkpoint_is_chosen_by_a_benchmark(taken):
         assert score == report["strict"]["value"], name
 
 
-def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsewhere(taken, tmp_path, here):
+def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsewhere(taken, tmp_path, in_process):
     model = shutil.copytree(taken / "run" / "model", tmp_path / "elsewhere")
     saved = taken / "run" / "checkpoints" / "00-000007"
     for given, place in ((saved, "00-000007"), (taken / "run", "01-000008"), (model, "01-000008")):
         out = tmp_path / f"{given.name}-out"
-        succeed(here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out))
+        succeed(
+            in_process("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
+        )
         for name in ("predictions.jsonl", "verdicts.jsonl"):
             in_training = taken / "run" / "benchmarks" / "ten" / place / name
             assert (out / name).read_bytes() == in_training.read_bytes(), given
 
 
-def test_run_killed_during_a_benchmark_resumes_it(taken, again, here):
-    done = mmrl("train", again, strike=("mmrl.evaluation.session:append_predictions", 3 * 3 + 2, "SIGKILL"))
+def test_run_killed_during_a_benchmark_resumes_it(taken, again, in_process):
+    done = run_mmrl("train", again, fault=("mmrl.evaluation.session:append_predictions", 3 * 3 + 2, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     folder = again.parent / "run" / "benchmarks" / "ten" / "01-000007"
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 4
     assert not (folder / "report.json").exists()
-    succeed(here("train", again))
+    succeed(in_process("train", again))
     same(taken, again.parent)
 
 
-def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(taken, again, here, monkeypatch):
+def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(taken, again, in_process, monkeypatch):
     # Just after it was evaluated.
-    done = mmrl("train", again, strike=("mmrl.training.run_checkpoints:RunCheckpoints.save", 4, "SIGKILL"))
+    done = run_mmrl("train", again, fault=("mmrl.training.run_checkpoints:RunCheckpoints.save", 4, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     settings = again.parent / "run" / "benchmarks" / "ten" / "01-000008" / "settings.json"
     settings.parent.mkdir()
@@ -116,20 +118,20 @@ def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(taken, aga
         append_predictions(path, predictions)
 
     monkeypatch.setattr("mmrl.evaluation.session.append_predictions", counted)
-    succeed(here("train", again))
+    succeed(in_process("train", again))
     assert batches == ["01-000008"] * 3
     same(taken, again.parent)
 
 
-def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path, here):
+def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path, in_process):
     path = questions(tmp_path / "asked")
     ten = {"name": "ten", "benchmark": "counting", "data": ["asked/ten.jsonl"]}
     ten |= {"responses_per_question": 4, "temperature": 1.0}
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "benchmarks": [ten]}
     config = experiment(tmp_path / "run", evaluation=evaluation, stages=[sft_stage(steps=7)])
-    succeed(here("train", write(config, tmp_path / "c.yaml")))
+    succeed(in_process("train", write(config, tmp_path / "c.yaml")))
     last = tmp_path / "run" / "benchmarks" / "ten" / "00-000007"
-    done = here(
+    done = in_process(
         *("eval", tmp_path / "run", "--benchmark", "counting", "--data", path, "--out", tmp_path / "out"),
         *("evaluation.temperature=1", "responses_per_question=4"),
     )
@@ -146,7 +148,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path, her
 
 
 def test_two_processes_share_the_questions(taken, again):
-    succeed(mmrl("train", again, "--nproc", 2))
+    succeed(run_mmrl("train", again, "--nproc", 2))
     here, there = (
         read_json_lines(folder / "run" / "benchmarks/ten/00-000000/predictions.jsonl")
         for folder in (taken, again.parent)
@@ -168,9 +170,9 @@ def test_two_processes_share_the_questions(taken, again):
         ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' names no benchmark"),
     ],
 )
-def test_unusable_benchmark_is_refused_before_anything_is_trained(changed, said, tmp_path, here):
+def test_unusable_benchmark_is_refused_before_anything_is_trained(changed, said, tmp_path, in_process):
     path = questions(tmp_path / "asked")
     (path.parent / "gaps.jsonl").write_text(path.read_text().replace('"3.png"', '"gone.png"'))
     (path.parent / "odd.jsonl").write_text('{"id": "1", "q": "How many?"}\n')
-    refuse(here("train", write(config(tmp_path, **changed), tmp_path / "c.yaml")), said)
+    refuse(in_process("train", write(config(tmp_path, **changed), tmp_path / "c.yaml")), said)
     assert not (tmp_path / "run").exists()

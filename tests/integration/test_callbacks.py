@@ -5,7 +5,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, refuse, rl_stage, sft_stage, stop_in_rl, succeed, write
+from harness import (
+    experiment,
+    metrics,
+    refuse,
+    reproducible_files,
+    rl_stage,
+    run_mmrl,
+    sft_stage,
+    stop_in_rl,
+    succeed,
+    write,
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
@@ -16,9 +27,9 @@ def config_of(folder: Path, fn: str, **args: object) -> Path:
     return write(config, folder / "tiny.yaml")
 
 
-def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path, here):
+def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path, in_process):
     shutil.copy(EXAMPLE, tmp_path)
-    done = succeed(here("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1)))
+    done = succeed(in_process("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1)))
     steps = [record for record in metrics(tmp_path / "run") if "reward/mean" in record]
     best = [record["my/best_of_group"] for record in steps]
     assert len(best) < 6
@@ -31,18 +42,18 @@ def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path, here):
 
 
 @pytest.mark.slow
-def test_resumed_run_with_the_example_callback_ends_the_stage_at_the_same_step(tmp_path, here):
+def test_resumed_run_with_the_example_callback_ends_the_stage_at_the_same_step(tmp_path, in_process):
     configs = []
     for name in ("once", "twice"):
         (tmp_path / name).mkdir()
         shutil.copy(EXAMPLE, tmp_path / name)
         configs.append(config_of(tmp_path / name, "./callback.py:stop_without_progress", patience=2))
-    done = succeed(here("train", configs[0]))
+    done = succeed(in_process("train", configs[0]))
     high_step, last_step = map(int, re.search(r"since step (\d+)(?s:.*)ended after (\d+) steps", done.output).groups())
     assert last_step < 6
     stop_in_rl(configs[1], high_step + 1)
-    succeed(here("train", configs[1]))
-    assert contents(tmp_path / "twice" / "run") == contents(tmp_path / "once" / "run")
+    succeed(in_process("train", configs[1]))
+    assert reproducible_files(tmp_path / "twice" / "run") == reproducible_files(tmp_path / "once" / "run")
 
 
 MEASURING = """
@@ -81,9 +92,9 @@ def measuring(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path, here):
+def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path, in_process):
     once, twice = measuring(tmp_path, "once"), measuring(tmp_path, "twice")
-    done = succeed(here("train", once))
+    done = succeed(in_process("train", once))
     steps = [record for record in metrics(tmp_path / "once") if "learner/lr" in record]
     assert [record["my/peak"] for record in steps] == [0.8, 0.9, 1.0, 0.9, 0.8]
     assert [record["my/twice"] for record in steps] == [1.6, 1.8, 2.0, 1.8, 1.6]
@@ -91,15 +102,15 @@ def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_p
     assert re.search(r"lr 3\.0e-03  clip_frac \S+  entropy \S+  peak 0\.80", done.output)
     assert "rank 0" not in done.output
     stop_in_rl(twice, 4)
-    assert here("train", twice).code == 0
-    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    assert in_process("train", twice).code == 0
+    assert reproducible_files(tmp_path / "twice") == reproducible_files(tmp_path / "once")
     for name in ("once", "twice"):
         assert {path.name for path in (tmp_path / name / "checkpoints").iterdir()} == {"00-000003", "01-000000"}
 
 
 @pytest.mark.slow
 def test_metrics_of_the_first_rank_are_logged(tmp_path):
-    succeed(mmrl("train", measuring(tmp_path, "run"), "--nproc", 2))
+    succeed(run_mmrl("train", measuring(tmp_path, "run"), "--nproc", 2))
     assert [record["my/rank"] for record in metrics(tmp_path / "run") if "my/rank" in record] == [0.0] * 5
 
 
@@ -128,12 +139,12 @@ def make(run):
         ("raise KeyError('x')", "raised KeyError: 'x'"),
     ],
 )
-def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, here, line, message):
+def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, in_process, line, message):
     for name, body in (("before", "return {'my/before': 2}"), ("mine", line)):
         (tmp_path / f"{name}.py").write_text(source(line=body))
     callbacks = [{"fn": "./before.py:make"}, {"fn": "./mine.py:make"}]
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=2)], callbacks=callbacks)
-    refuse(here("train", write(config, tmp_path / "tiny.yaml")), "callback './mine.py:make'", "mine.py:", message)
+    refuse(in_process("train", write(config, tmp_path / "tiny.yaml")), "callback './mine.py:make'", "mine.py:", message)
     *_, last = metrics(tmp_path / "run")
     assert last["step"] == 1 and "learner/lr" in last and last["my/before"] == 2.0
     assert (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").is_file()
@@ -149,13 +160,13 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, here, line, messa
         (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
         (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
         (source("(Metric('my/x', 'X.', form='3g3'),)"), {}, "mine.py:4: ValueError: Invalid format specifier"),
-        (source("(Metric('reward/term/x', 'X.'),)"), {}, "'reward/term/x' taken, as mmrl writes 'reward/term/<term>'"),
+        (source("(Metric('reward/term/x', 'X.'),)"), {}, "term/x' is taken, as mmrl writes 'reward/term/<term>'"),
         (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
     ],
 )
-def test_unusable_callback_is_refused_before_the_run_begins(tmp_path, here, text, args, message):
+def test_unusable_callback_is_refused_before_the_run_begins(tmp_path, in_process, text, args, message):
     (tmp_path / "mine.py").write_text(text)
-    done = here("train", config_of(tmp_path, "./mine.py:make", **args))
+    done = in_process("train", config_of(tmp_path, "./mine.py:make", **args))
     assert done.code != 0
     assert message in done.errors
     assert not (tmp_path / "run").exists()

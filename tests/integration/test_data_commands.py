@@ -57,9 +57,9 @@ def write_config(folder: Path, splits: Splits | None = None, **sections: object)
     return write(config, folder / "check.yaml")
 
 
-def run_check(here: Command, path: Path, *overrides: object) -> tuple[int, Config]:
+def run_check(in_process: Command, path: Path, *overrides: object) -> tuple[int, Config]:
     """Run `mmrl data check`; return the exit code and the report."""
-    done = here("data", "check", path, *overrides, "--json", "-")
+    done = in_process("data", "check", path, *overrides, "--json", "-")
     return done.code, json.loads(done.output)
 
 
@@ -145,7 +145,7 @@ def found(report: Config) -> list[tuple[str, str, str]]:
     return [(finding["code"], finding["split"], finding["sample_id"]) for finding in report["findings"]]
 
 
-def test_benchmarks_are_compared_with_training_by_name(tmp_path, here):
+def test_benchmarks_are_compared_with_training_by_name(tmp_path, in_process):
     rows = [
         {"id": "fresh", "images": "40.png", "question": "How many?"},
         {"id": "asked", "images": "3.png", "question": "how  many?"},
@@ -159,7 +159,7 @@ def test_benchmarks_are_compared_with_training_by_name(tmp_path, here):
     lenient, none = {**ten, "name": "lenient", "allow_missing": True}, {**ten, "name": "none", "data": ["none.jsonl"]}
     path = write_config(tmp_path, evaluation={"max_new_tokens": 6, "benchmarks": [ten, lenient, none]})
     noise_image(5).resize((120, 90), Image.Resampling.LANCZOS).save(tmp_path / "copy.jpg", quality=60)
-    _, report = run_check(here, path)
+    _, report = run_check(in_process, path)
     expected = [("media", "gone"), ("leak", "asked"), ("shared_media", "shown"), ("shared_media", "similar")]
     assert [(code, split, sample_id.rpartition("/")[2]) for code, split, sample_id in found(report)] == [
         *((code, "benchmark ten", sample_id) for code, sample_id in expected),
@@ -173,14 +173,14 @@ def test_benchmarks_are_compared_with_training_by_name(tmp_path, here):
     assert "copy.jpg looks like" in messages["counting/similar"]
     counts = {"questions": 5, "media": 4, "leaked": 1, "shared": 2}
     assert report["benchmarks"] == {"ten": counts, "lenient": counts}
-    done = here("data", "check", path)
+    done = in_process("data", "check", path)
     assert done.code == 1
     assert "benchmark ten: 5 questions, 4 media; training asks 1 of them too, and shows media of 2" in done.output
 
 
-def test_ten_planted_faults_are_found_and_nothing_else(tmp_path, here):
+def test_ten_planted_faults_are_found_and_nothing_else(tmp_path, in_process):
     splits, expected = faulty_splits(tmp_path)
-    code, report = run_check(here, write_config(tmp_path, splits))
+    code, report = run_check(in_process, write_config(tmp_path, splits))
     assert code == 1
     assert set(found(report)) == expected
     assert len(report["findings"]) == len(expected) == 10
@@ -204,10 +204,10 @@ def test_ten_planted_faults_are_found_and_nothing_else(tmp_path, here):
     assert not (tmp_path / "run").exists()
 
 
-def test_faults_that_may_be_skipped_are_warnings(tmp_path, here):
+def test_faults_that_may_be_skipped_are_warnings(tmp_path, in_process):
     splits, expected = faulty_splits(tmp_path)
     lenient = ("data.on_bad_sample=skip", "data.on_too_long=skip", "data.media_workers=2")
-    done = here("data", "check", write_config(tmp_path, splits), *lenient, "--json", tmp_path / "report.json")
+    done = in_process("data", "check", write_config(tmp_path, splits), *lenient, "--json", tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert done.code == 0
     assert set(found(report)) == expected
@@ -217,9 +217,9 @@ def test_faults_that_may_be_skipped_are_warnings(tmp_path, here):
     assert "count/train/huge: " in done.output
 
 
-def test_clean_data_have_no_findings(tmp_path, here):
+def test_clean_data_have_no_findings(tmp_path, in_process):
     config = write_config(tmp_path)
-    code, report = run_check(here, config)
+    code, report = run_check(in_process, config)
     assert (code, report["findings"]) == (0, [])
     assert {name: split["usable"] for name, split in report["splits"].items()} == {"train": 12, "test": 4}
     assert report["splits"]["train"]["tasks"]["count"] == {
@@ -228,19 +228,19 @@ def test_clean_data_have_no_findings(tmp_path, here):
         "distinct_answers": 5,
         "most_common": [["0", 2], ["1", 2], ["2", 2], ["3", 1], ["4", 1]],
     }
-    printed = here("data", "check", config)
+    printed = in_process("data", "check", config)
     assert printed.code == 0
     assert "train: 12 rows, 12 usable samples, 12 media" in printed.output
     assert "tiny: 0 errors, 0 warnings, 0 notes." in printed.output
 
 
-def test_answers_that_begin_alike_are_counted_apart_and_shown_shortened(tmp_path, here):
+def test_answers_that_begin_alike_are_counted_apart_and_shown_shortened(tmp_path, in_process):
     beginning = "A red traffic light at a"
     answers = [f"{beginning} crossing", f"{beginning} bridge", f"{beginning} crossing"]
     rows = [count_row(tmp_path, seed, answer=answer) for seed, answer in enumerate(answers)]
     splits = {"train": [table(tmp_path, "say", rows, answer_type="text")]}
     label = {"fn": "mmrl_rewards.classify:label"}
-    _, report = run_check(here, write_config(tmp_path, splits, rewards={"terms": [label]}))
+    _, report = run_check(in_process, write_config(tmp_path, splits, rewards={"terms": [label]}))
     task = report["splits"]["train"]["tasks"]["say"]
     shown = "A red traffic light a..."
     assert (task["distinct_answers"], task["most_common"]) == (2, [[shown, 2], [shown, 1]])
@@ -269,7 +269,7 @@ def slow(response, sample) -> float:
 """
 
 
-def test_a_check_does_not_stop_at_the_first_fault(tmp_path, here):
+def test_a_check_does_not_stop_at_the_first_fault(tmp_path, in_process):
     splits = clean_splits(tmp_path)
     (tmp_path / "mine.py").write_text(REWARDS)
     held = table(tmp_path, "held", [count_row(tmp_path, seed) for seed in (1, 40, 42)], split="test")
@@ -277,7 +277,7 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path, here):
     splits |= {"validation": [table(tmp_path, "gone", []), splits["train"][0]], "test": [held]}
     splits["train"].append(lost)
     path = write_config(tmp_path, splits, rewards={"terms": [COUNT, IOU, {"fn": "./mine.py:picky"}]})
-    code, report = run_check(here, path)
+    code, report = run_check(in_process, path)
     assert code == 1
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "lost.jsonl" in text)
     assert f"{path}:{line}: data.train.2.args.path: " in report["findings"][0]["message"]
@@ -292,71 +292,71 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path, here):
     ]
 
 
-def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path, here):
+def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path, in_process):
     splits = clean_splits(tmp_path)
     splits["test"][0]["row_filter"] = {"column": "level", "low": 1}
-    code, report = run_check(here, write_config(tmp_path, splits))
+    code, report = run_check(in_process, write_config(tmp_path, splits))
     assert code == 1
     assert ("source", "test", "") in found(report)
     assert report["splits"]["train"]["usable"]
 
 
-def test_a_check_leaves_no_process_behind(tmp_path, here):
+def test_a_check_leaves_no_process_behind(tmp_path, in_process):
     (tmp_path / "mine.py").write_text(REWARDS)
     before = set(list_tree(os.getpid()))
     config = experiment(tmp_path / "run", rewards={"terms": [{"fn": "./mine.py:one"}]})
-    succeed(here("data", "check", write(config, tmp_path / "mine.yaml")))
+    succeed(in_process("data", "check", write(config, tmp_path / "mine.yaml")))
     assert set(list_tree(os.getpid())) <= before
 
 
-def test_a_reward_that_hangs_is_not_tried_again(tmp_path, here):
+def test_a_reward_that_hangs_is_not_tried_again(tmp_path, in_process):
     (tmp_path / "mine.py").write_text(REWARDS)
     rewards = {"terms": [{"fn": "./mine.py:slow"}], "timeout_s": 2.0}
-    code, report = run_check(here, write_config(tmp_path, rewards=rewards))
+    code, report = run_check(in_process, write_config(tmp_path, rewards=rewards))
     assert (code, found(report)) == (1, [("reward", "train", "count/train/r1")])
     message = report["findings"][0]["message"]
     assert "reward 'slow' on sample 'count/train/r1' (task 'count'): took more than 2 s;" in message
     assert "Rewards were not tried on the samples after this one." in message
 
 
-def test_conditions_that_no_sample_meets_are_found(tmp_path, here):
+def test_conditions_that_no_sample_meets_are_found(tmp_path, in_process):
     terms = [{"fn": "format:tags"}, {"fn": "number:exact", "when": {"task": ["cuont"]}}]
-    code, report = run_check(here, write_config(tmp_path, rewards={"terms": terms}))
+    code, report = run_check(in_process, write_config(tmp_path, rewards={"terms": terms}))
     assert (code, report["counts"]) == (0, {"error": 0, "warning": 4, "note": 0})
     assert {finding["code"] for finding in report["findings"]} == {"condition"}
     assert "`when` names task 'cuont', which no sample has; did you mean 'count'?" in report["findings"][0]["message"]
 
 
-def test_a_source_without_rows_is_not_blamed_on_conditions(tmp_path, here):
+def test_a_source_without_rows_is_not_blamed_on_conditions(tmp_path, in_process):
     empty = table(tmp_path, "count", [])
-    code, report = run_check(here, write_config(tmp_path, {"train": [empty]}))
+    code, report = run_check(in_process, write_config(tmp_path, {"train": [empty]}))
     assert code == 1
     assert {finding["code"] for finding in report["findings"]} == {"source", "empty", "too_few"}
 
 
-def test_of_an_endless_stream_the_first_rows_are_checked_and_shown(tmp_path, here):
+def test_of_an_endless_stream_the_first_rows_are_checked_and_shown(tmp_path, in_process):
     (tmp_path / "endless.py").write_text(ENDLESS)
     source = {"fn": "./endless.py:rows", "row_filter": {"column": "number", "high": 5}}
     config = write_config(tmp_path, data={"train": [source], "streaming": {"shuffle_buffer_size": 10}})
-    done = here("data", "check", config)
+    done = in_process("data", "check", config)
     assert "data.train is streamed: only the first 10 rows of each source are checked." in done.output
     assert "train: 6 rows, 6 usable samples" in done.output
-    done = succeed(here("data", "show", config, "--index", "-1"))
+    done = succeed(in_process("data", "show", config, "--index", "-1"))
     assert "data.train is streamed: only the first 10 rows of each source are read." in done.output
     assert "sample   count/5, task count" in done.output
 
 
-def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path, here):
+def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path, in_process):
     model = {"path": str(tmp_path / "no-such-model")}
-    code, report = run_check(here, write_config(tmp_path, model=model))
+    code, report = run_check(in_process, write_config(tmp_path, model=model))
     assert (code, found(report)) == (1, [("model", "train", "")])
     assert report["splits"]["train"]["prompt_tokens"] is None
 
 
-def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path, here):
+def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path, in_process):
     count, boxes = clean_splits(tmp_path)["train"]
     config = write_config(tmp_path, {"train": [boxes], "test": [count]})
-    done = succeed(here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png"))
+    done = succeed(in_process("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png"))
     size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
     assert "<|vision_start|>⟨image: 2 tokens⟩<|vision_end|>Where is it?" in done.output
     answer = "box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
@@ -371,19 +371,19 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path, here):
     assert box.max(axis=0) - 2 == pytest.approx((110 / 120 * size[1] * factor, 150 / 160 * size[0] * factor), abs=1)
 
 
-def test_show_converts_the_coordinates_of_actions(tmp_path, here):
+def test_show_converts_the_coordinates_of_actions(tmp_path, in_process):
     row = {**box_row(tmp_path, 20, []), "answer": {"action": "click", "coordinate": [10, 20]}}
     source = table(tmp_path, "tap", [row], answer_type="action", coordinates="px_original")
     config = write_config(tmp_path, {"train": [source]})
-    done = succeed(here("data", "show", config, "--out", tmp_path / "seen.png"))
+    done = succeed(in_process("data", "show", config, "--out", tmp_path / "seen.png"))
     assert "(px_original, media 0); for the model [[2.0, 2.7]] (px_resized)" in done.output
 
 
-def test_show_chooses_samples(tmp_path, here):
+def test_show_chooses_samples(tmp_path, in_process):
     config = write_config(tmp_path)
 
     def shown(*options):
-        lines = here("data", "show", config, *options).output.splitlines()
+        lines = in_process("data", "show", config, *options).output.splitlines()
         return [line.split()[1].rstrip(",") for line in lines if line.startswith("sample ")]
 
     assert shown() == ["count/train/r0"]
@@ -392,11 +392,11 @@ def test_show_chooses_samples(tmp_path, here):
     assert shown("--split", "test", "--id", "held/test/r41") == ["held/test/r41"]
     assert len(set(shown("--random", 1, "--count", 5))) == 5
     assert shown("--random", 1, "--count", 5) == shown("--random", 1, "--count", 5)
-    refused = here("data", "show", config, "--id", "count/train/r99")
+    refused = in_process("data", "show", config, "--id", "count/train/r99")
     assert (refused.code, refused.output) == (2, "")
     assert "there is no sample 'count/train/r99' among 12" in refused.errors
-    assert here("data", "show", config, "--index", 12).code == 2
-    assert here("data", "show", config, "--split", "validation").code == 2
+    assert in_process("data", "show", config, "--index", 12).code == 2
+    assert in_process("data", "show", config, "--split", "validation").code == 2
 
 
 @pytest.mark.parametrize(
@@ -406,8 +406,8 @@ def test_show_chooses_samples(tmp_path, here):
         ("nowhere/seen.png", "cannot be written: No such file or directory; free space or choose another place"),
     ],
 )
-def test_show_writes_any_name_and_says_where_it_cannot(tmp_path, here, out, message):
-    done = here("data", "show", write_config(tmp_path), "--out", tmp_path / out)
+def test_show_writes_any_name_and_says_where_it_cannot(tmp_path, in_process, out, message):
+    done = in_process("data", "show", write_config(tmp_path), "--out", tmp_path / out)
     assert message in done.errors
     assert done.code == (2 if message else 0)
     assert message or (tmp_path / out).read_bytes().startswith(b"\x89PNG")
@@ -431,7 +431,7 @@ def rows(context):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_an_image_and_a_video_are_checked_and_shown(tmp_path, here, clip, family):
+def test_an_image_and_a_video_are_checked_and_shown(tmp_path, in_process, clip, family):
     (tmp_path / "mine.py").write_text(CLIPS)
     noise_image(0).save(tmp_path / "0.png")
     shutil.copy(clip.path, tmp_path / "clip.mp4")
@@ -440,10 +440,10 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path, here, clip, family
     stages, rewards = [sft_stage(target_field="target", batch_size=1)], {"terms": [{"fn": "box:iou"}]}
     splits = {"train": [{"fn": "./mine.py:rows"}]}
     path = write_config(tmp_path, splits, model=model, stages=stages, rewards=rewards)
-    code, report = run_check(here, path)
+    code, report = run_check(in_process, path)
     assert (code, report["findings"]) == (0, [])
     assert report["splits"]["train"]["media"] == 2
-    shown = here("data", "show", path, "--out", tmp_path / "seen.png")
+    shown = in_process("data", "show", path, "--out", tmp_path / "seen.png")
     assert shown.code == 0
     prompt = shown.output[shown.output.index("  | ") : shown.output.index("media 0")]
     counts = {word: [int(n) for n in re.findall(rf"⟨{word}: (\d+) tokens⟩", prompt)] for word in ("image", "video")}
@@ -456,15 +456,15 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path, here, clip, family
     assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
 
 
-def test_a_video_that_is_cut_off_is_found(tmp_path, here, clip):
+def test_a_video_that_is_cut_off_is_found(tmp_path, in_process, clip):
     (tmp_path / "mine.py").write_text(CLIPS)
     noise_image(0).save(tmp_path / "0.png")
     (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])
     path = write_config(tmp_path, {"train": [{"fn": "./mine.py:rows"}]})
     settings = ("stages.rl.prompts_per_step=1", "rewards.terms=[{fn: box:iou}]")
     for workers in ("data.media_workers=0", "data.media_workers=1"):
-        _, report = run_check(here, path, *settings, workers)
+        _, report = run_check(in_process, path, *settings, workers)
         assert [code for code, *_ in found(report)] == ["media", "empty", "too_few"]
         assert "clip.mp4" in report["findings"][0]["message"]
-        refused = here("train", path, *settings, workers, "--run-dir", tmp_path / "run")
+        refused = in_process("train", path, *settings, workers, "--run-dir", tmp_path / "run")
         refuse(refused, "data.train: 1 of 1 samples cannot be used", "clip.mp4")

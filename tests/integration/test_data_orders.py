@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, undisturbed, write
+from harness import (
+    counting,
+    experiment,
+    metrics,
+    reproducible_files,
+    rl_stage,
+    run_mmrl,
+    sft_stage,
+    succeed,
+    undisturbed,
+    write,
+)
 from json_lines import read_json_lines
 
 pytestmark = pytest.mark.slow
@@ -45,26 +56,26 @@ def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one):
     assert len({json.loads(record)["response"] for record in records}) > 2
 
 
-def test_a_stopped_run_resumes_with_its_reward_history(whole_one, tmp_path, here):
+def test_a_stopped_run_resumes_with_its_reward_history(whole_one, tmp_path, in_process):
     config = write(one_example(tmp_path / "run"), tmp_path / "one.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
+    stopped = run_mmrl("train", config, fault=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
-    assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(whole_one)
+    assert in_process("train", config).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole_one)
     assert (tmp_path / "run/outputs/pilot.jsonl").read_bytes() == (whole_one / "outputs/pilot.jsonl").read_bytes()
 
 
-def test_workers_do_not_change_which_samples_are_drawn(whole_one, tmp_path, here):
-    assert here("train", write(one_example(tmp_path / "run", workers=1), tmp_path / "one.yaml")).code == 0
-    assert contents(tmp_path / "run") == contents(whole_one)
+def test_workers_do_not_change_which_samples_are_drawn(whole_one, tmp_path, in_process):
+    assert in_process("train", write(one_example(tmp_path / "run", workers=1), tmp_path / "one.yaml")).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole_one)
 
 
-def test_a_curriculum_goes_from_phase_to_phase(tmp_path, here):
+def test_a_curriculum_goes_from_phase_to_phase(tmp_path, in_process):
     """Eight samples are two steps; then no rise is enough, which two steps show."""
     phases = [{"max_samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
     config = experiment(tmp_path / "run", stages=[rl_stage(data_order=order, track_rewards=["count"], steps=5)])
-    succeed(here("train", write(config, tmp_path / "phases.yaml")))
+    succeed(in_process("train", write(config, tmp_path / "phases.yaml")))
     assert [
         record["data/curriculum_phase"] for record in metrics(tmp_path / "run") if "data/curriculum_phase" in record
     ] == [0, 0, 1, 1, 2]
@@ -72,7 +83,7 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path, here):
     assert not (tmp_path / "run/outputs/rl.jsonl").exists()
 
 
-def test_a_stage_trains_on_the_samples_of_its_when(tmp_path, here):
+def test_a_stage_trains_on_the_samples_of_its_when(tmp_path, in_process):
     """Imitation of the samples that have labels, then reinforcement on the others, which could not be imitated."""
     table = tmp_path / "rows.jsonl"
     table.write_text("".join(json.dumps({"q": f"{n} + 1?", "a": n + 1, "part": n % 2}) + "\n" for n in range(12)))
@@ -90,28 +101,30 @@ def test_a_stage_trains_on_the_samples_of_its_when(tmp_path, here):
     }
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
     config = experiment(tmp_path / "run", stages=stages, data=data, rewards=rewards)
-    succeed(here("train", write(config, tmp_path / "parts.yaml")))
+    succeed(in_process("train", write(config, tmp_path / "parts.yaml")))
     odd, even = ({f"add/train/line-{n + 1}" for n in range(first, 12, 2)} for first in (1, 0))
     assert set(drawn(tmp_path / "run", "rl", 2)) < even
     rows = read_json_lines(tmp_path / "run/outputs/draw.jsonl")
     assert {row["id"].partition("#")[0] for row in rows} == odd
     config["stages"][2]["when"] = {"part": ["2"]}
-    done = here("train", write(config, tmp_path / "none.yaml"), "--run-dir", tmp_path / "none")
+    done = in_process("train", write(config, tmp_path / "none.yaml"), "--run-dir", tmp_path / "none")
     assert "stage 'rl' has nothing to train on: there are 0 samples (see its `when`)" in done.errors
 
 
-def test_a_stage_for_which_a_selection_keeps_too_few_samples_is_refused_before_the_pilot(tmp_path, here):
+def test_a_stage_for_which_a_selection_keeps_too_few_samples_is_refused_before_the_pilot(tmp_path, in_process):
     config = one_example(tmp_path / "run")
     config["stages"][-1]["repeat_samples_to"] = 3
-    done = here("train", write(config, tmp_path / "one.yaml"))
+    done = in_process("train", write(config, tmp_path / "one.yaml"))
     assert done.code == 2
     assert "stage 'single' needs 4 prompts per step and stage 'best' keeps 1 samples, so" in done.errors
     assert "raise repeat_samples_to, or lower prompts_per_step" in done.errors
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-def test_a_phase_without_enough_samples_is_refused(tmp_path, here):
+def test_a_phase_without_enough_samples_is_refused(tmp_path, in_process):
     order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
-    done = here("train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml"))
+    done = in_process(
+        "train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml")
+    )
     assert done.code == 2
     assert "stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`" in done.errors

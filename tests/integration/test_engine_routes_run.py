@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TINY, contents, experiment, refuse, rl_stage, succeed, write
+from harness import TINY, experiment, refuse, reproducible_files, rl_stage, succeed, write
 from interrupts import train_until_signal
 from zoom_runs import check_all_occurred, learned_steps
 
@@ -42,8 +42,8 @@ def replay_config(run_dir: Path, kind: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, here, kind):
-    succeed(here("train", replay_config(tmp_path / "whole", kind)))
+def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, in_process, kind):
+    succeed(in_process("train", replay_config(tmp_path / "whole", kind)))
     check_all_occurred(learned_steps(tmp_path / "whole"), "rollout/route_diff_tokens_frac")
     state = load_state(tmp_path / "whole" / "checkpoints" / "00-000002")
     saved = [experience.rollout for experience in state.replay_buffer]
@@ -52,12 +52,12 @@ def test_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(tmp_path, 
     assert saved and all(rollout.prompt_routes is not None for rollout in saved)
 
     config = replay_config(tmp_path / "run", kind)
-    train_until_signal(here, config, PolicyLearner, "step", 2, signal.SIGTERM)
-    succeed(here("train", config))
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    train_until_signal(in_process, config, PolicyLearner, "step", 2, signal.SIGTERM)
+    succeed(in_process("train", config))
+    assert reproducible_files(tmp_path / "run") == reproducible_files(tmp_path / "whole")
 
 
-def test_model_without_experts_is_refused_before_training(tmp_path, here):
+def test_model_without_experts_is_refused_before_training(tmp_path, in_process):
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=LOSS)])
-    done = refuse(here("train", write(config, tmp_path / "tiny.yaml")))
+    done = refuse(in_process("train", write(config, tmp_path / "tiny.yaml")))
     assert "loss.routing_replay: this qwen2_5_vl has no experts" in " ".join(done.errors.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from environment_runs import STEP, environment_config
-from harness import alike, contents, metrics, mmrl, scheduled, succeed, undisturbed, write
+from harness import check_metrics_alike, metrics, reproducible_files, run_mmrl, scheduled, succeed, undisturbed, write
 from interrupts import train_until_signal
 from json_lines import read_json_lines
 from zoom_runs import check_all_occurred, learned_steps
@@ -43,8 +43,8 @@ def test_turns_are_credited_recorded_and_counted(whole):
         assert sum(line["turn_rewards"]) == pytest.approx(line["total"])
 
 
-def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path, whole, here):
-    assert here("eval", whole, "--benchmark", "run:validation", "--out", tmp_path / "out").code == 0
+def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path, whole, in_process):
+    assert in_process("eval", whole, "--benchmark", "run:validation", "--out", tmp_path / "out").code == 0
     predictions = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     assert predictions
     assert all(row["turns"] and row["failure"] is None for row in predictions)
@@ -53,48 +53,48 @@ def test_an_evaluation_plays_the_episodes_that_validation_played(tmp_path, whole
 
 
 @pytest.mark.parametrize("nth", [3, 14])  # tools/faults.py kills at random moments, on two ranks, too
-def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(tmp_path, whole, here, nth):
+def test_run_killed_in_the_middle_of_episodes_ends_like_the_whole_one(tmp_path, whole, in_process, nth):
     config = write(environment_config(tmp_path / "run", **EVERYTHING), tmp_path / "tiny.yaml")
-    killed = mmrl("train", config, strike=("mmrl.rollout.environments.episodes:EpisodeWorkers.play", nth, "SIGKILL"))
+    killed = run_mmrl("train", config, fault=("mmrl.rollout.environments.episodes:EpisodeWorkers.play", nth, "SIGKILL"))
     assert killed.code == -signal.SIGKILL, killed.errors
-    assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(whole)
+    assert in_process("train", config).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole)
 
 
 @pytest.mark.parametrize(
     "advantage", [{"credit": "to_go", "compare": "group", "discount": 0.8}, {"credit": "gigpo", "step_weight": 0.5}]
 )
-def test_two_ranks_credit_turns_as_one_does(tmp_path, here, advantage):
+def test_two_ranks_credit_turns_as_one_does(tmp_path, in_process, advantage):
     options = {"rollout_steps": [{"kind": "generate"}, STEP], "advantage": advantage, "steps": 3}
     options["optimizer"] = scheduled(3e-3, 3)
     once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
-    assert here("train", once).code == 0
-    succeed(mmrl("train", twice, "--nproc", 2))
+    assert in_process("train", once).code == 0
+    succeed(run_mmrl("train", twice, "--nproc", 2))
     steps = learned_steps(tmp_path / "1")
     assert any(record["advantage/max"] > 0 for record in steps)
-    alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
+    check_metrics_alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_two_ranks_and_partial_rollouts_learn_the_same(tmp_path, here):
+def test_two_ranks_and_partial_rollouts_learn_the_same(tmp_path, in_process):
     partial = {"kind": "generate", "partial_rollout_tokens": 3, "oversampling": 1.5, "max_tokens_per_step": 60}
     options = {"rollout_steps": [partial, {**STEP, "workers": 2}], "replay": {"capacity": 32}}
     once, twice = (write(environment_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in "12")
-    assert here("train", once).code == 0
-    train_until_signal(here, twice, EpisodeWorkers, "play", 11, signal.SIGINT)
-    succeed(mmrl("train", twice, "--nproc", 2))
-    alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
+    assert in_process("train", once).code == 0
+    train_until_signal(in_process, twice, EpisodeWorkers, "play", 11, signal.SIGINT)
+    succeed(run_mmrl("train", twice, "--nproc", 2))
+    check_metrics_alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(tmp_path, here):
+def test_pictures_that_nothing_names_are_deleted_at_a_checkpoint(tmp_path, in_process):
     config = write(
         environment_config(tmp_path / "run", rollout_steps=[{"kind": "generate"}, STEP]), tmp_path / "t.yaml"
     )
-    train_until_signal(here, config, EpisodeWorkers, "play", 11, signal.SIGINT)
+    train_until_signal(in_process, config, EpisodeWorkers, "play", 11, signal.SIGINT)
     frames = tmp_path / "run/data/frames"
     (frames / f"{'0' * 64}.png").write_bytes(b"of a step that was lost")
     for frame in frames.iterdir():
         os.utime(frame, (0.0, 0.0))
-    assert here("train", config).code == 0
+    assert in_process("train", config).code == 0
     left = {frame.name for frame in frames.iterdir()}
     lines = "".join(path.read_text() for path in (tmp_path / "run/rollouts").glob("*.jsonl"))
     named = set(re.findall(r"frames/([0-9a-f]{64}\.png)", lines))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import counting, experiment, metrics, rl_stage, run_mmrl, sft_stage, succeed, write
 from zoom_runs import later_config
 
 RETHINK = {
@@ -43,21 +43,21 @@ def abstains(response, sample) -> float:
 '''
 
 
-def check_evaluation(folder: Path, config: dict[str, Any], task: str, here: Any) -> list[dict[str, Any]]:
+def check_evaluation(folder: Path, config: dict[str, Any], task: str, in_process: Any) -> list[dict[str, Any]]:
     """Train; check that `run:test` and `run:validation` say what training said last. Returns its records."""
     (folder / "rewards.py").write_text(REWARDS)
-    succeed(mmrl("train", write(config, folder / "tiny.yaml")))
+    succeed(run_mmrl("train", write(config, folder / "tiny.yaml")))
     records = metrics(folder / "run")
     for split in ("test", "validation"):
         told = [record[f"{split}/{task}"] for record in records if f"{split}/{task}" in record]
         assert len(told) > 1
         out = folder / split
-        succeed(here("eval", folder / "run", "--benchmark", f"run:{split}", "--out", out))
+        succeed(in_process("eval", folder / "run", "--benchmark", f"run:{split}", "--out", out))
         assert json.loads((out / "report.json").read_text())["rewards"] == {task: told[-1]}
     return records
 
 
-def test_forced_rethinking_at_a_temperature(tmp_path, here):
+def test_forced_rethinking_at_a_temperature(tmp_path, in_process):
     stages = [sft_stage(steps=6, optimizer={"lr": 1.5e-2}), rl_stage(steps=2, validation={"every": 1})]
     config = experiment(
         tmp_path / "run",
@@ -66,18 +66,18 @@ def test_forced_rethinking_at_a_temperature(tmp_path, here):
         stages=stages,
     )
     config["data"]["validation"] = [counting("validation", 12)]
-    records = check_evaluation(tmp_path, config, "count", here)
+    records = check_evaluation(tmp_path, config, "count", in_process)
     attempted = [record["test/rethink/attempted"] for record in records if "test/count" in record]
     assert 0 < attempted[-1] < 6
 
 
 @pytest.mark.slow
-def test_tools_and_forced_rethinking(tmp_path, zoomed, here):
+def test_tools_and_forced_rethinking(tmp_path, zoomed, in_process):
     config = later_config(tmp_path / "run", zoomed / "model")
     config["rewards"] = {"terms": TERMS}
     config["evaluation"]["rollout_steps"] = [*config["evaluation"]["rollout_steps"], RETHINK]
     config["data"]["validation"] = config["data"]["test"]
     config["stages"][1] |= {"steps": 2, "validation": {"every": 1}}
-    records = check_evaluation(tmp_path, config, "corner", here)
+    records = check_evaluation(tmp_path, config, "corner", in_process)
     (_, after) = [record for record in records if "test/corner" in record]
     assert after["test/tools/media_shown"] > 0 and after["test/rethink/attempted"] > 0

@@ -40,12 +40,14 @@ class Results:
 
 
 @pytest.fixture
-def evaluate(whole, questions, tmp_path, here) -> Any:
+def evaluate(whole, questions, tmp_path, in_process) -> Any:
     """Runs the benchmark with settings, every time in a new folder."""
 
     def run(*settings):
         out = tmp_path / str(len([*tmp_path.iterdir()]))
-        succeed(here("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings))
+        succeed(
+            in_process("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings)
+        )
         return Results(out)
 
     return run
@@ -110,10 +112,10 @@ def test_corrupted_images_change_the_prompts(evaluate):
     assert len(prompts) == 4
 
 
-def test_image_that_holds_the_answer_cannot_be_left_out(whole, tmp_path, here):
+def test_image_that_holds_the_answer_cannot_be_left_out(whole, tmp_path, in_process):
     Image.new("RGB", (32, 32)).save(tmp_path / "p.png")
     row = {"id": "1", "images": "p.png", "question": "Where?", "answer": [1, 1, 9, 9], "answer_type": "box"}
     write_rows(tmp_path / "box.jsonl", [row | {"frame": "px_original"}])
     data = ("--benchmark", "refcoco", "--data", tmp_path / "box.jsonl")
-    done = here("eval", whole / "model", *data, "--out", tmp_path / "out", "corruption=left_out")
+    done = in_process("eval", whole / "model", *data, "--out", tmp_path / "out", "corruption=left_out")
     refuse(done, "corruption=left_out", "corruption=grey")

@@ -38,27 +38,27 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(here: Command, folder: Path, run: Path, *overrides: str):
-    return here("train", EXAMPLES / "internvl.yaml", f"model.path={folder}", f"run.dir={run}", *overrides)
+def train(in_process: Command, folder: Path, run: Path, *overrides: str):
+    return in_process("train", EXAMPLES / "internvl.yaml", f"model.path={folder}", f"run.dir={run}", *overrides)
 
 
 @pytest.mark.slow
-def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, here):
-    succeed(train(here, folder, tmp_path / "run"))
+def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, in_process):
+    succeed(train(in_process, folder, tmp_path / "run"))
     last = metrics(tmp_path / "run")[-2]  # the last record is the reward on the test set
     assert min(last[f"learner/grad_norm/{part}"] for part in ("vision", "projector", "language")) > 0
     assert last["rollout/logprob_diff_mean"] < LOGPROBS
     exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "run" / "model")
     assert type(exported) is InternVLForConditionalGeneration
     assert AutoProcessor.from_pretrained(tmp_path / "run" / "model").image_processor.size == {"height": 32, "width": 32}
-    succeed(here("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out"))
+    succeed(in_process("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out"))
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
-def test_a_frozen_tower_gets_no_gradient(folder, tmp_path, here):
+def test_a_frozen_tower_gets_no_gradient(folder, tmp_path, in_process):
     overrides = ("model.freeze=[vision,projector]", "stages.cold.steps=1", "stages.rl.steps=1")
-    succeed(train(here, folder, tmp_path / "run", *overrides, "model.attn_implementation=eager"))
+    succeed(train(in_process, folder, tmp_path / "run", *overrides, "model.attn_implementation=eager"))
     (first, *_) = metrics(tmp_path / "run")
     assert first["learner/grad_norm/language"] > 0 == first["learner/grad_norm/vision"]
 
@@ -91,8 +91,8 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
         processor.build(replace(sample, parts=("What moves?", clip)))
 
 
-def test_vllm_is_refused(folder, tmp_path, here):
-    done = train(here, folder, tmp_path / "run", "rollout.engine=vllm")
+def test_vllm_is_refused(folder, tmp_path, in_process):
+    done = train(in_process, folder, tmp_path / "run", "rollout.engine=vllm")
     refuse(done, "model.family: internvl prepares images in its own form")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY, counting, experiment, metrics, mmrl, refuse, rl_stage, sft_stage, succeed, write
+from harness import TINY, counting, experiment, metrics, refuse, rl_stage, run_mmrl, sft_stage, succeed, write
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, load_model
@@ -79,17 +79,17 @@ def test_it_generates_and_ends_with_the_tokenizer_of_training(trained):
         assert [piece for piece, _ in split.pre_tokenize_str("a, b")] == ["a", ",Ġ", "b"]
 
 
-def test_an_evaluation_gives_it_the_rewards_of_training(trained, tmp_path, here):
-    succeed(here("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path))
+def test_an_evaluation_gives_it_the_rewards_of_training(trained, tmp_path, in_process):
+    succeed(in_process("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path))
     (task,) = json.loads((trained / "summary.json").read_text())["tasks"]
     assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
-def test_it_trains_on_in_a_new_run(trained, tmp_path, here):
+def test_it_trains_on_in_a_new_run(trained, tmp_path, in_process):
     """In bfloat16, though it is in float32: test_lora.py and test_family_runs.py keep the type."""
     config = short(tmp_path / "on", path=str(trained / "model"), dtype="bfloat16")
     config["stages"] = [sft_stage(steps=1), rl_stage(steps=1)]
-    done = succeed(here("train", write(config, tmp_path / "on.yaml")))
+    done = succeed(in_process("train", write(config, tmp_path / "on.yaml")))
     assert not done.errors  # no progress bars, no warnings
     model = load(tmp_path / "on" / "model")
     assert model.dtype == torch.bfloat16
@@ -109,16 +109,16 @@ def moved(trained, tmp_path) -> Path:
 
 
 def test_an_exported_checkpoint_equals_the_model_of_the_run(trained, moved, tmp_path):
-    done = succeed(mmrl("export", moved, "--out", tmp_path / "out"))
+    done = succeed(run_mmrl("export", moved, "--out", tmp_path / "out"))
     assert not done.errors
     (line,) = done.output.splitlines()  # DeepSpeed, imported on the way, has nothing to say
     assert line.endswith(f"checkpoints/02-000000 -> {tmp_path / 'out'}")
     assert files(tmp_path / "out") == files(trained / "model")
 
 
-def test_an_earlier_checkpoint_has_other_weights_and_fewer_stages(trained, moved, tmp_path, here):
+def test_an_earlier_checkpoint_has_other_weights_and_fewer_stages(trained, moved, tmp_path, in_process):
     for name in ("00-000001", "01-000000"):  # after a step of the first stage, and before the first step of the second
-        succeed(here("export", moved, "--checkpoint", name, "--out", tmp_path / name))
+        succeed(in_process("export", moved, "--checkpoint", name, "--out", tmp_path / name))
         text = (tmp_path / name / "README.md").read_text()
         assert f": imitation (cold). Checkpoint {name}." in text and "## Held-out reward" not in text
     assert weights_differ(tmp_path / "00-000001", trained / "model")
@@ -172,9 +172,9 @@ def test_a_float32_output_layer_changes_log_probs_and_not_the_export(tmp_path):
         (["{run}", "--merge-lora", "--out", "{out}"], "trains no adapter"),
     ],
 )
-def test_an_impossible_export_is_refused(moved, tmp_path, here, arguments, words):
+def test_an_impossible_export_is_refused(moved, tmp_path, in_process, arguments, words):
     places = {"run": moved, "parent": tmp_path, "out": tmp_path / "out"}
-    refuse(here("export", *(argument.format(**places) for argument in arguments)), words)
+    refuse(in_process("export", *(argument.format(**places) for argument in arguments)), words)
     assert not (tmp_path / "out").exists()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from family_runs import family_runs
-from harness import alike, check_records, contents, metrics, mmrl, rl_stage, succeed, write
+from harness import check_metrics_alike, check_records, metrics, reproducible_files, rl_stage, run_mmrl, succeed, write
 from interrupts import train_until_signal
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -65,17 +65,17 @@ def test_a_frozen_router_is_no_weight_that_is_trained(runs):
     assert not any(name.endswith("mlp.gate.weight") for name in names)
 
 
-def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, here):
+def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, in_process):
     config = json.loads((runs / "whole.yaml").read_text())
     config["run"]["dir"] = str(tmp_path / "run")
     file = write(config, tmp_path / "run.yaml")
-    train_until_signal(here, file, EngineSampler, "sync", 3, signal.SIGINT)
-    succeed(here("train", file))
-    assert contents(tmp_path / "run") == contents(runs / "whole")
+    train_until_signal(in_process, file, EngineSampler, "sync", 3, signal.SIGINT)
+    succeed(in_process("train", file))
+    assert reproducible_files(tmp_path / "run") == reproducible_files(runs / "whole")
 
 
-def test_its_export_is_the_base_model_with_its_adapter(runs, tmp_path, here):
-    succeed(here("export", runs / "whole", "--merge-lora", "--out", tmp_path / "merged"))
+def test_its_export_is_the_base_model_with_its_adapter(runs, tmp_path, in_process):
+    succeed(in_process("export", runs / "whole", "--merge-lora", "--out", tmp_path / "merged"))
     ids = torch.tensor([[3, 40, 41, 300, 301, 7]])
     ours, theirs = (load(folder) for folder in (tmp_path / "merged", runs / "whole" / "model"))
     bare = load(runs / "base" / "model")
@@ -93,15 +93,15 @@ def load(folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(folder).eval()
 
 
-def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(runs, tmp_path, here):
+def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(runs, tmp_path, in_process):
     data = runs / "questions" / "ten.jsonl"
     out = tmp_path / "out"
-    succeed(here("eval", runs / "whole" / "model", "--benchmark", "counting", "--data", data, "--out", out))
+    succeed(in_process("eval", runs / "whole" / "model", "--benchmark", "counting", "--data", data, "--out", out))
     taken = max((runs / "whole" / "benchmarks" / "counting").iterdir())
     assert (out / "verdicts.jsonl").read_bytes() == (taken / "verdicts.jsonl").read_bytes()
 
 
-def test_two_processes_under_zero3_do_what_one_does(runs, tmp_path, here):
+def test_two_processes_under_zero3_do_what_one_does(runs, tmp_path, in_process):
     """They sample, learn, save and export weights that neither of them holds whole."""
     pytest.importorskip("deepspeed")
     base = runs / "base" / "model"
@@ -115,9 +115,11 @@ def test_two_processes_under_zero3_do_what_one_does(runs, tmp_path, here):
         made["stages"] = [rl_stage(steps=2, ppo_epochs=1, group_size=2, **means)]
         return write(made, tmp_path / f"{name}.yaml")
 
-    assert here("train", config("alone")).code == 0
-    succeed(mmrl("train", config("shared", deepspeed={"zero_stage": 3, "param_persistence_elements": 0}), "--nproc", 2))
-    alike(*(metrics(tmp_path / name) for name in ("shared", "alone")))
+    assert in_process("train", config("alone")).code == 0
+    succeed(
+        run_mmrl("train", config("shared", deepspeed={"zero_stage": 3, "param_persistence_elements": 0}), "--nproc", 2)
+    )
+    check_metrics_alike(*(metrics(tmp_path / name) for name in ("shared", "alone")))
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("shared", "alone"))
     before = load_file(base / "model.safetensors")
     assert ours.keys() == theirs.keys() == before.keys() - {"mtp.fc.weight"}

@@ -9,18 +9,18 @@ import sys
 
 import pytest
 from harness import (
-    alike,
+    check_metrics_alike,
     counting,
     experiment,
     metrics,
-    mmrl,
     moved_parts,
     processes_in,
     refuse,
     rl_stage,
+    run_mmrl,
     sft_stage,
-    strike,
     succeed,
+    train_and_signal,
     write,
 )
 from waiting import PATIENCE_S
@@ -32,21 +32,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("engine", [None, {"zero_stage": 3}], ids=["torch", "zero3"])
-def test_lost_rank_ends_the_run_and_one_process_continues(engine, whole, tmp_path, here):
+def test_lost_rank_ends_the_run_and_one_process_continues(engine, whole, tmp_path, in_process):
     if engine:
         pytest.importorskip("deepspeed")
     config = write(experiment(tmp_path / "run", deepspeed=engine), tmp_path / "tiny.yaml")
-    done = strike(config, tmp_path / "run", signal.SIGKILL, rank=1)
+    done = train_and_signal(config, tmp_path / "run", signal.SIGKILL, rank=1)
     assert done.code == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL; all are stopped" in done.errors
     assert "mmrl: error: rank 0" in done.errors
     assert "it continues from the last checkpoint" in done.errors
     assert "Traceback" not in done.errors
     assert processes_in(tmp_path) == []
-    done = (mmrl if engine else here)("train", config)  # DeepSpeed leaves traces in its process
+    done = (run_mmrl if engine else in_process)("train", config)  # DeepSpeed leaves traces in its process
     assert done.code == 0, done.errors
     assert "Resuming from" in done.output
-    alike(metrics(tmp_path / "run"), metrics(whole))
+    check_metrics_alike(metrics(tmp_path / "run"), metrics(whole))
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -66,7 +66,7 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path, engine):
     saving = {"every": 1, "keep_last": 9}
     sections = {"stages": stages, "deepspeed": engine, "checkpoints": saving}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
-    succeed(mmrl("train", config, "--nproc", 2))
+    succeed(run_mmrl("train", config, "--nproc", 2))
     assert moved_parts(tmp_path / "run", "01-000000", "02-000000") == {"model.language_model"}
     assert moved_parts(tmp_path / "run", "02-000000", "03-000000") == {"model.visual"}
     norms = [record["learner/grad_norm/vision"] > 0 for record in metrics(tmp_path / "run") if "learner/loss" in record]
@@ -75,9 +75,9 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path, engine):
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
     for folder in ("checkpoints/02-000002", "checkpoints/03-000000", "model"):
         shutil.rmtree(tmp_path / "run" / folder)
-    done = succeed(mmrl("train", config, "--nproc", 2))
+    done = succeed(run_mmrl("train", config, "--nproc", 2))
     assert "02-000001: stage tower, step 1" in done.output
-    alike(metrics(tmp_path / "run"), metrics(tmp_path / "whole"))
+    check_metrics_alike(metrics(tmp_path / "run"), metrics(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
@@ -99,7 +99,7 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path):
     """They notice within a second, in a stage that lasts much longer."""
     stages = [sft_stage(steps=100_000)]
     config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
-    done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
+    done = train_and_signal(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL
     # The output ends with the ranks, which hold the launcher's pipes.
     assert f"Saved. Continue with: mmrl train {config} --nproc 2\n" in done.output
@@ -112,21 +112,21 @@ def test_stopped_run_is_saved_and_two_processes_continue(whole, tmp_path):
     pytest.importorskip("deepspeed")
     sections = {"deepspeed": {"zero_stage": 2}, "checkpoints": {"every": 50, "keep_last": 2}}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
-    done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
+    done = train_and_signal(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
     assert f"Saved. Continue with: mmrl train {config} --nproc 2\n" in done.output
     assert processes_in(tmp_path) == []
-    done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 4, "SIGINT"))
+    done = run_mmrl("train", config, fault=("mmrl.learner.learner:PolicyLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
-    succeed(mmrl("train", config, "--nproc", 2))
-    alike(metrics(tmp_path / "run"), metrics(whole))
+    succeed(run_mmrl("train", config, "--nproc", 2))
+    check_metrics_alike(metrics(tmp_path / "run"), metrics(whole))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
 
 
 def test_user_error_is_reported_and_ends_all_ranks(tmp_path):
     config = experiment(tmp_path / "run")
     config["data"]["train"][0]["args"]["size"] = 2
-    done = refuse(mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2), "mmrl: error: ")
+    done = refuse(run_mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2), "mmrl: error: ")
     assert "Traceback" not in done.errors
     assert not (tmp_path / "run").exists()
 
@@ -145,7 +145,7 @@ def test_error_of_one_rank_in_a_step_ends_the_other_without_waiting_for_its_dead
     (tmp_path / "rewards.py").write_text("\n".join(lines))
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=2)])
     config["rewards"] |= {"terms": [{"fn": "./rewards.py:fails"}], "on_error": "stop"}
-    done = refuse(mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2), "KeyError: 'only here'")
+    done = refuse(run_mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2), "KeyError: 'only here'")
     # The launcher would kill it after some seconds, before it could say this.
     assert re.search(r"mmrl: error: rank 0, waiting in all_gather after: .*, lost another", done.errors)
     assert "Traceback" not in done.errors

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 from harness import (
-    alike,
-    contents,
+    check_metrics_alike,
     counting,
     experiment,
     metrics,
-    mmrl,
     refuse,
+    reproducible_files,
     rl_stage,
+    run_mmrl,
     scheduled,
     sft_stage,
-    strike,
     succeed,
+    train_and_signal,
     undisturbed,
     write,
 )
@@ -65,17 +65,17 @@ def adapted(tmp_path_factory, base) -> Path:
     return undisturbed(tmp_path_factory, "adapted", lambda run_dir: adapting(run_dir, base))
 
 
-def test_stopped_run_ends_like_the_whole_one(adapted, base, tmp_path, here):
+def test_stopped_run_ends_like_the_whole_one(adapted, base, tmp_path, in_process):
     config = write(adapting(tmp_path / "run", base), tmp_path / "lora.yaml")
-    done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 2 + 2, "SIGINT"))
+    done = run_mmrl("train", config, fault=("mmrl.learner.learner:PolicyLearner.step", 2 + 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
-    assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(adapted)
+    assert in_process("train", config).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(adapted)
     ours, theirs = (run / "adapter" / "adapter_model.safetensors" for run in (tmp_path / "run", adapted))
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base, tmp_path, here):
+def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base, tmp_path, in_process):
     """Under ZeRO-3 two begin, one continues, two end; one without DeepSpeed ends with the same weights."""
     pytest.importorskip("deepspeed")
 
@@ -85,14 +85,14 @@ def test_deepspeed_run_resumes_with_more_or_fewer_ranks(base, tmp_path, here):
         changed["stages"][1] |= {"steps": 12}  # so many that none ends before the signal
         return write(changed, tmp_path / f"{name}.yaml")
 
-    assert here("train", config("alone")).code == 0
+    assert in_process("train", config("alone")).code == 0
     shared = config("shared", deepspeed={"zero_stage": 3})
-    done = strike(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=5)
+    done = train_and_signal(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=5)
     assert done.code == 128 + signal.SIGTERM, done.errors
-    done = mmrl("train", shared, strike=("mmrl.learner.learner:PolicyLearner.step", 2, "SIGINT"))
+    done = run_mmrl("train", shared, fault=("mmrl.learner.learner:PolicyLearner.step", 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
-    succeed(mmrl("train", shared, "--nproc", 2))
-    alike(metrics(tmp_path / "shared"), metrics(tmp_path / "alone"))
+    succeed(run_mmrl("train", shared, "--nproc", 2))
+    check_metrics_alike(metrics(tmp_path / "shared"), metrics(tmp_path / "alone"))
     ours, theirs = (load_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("shared", "alone"))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -111,10 +111,10 @@ def test_only_trained_weights_are_saved_and_measured(adapted):
     assert min(steps[-1][f"learner/grad_norm/{role}"] for role in ("projector", "language")) > 0.0
 
 
-def test_first_stage_saves_no_reference_weights(base, tmp_path, here):
+def test_first_stage_saves_no_reference_weights(base, tmp_path, in_process):
     config = adapting(tmp_path / "run", base)
     config["stages"] = config["stages"][1:]
-    done = succeed(here("train", write(config, tmp_path / "lora.yaml")))
+    done = succeed(in_process("train", write(config, tmp_path / "lora.yaml")))
     assert re.search(r"^ *vision +13 +[\d,]+ +0 +float32 *$", done.output, re.MULTILINE), done.output
     assert re.search(r"^ *projector +9 +[\d,]+ +[1-9][\d,]* +float32 +0.001 *$", done.output, re.MULTILINE)
     assert not (tmp_path / "run" / "reference_weights").exists()
@@ -122,16 +122,16 @@ def test_first_stage_saves_no_reference_weights(base, tmp_path, here):
     assert len(divergences) == 4 and max(divergences) > 1e-4
 
 
-def test_resuming_on_another_base_model_is_refused(base, tmp_path, here):
+def test_resuming_on_another_base_model_is_refused(base, tmp_path, in_process):
     mine = Path(shutil.copytree(base, tmp_path / "base"))
     config = write(adapting(tmp_path / "run", mine), tmp_path / "lora.yaml")
-    assert here("train", config).code == 0
+    assert in_process("train", config).code == 0
     shutil.rmtree(tmp_path / "run" / "model")  # as if it had been stopped before its last act
     model = AutoModelForImageTextToText.from_pretrained(mine)
     with torch.no_grad():
         model.model.visual.merger.ln_q.weight.mul_(1.01)
     model.save_pretrained(mine)
-    done = here("train", config)
+    done = in_process("train", config)
     refuse(done, "was saved from another model: the weights that are not trained differ. Restore model.path")
 
 
@@ -148,9 +148,9 @@ def test_export_is_the_base_model_with_its_adapter(adapted, base):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_run_is_exported_as_an_adapter_or_merged(adapted, tmp_path, here):
+def test_run_is_exported_as_an_adapter_or_merged(adapted, tmp_path, in_process):
     for folder, options in (("adapter", []), ("model", ["--merge-lora"])):
-        succeed(here("export", adapted, *options, "--out", tmp_path / folder))
+        succeed(in_process("export", adapted, *options, "--out", tmp_path / folder))
         ours, theirs = (
             {path.name: path.read_bytes() for path in at.iterdir()} for at in (tmp_path / folder, adapted / folder)
         )
@@ -158,7 +158,7 @@ def test_run_is_exported_as_an_adapter_or_merged(adapted, tmp_path, here):
     assert "PeftModel" in (tmp_path / "adapter" / "README.md").read_text()
 
 
-def test_nonfinite_gradients_end_the_run_and_name_the_samples(base, tmp_path, here):
+def test_nonfinite_gradients_end_the_run_and_name_the_samples(base, tmp_path, in_process):
     """The last norm of the base model is so large that the squares of gradients are infinite."""
     huge = shutil.copytree(base, tmp_path / "huge")
     weights = load_file(huge / "model.safetensors")
@@ -167,7 +167,7 @@ def test_nonfinite_gradients_end_the_run_and_name_the_samples(base, tmp_path, he
     save_file(weights, huge / "model.safetensors", metadata={"format": "pt"})
     config = adapting(tmp_path / "run", huge)
     config["stages"] = [sft_stage(steps=9, max_nonfinite_steps=2)]
-    done = refuse(here("train", write(config, tmp_path / "lora.yaml")))
+    done = refuse(in_process("train", write(config, tmp_path / "lora.yaml")))
     said = re.search(r"2 steps in a row had an update whose gradient is not finite.* are in (\S+):", done.errors)
     assert said, done.errors
     records = read_json_lines(Path(said[1]))
@@ -177,15 +177,15 @@ def test_nonfinite_gradients_end_the_run_and_name_the_samples(base, tmp_path, he
     assert (last["step"], last["learner/nonfinite_updates"], last["learner/grad_norm"]) == (2, 1.0, None)
 
 
-def test_later_stage_may_use_the_base_model_as_reference(base, tmp_path, here):
+def test_later_stage_may_use_the_base_model_as_reference(base, tmp_path, in_process):
     """Its first step is as far from the base model as the supervised steps led, and not at its own start."""
     config = adapting(tmp_path / "run", base)
     imitate, reinforce = config["stages"]
     config["stages"] = [imitate, {**reinforce, "steps": 1, "ppo_epochs": 1, "reference": {"init_from": "base"}}]
-    assert here("train", write(config, tmp_path / "base.yaml")).code == 0
+    assert in_process("train", write(config, tmp_path / "base.yaml")).code == 0
     config["stages"][1].pop("reference")
     config["run"]["dir"] = str(tmp_path / "other")
-    assert here("train", write(config, tmp_path / "stage.yaml")).code == 0
+    assert in_process("train", write(config, tmp_path / "stage.yaml")).code == 0
     # What is left of the second is the adapter's dropout.
     assert reference_kl(tmp_path / "run")[0] > 10 * reference_kl(tmp_path / "other")[0]
     assert not (tmp_path / "run" / "reference_weights").exists()

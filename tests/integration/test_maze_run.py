@@ -18,9 +18,9 @@ import maze_curves  # noqa: E402
 SMALL = ("data.train.0.args.size=12", "data.validation.0.args.size=6", "data.test.0.args.size=6", "model.dtype=float32")
 
 
-def test_a_cold_start_and_both_kinds_of_credit_run_and_are_tabulated(tmp_path, here):
+def test_a_cold_start_and_both_kinds_of_credit_run_and_are_tabulated(tmp_path, in_process):
     cold = ("stages.cold.steps=2", "stages.cold.batch_size=4", "stages.cold.validation.every=1")
-    succeed(here("train", ROOT / "configs/maze_cold.yaml", *SMALL, *cold, "--run-dir", tmp_path / "cold"))
+    succeed(in_process("train", ROOT / "configs/maze_cold.yaml", *SMALL, *cold, "--run-dir", tmp_path / "cold"))
     told = [record for record in metrics(tmp_path / "cold") if "learner/loss" in record]
     assert [record["environment/episodes"] for record in told] == [4.0, 4.0]
     assert all(record["environment/turns"] >= 4 and record["environment/invalid"] == 0 for record in told)
@@ -29,7 +29,7 @@ def test_a_cold_start_and_both_kinds_of_credit_run_and_are_tabulated(tmp_path, h
     for arm in maze_curves.ARMS:
         run = tmp_path / arm
         own = (f"model.path={tmp_path / 'cold/model'}", f"stages.rl.advantage.credit={arm}")
-        succeed(here("train", ROOT / "configs/maze.yaml", *SMALL, *words, *own, "--run-dir", run))
+        succeed(in_process("train", ROOT / "configs/maze.yaml", *SMALL, *words, *own, "--run-dir", run))
         told = metrics(run)
         episodes = [record["environment/episodes"] for record in told if maze_curves.PROBE_KEY in record]
         assert episodes == [8.0, 8.0]  # those of the probe are not counted

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 from harness import (
-    alike,
-    contents,
+    check_metrics_alike,
     counting,
     experiment,
     metrics,
-    mmrl,
+    reproducible_files,
     rl_stage,
+    run_mmrl,
     sft_stage,
     stop_in_rl,
     succeed,
@@ -35,17 +35,17 @@ def replay_config(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_run_with_replay_and_carried_groups_ends_the_same_when_stopped_or_on_two_ranks(tmp_path, here):
+def test_run_with_replay_and_carried_groups_ends_the_same_when_stopped_or_on_two_ranks(tmp_path, in_process):
     once, twice, shared = (replay_config(tmp_path, name) for name in ("once", "twice", "shared"))
-    assert here("train", once).code == 0
+    assert in_process("train", once).code == 0
     whole = metrics(tmp_path / "once")
     later = [record for record in whole if record["stage"] == "rl"][5:]
     assert max(record["replay/staleness_max"] for record in later) >= 2
     assert max(record["groups/carried_over"] for record in later) >= 1
 
     stop_in_rl(twice, 5)
-    assert here("train", twice).code == 0
-    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    assert in_process("train", twice).code == 0
+    assert reproducible_files(tmp_path / "twice") == reproducible_files(tmp_path / "once")
 
-    succeed(mmrl("train", shared, "--nproc", 2))
-    alike(metrics(tmp_path / "shared"), whole)
+    succeed(run_mmrl("train", shared, "--nproc", 2))
+    check_metrics_alike(metrics(tmp_path / "shared"), whole)

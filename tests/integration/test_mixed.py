@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from harness import TINY, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import TINY, experiment, metrics, rl_stage, run_mmrl, sft_stage, succeed, write
 from PIL import Image
 from rounding import LOGPROBS
 from videos import blank_frame, write_video
@@ -97,12 +97,12 @@ def test_a_video_with_a_damaged_frame_ends_a_run_before_its_first_step(tmp_path,
     blank_frame(tmp_path / "clip.mp4", 22)
     config["model"]["video"] |= {"fps": 12.0}
     config["media"] = {"video_reader": reader}
-    done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
+    done = run_mmrl("train", write(config, tmp_path / "mixed.yaml"))
     assert done.code == 2
     assert "8 of 20 samples cannot be used" in done.errors
     assert "clip.mp4: the frame at 1.833 s does not decode; restore or remove it" in done.errors
     config["data"]["on_bad_sample"] = "skip"
-    done = succeed(mmrl("train", write(config, tmp_path / "mixed.yaml")))
+    done = succeed(run_mmrl("train", write(config, tmp_path / "mixed.yaml")))
     assert "8 of 20 samples cannot be used and are left out" in done.output + done.errors
 
 
@@ -118,7 +118,7 @@ def train_mixed(tmp_path, family, *, reader="pyav", workers=0):
     config["logging"]["rollouts"]["every"] = 1
     config["media"] = {"video_reader": reader}
     config["data"]["media_workers"] = workers
-    succeed(mmrl("train", write(config, tmp_path / "mixed.yaml")))
+    succeed(run_mmrl("train", write(config, tmp_path / "mixed.yaml")))
     records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]
     assert len(records) == 4
     assert all(record["learner/grad_norm"] > 0 for record in records)

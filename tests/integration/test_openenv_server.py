@@ -113,7 +113,7 @@ def test_sessions_beyond_what_the_server_takes_are_unscorable(url):
         session.close()
 
 
-def test_a_run_learns_from_it(tmp_path, here, url):
+def test_a_run_learns_from_it(tmp_path, in_process, url):
     args = {"url": url, "text": "text", "picture": "picture", "action": "word"}
     fn = "mmrl.rollout.environments.openenv:make"
     step = {"kind": "environment", "fn": fn, "args": args, "turns": 3, "max_media": 3, "max_tokens": 200}
@@ -124,7 +124,7 @@ def test_a_run_learns_from_it(tmp_path, here, url):
     episodes["args"]["size"] = 8
     config["data"] = {"train": [episodes], "validation": [], "test": []}
     config["evaluation"]["rollout_steps"] = steps
-    succeed(here("train", write(config, tmp_path / "tiny.yaml")))
+    succeed(in_process("train", write(config, tmp_path / "tiny.yaml")))
     for record in learned_steps(tmp_path / "run"):
         assert record["environment/turns"] > 0
         assert record["environment/errors"] == record["environment/unscorable"] == 0

@@ -77,7 +77,7 @@ def test_dapo_and_tina_lie_over_each_other():
     assert [term.name for term in config.rewards.terms] == ["accuracy", "format", "overlong"]
 
 
-def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *words: str) -> list[dict]:
+def train(recipe: str, overlay: str, folder: Path, model: Path, in_process: Command, *words: str) -> list[dict]:
     config = load_config(recipe, [f"overlays=[{overlay}]"]).config
     overrides = make_small(config)
     for key, value in TINY.get(overlay, {}).items():
@@ -85,7 +85,7 @@ def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *
     data = published_rows.write_data(recipe, folder / "data")
     settings = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     places = ("--model", model, "--data", data, "--run-dir", folder / "run", "--overlay", overlay)
-    succeed(here("train", recipe, *places, *settings, *words, "--steps", STEPS))
+    succeed(in_process("train", recipe, *places, *settings, *words, "--steps", STEPS))
     assert (folder / "run/model/model.safetensors").exists()
     told = read_json_lines(folder / "run/metrics.jsonl")
     stages = Counter(record["stage"] for record in told if "learner/lr" in record)
@@ -96,8 +96,8 @@ def train(recipe: str, overlay: str, folder: Path, model: Path, here: Command, *
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("overlay", ["dapo", "prorl"])
-def test_dapo_and_prorl_train_three_recipes(recipe, overlay, tmp_path, tiny_model, here):
-    told = train(recipe, overlay, tmp_path, tiny_model, here)
+def test_dapo_and_prorl_train_three_recipes(recipe, overlay, tmp_path, tiny_model, in_process):
+    told = train(recipe, overlay, tmp_path, tiny_model, in_process)
     steps = [record for record in told if "learner/lr" in record]
     if overlay == "dapo":
         assert all("reward/term/overlong" in record for record in steps)
@@ -108,24 +108,24 @@ def test_dapo_and_prorl_train_three_recipes(recipe, overlay, tmp_path, tiny_mode
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", ["april", "balanced", "limr", "one_example", "think_prune", "tina"])
-def test_the_other_overlays_train(overlay, tmp_path, tiny_model, here):
+def test_the_other_overlays_train(overlay, tmp_path, tiny_model, in_process):
     words = ["stages.limr_best.range=[0.0, null]"] if overlay == "limr" else []
-    train("r1_v", overlay, tmp_path, tiny_model, here, *words)
+    train("r1_v", overlay, tmp_path, tiny_model, in_process, *words)
 
 
 @pytest.mark.slow
-def test_co_reward_trains_where_rows_have_another_wording(tmp_path, tiny_model, here, monkeypatch):
+def test_co_reward_trains_where_rows_have_another_wording(tmp_path, tiny_model, in_process, monkeypatch):
     plain = published_rows.load_rows("r1_v")
     files = {}
     for path, table in plain["files"].items():
         files[path] = [{**row, "reworded": f"In other words: {row['problem']}"} for row in table]
     monkeypatch.setattr(published_rows, "load_rows", lambda name: {**plain, "files": files})
-    told = train("r1_v", "co_reward", tmp_path, tiny_model, here)
+    told = train("r1_v", "co_reward", tmp_path, tiny_model, in_process)
     assert all("reworded/no_majority" in record for record in told if "learner/lr" in record)
 
 
 @pytest.mark.slow
-def test_par_trains_on_a_reward_model(tmp_path, tiny_model, here):
+def test_par_trains_on_a_reward_model(tmp_path, tiny_model, in_process):
     with served(lambda handler, body: reply(handler, {"score": 1.0})) as (url, _):
-        told = train("r1_v", "par", tmp_path, tiny_model, here, f"rewards.terms.par.args.scorer.url={url}")
+        told = train("r1_v", "par", tmp_path, tiny_model, in_process, f"rewards.terms.par.args.scorer.url={url}")
     assert all("reward/term/par" in record for record in told if "learner/lr" in record)

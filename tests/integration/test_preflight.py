@@ -262,18 +262,20 @@ def test_another_config_and_another_process_are_refused_without_torch(whole, tmp
     assert done.code == 2 and "another process is running here" in done.errors
 
 
-def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_path, here):
+def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_path, in_process):
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     config = experiment(tmp_path / "run", callbacks=[{"fn": "./mine.py:deaf"}])
-    refuse(here("train", write(config, tmp_path / "bad.yaml")), "mine.py:25", "called as on_step_end(state, result)")
+    refuse(
+        in_process("train", write(config, tmp_path / "bad.yaml")), "mine.py:25", "called as on_step_end(state, result)"
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_a_response_beyond_the_context_is_refused_before_a_sample_is_read(tmp_path, here):
+def test_a_response_beyond_the_context_is_refused_before_a_sample_is_read(tmp_path, in_process):
     stage = rl_stage(sampling={"max_new_tokens": 5000})
     path = write_mistake(tmp_path, Mistake({"stages": [stage]}, []))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if '"max_new_tokens": 5' in text)
-    done = here("train", path)
+    done = in_process("train", path)
     assert done.code == 2 and f"error: {path}:{line}: stages.0.sampling.max_new_tokens: 5000 tokens" in done.errors
     assert "do not fit the model's context of 4096" in done.errors
     assert not (tmp_path / "read").exists()

@@ -85,7 +85,7 @@ def test_the_table_of_recipes_lists_every_recipe():
     assert len(linked) == len(set(linked))
 
 
-def test_the_skeleton_in_the_docs_runs(tmp_path, here, monkeypatch):
+def test_the_skeleton_in_the_docs_runs(tmp_path, in_process, monkeypatch):
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Write one")[2]
     blocks = re.findall(r"```(yaml|console)\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -105,13 +105,13 @@ def test_the_skeleton_in_the_docs_runs(tmp_path, here, monkeypatch):
     (tiny,) = re.findall(r"--run-dir try (.*)$", blocks[2][1], re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["explain", "data", "data", "train"]
     for command in commands:
-        succeed(here(*command.split(), *tiny.split()))
+        succeed(in_process(*command.split(), *tiny.split()))
     assert Path("sample.png").exists()
     assert Path("try/model/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_model, judge, scorer, here):
+def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_model, judge, scorer, in_process):
     config = load_config(name).config
     data = published_rows.write_data(name, tmp_path / "data")
     overrides = make_small(config) | services_here(config, judge, scorer)
@@ -120,7 +120,7 @@ def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_mod
     overrides["logging.rollouts.every"] = 1
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
-    succeed(here("train", name, *folders, *words, "--steps", NUM_STEPS))
+    succeed(in_process("train", name, *folders, *words, "--steps", NUM_STEPS))
 
     told = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     trained = [stage.name for stage in config.training_stages]
@@ -139,14 +139,14 @@ def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_mod
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "left_out" in published_rows.load_rows(name)])
-def test_a_recipe_leaves_out_rows_that_cannot_be_scored(name, tmp_path, tiny_model, here):
+def test_a_recipe_leaves_out_rows_that_cannot_be_scored(name, tmp_path, tiny_model, in_process):
     config = load_config(name).config
     data = published_rows.write_data(name, tmp_path / "data", with_left_out=True)
     overrides = make_small(config)
     overrides["rollout.engine"] = {"fn": f"{ANSWERS}:make_engine", "args": {"recipe": name, "data": str(data)}}
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     folders = ("--model", tiny_model, "--data", data, "--run-dir", tmp_path / "run")
-    done = succeed(here("train", name, *folders, *words, "--steps", NUM_STEPS))
+    done = succeed(in_process("train", name, *folders, *words, "--steps", NUM_STEPS))
     assert re.search(r"data\.train: 1 of \d+ samples cannot be used and are left out:", done.output)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import Done, counting, experiment, metrics, mmrl, sft_stage, succeed, write
+from harness import Done, counting, experiment, metrics, run_mmrl, sft_stage, succeed, write
 
 from mmrl.config import LoadedConfig, load_config
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
@@ -22,7 +22,7 @@ SETTINGS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "overlays" not i
 def quickstart(tmp_path_factory) -> tuple[Done, Path]:
     """`mmrl train configs/quickstart.yaml` on few samples: how it ended, and its run directory."""
     folder = tmp_path_factory.mktemp("quickstart")
-    done = mmrl("train", CONFIGS / "quickstart.yaml", "--steps", 2, *FEW, cwd=folder, fresh=True)
+    done = run_mmrl("train", CONFIGS / "quickstart.yaml", "--steps", 2, *FEW, cwd=folder, fresh=True)
     return done, folder / "runs" / "quickstart"
 
 
@@ -83,10 +83,10 @@ def test_every_config_loads_and_names_functions_that_exist(path):
         validate_args(origin.fn, read_plugin_options(source, skip=1), origin.args)
 
 
-def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path, here):
+def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path, in_process):
     data = {"train": [counting("train", 4)], "test": [counting("test", 1)]}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1)])
-    succeed(here("train", write(config, tmp_path / "one.yaml")))
+    succeed(in_process("train", write(config, tmp_path / "one.yaml")))
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     assert task["n"] == 1
     assert task["ci"] == [None, None]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import TINY, metrics, mmrl, succeed
+from harness import TINY, metrics, run_mmrl, succeed
 
 from mmrl.config import load_config
 
@@ -55,6 +55,6 @@ def test_a_recipe_runs_with_a_tiny_model(name, tmp_path):
     }
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     several = ["--nproc", PROCESSES[name]] if PROCESSES[name] > 1 else []
-    succeed(mmrl("train", config, *words, *several, "--steps", 1, "--run-dir", tmp_path / "run"))
+    succeed(run_mmrl("train", config, *words, *several, "--steps", 1, "--run-dir", tmp_path / "run"))
     assert any("learner/lr" in record for record in metrics(tmp_path / "run"))
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

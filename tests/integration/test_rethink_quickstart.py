@@ -17,12 +17,14 @@ def tool() -> ModuleType:
     return load_tool("rethink_curves")
 
 
-def test_cold_start_and_rl_run_and_the_table_reads_them(here, tool, tmp_path):
+def test_cold_start_and_rl_run_and_the_table_reads_them(in_process, tool, tmp_path):
     cold, rl = tmp_path / "cold", tmp_path / "rl"
     few = ("stages.cold.steps=8", "stages.cold.batch_size=8", "stages.cold.validation.every=4")
-    succeed(here("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold))
+    succeed(in_process("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold))
     few = ("stages.rl.steps=2", "stages.rl.prompts_per_step=4", "stages.rl.validation.every=2")
-    succeed(here("train", CONFIGS / "rethink.yaml", *SIZES, *few, f"model.path={cold / 'model'}", "--run-dir", rl))
+    succeed(
+        in_process("train", CONFIGS / "rethink.yaml", *SIZES, *few, f"model.path={cold / 'model'}", "--run-dir", rl)
+    )
     tested = [record for record in metrics(rl) if "test/add" in record]
     assert len(tested) == 2
     assert [tool.rethink_accuracy(record, 8).after_rethink for record in tested] == [one["test/add"] for one in tested]

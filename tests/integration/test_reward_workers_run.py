@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fork_server import Forked
-from harness import contents, experiment, metrics, mmrl, rl_stage, succeed, write
+from harness import experiment, metrics, reproducible_files, rl_stage, run_mmrl, succeed, write
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.utils.processes import list_tree
@@ -64,11 +64,11 @@ def total(folder: Path, name: str) -> float:
 
 
 @pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
-def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change_nothing(tmp_path, here, policy):
+def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change_nothing(tmp_path, in_process, policy):
     options = {"on_missing_score": policy, "on_error": policy}
     for run, workers in (("alone", 0), ("together", 2)):
-        assert here("train", write_config(tmp_path, run, "mood", workers=workers, **options)).code == 0
-    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
+        assert in_process("train", write_config(tmp_path, run, "mood", workers=workers, **options)).code == 0
+    assert reproducible_files(tmp_path / "alone") == reproducible_files(tmp_path / "together")
     run = tmp_path / "alone"
     assert total(run, "reward/mood/unscorable") > 0
     assert total(run, "reward/mood/errors") > 0
@@ -78,8 +78,8 @@ def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change
     assert len(records) == 2 * 16  # of two steps, every rollout
 
 
-def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(tmp_path, here):
-    done = succeed(here("train", write_config(tmp_path, "run", "danger", on_error="fallback")))
+def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(tmp_path, in_process):
+    done = succeed(in_process("train", write_config(tmp_path, "run", "danger", on_error="fallback")))
     for kind in ("timeouts", "crashes", "errors"):
         assert total(tmp_path / "run", f"reward/danger/{kind}") > 0
     assert "its fallback counts" in done.output
@@ -113,9 +113,9 @@ def group(group):
 
 
 @pytest.mark.parametrize("kind", ["terms", "group_rewards"])
-def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path, here, kind):
+def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path, in_process, kind):
     config = write_looping_config(tmp_path, kind, timeout_s=0.5, prompts_per_step=2, group_size=2, steps=1)
-    assert here("train", config).code == 0
+    assert in_process("train", config).code == 0
     name = "looping" if kind == "terms" else "group"
     assert total(tmp_path / "run", f"reward/{name}/timeouts") > 0
 
@@ -154,7 +154,7 @@ def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path):
     counts = []
     for run, options in (("one", []), ("two", ["--nproc", "2"])):
         config = experiment(tmp_path / run, rewards=rewards, stages=[rl_stage(steps=3)])
-        succeed(mmrl("train", write(config, tmp_path / f"{run}.yaml"), *options))
+        succeed(run_mmrl("train", write(config, tmp_path / f"{run}.yaml"), *options))
         counts.append([record.get("reward/unsteady/timeouts", 0) for record in metrics(tmp_path / run)])
     assert counts[0] == counts[1]
     assert sum(counts[0]) > 0

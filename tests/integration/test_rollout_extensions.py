@@ -25,18 +25,18 @@ def write_config(folder: Path, *, steps: list[dict[str, Any]] | None = None, **s
     return write(config, folder / "tiny.yaml")
 
 
-def check_refused(folder: Path, here: Command, message: str, *overrides: str, **sections: Any) -> str:
+def check_refused(folder: Path, in_process: Command, message: str, *overrides: str, **sections: Any) -> str:
     """Check that a run ends with `message` and without a traceback, and return all that it wrote."""
-    done = here("train", write_config(folder, **sections), *overrides)
+    done = in_process("train", write_config(folder, **sections), *overrides)
     assert done.code == 2
     assert message in " ".join(done.errors.split())
     assert "Traceback" not in done.errors
     return done.output + done.errors
 
 
-def test_run_samples_with_the_engine_of_the_example(tmp_path, here):
+def test_run_samples_with_the_engine_of_the_example(tmp_path, in_process):
     engine = {"fn": "./rollout_engine.py:make_engine", "args": {"max_batch_tokens": 64}}
-    succeed(here("train", write_config(tmp_path, rollout={"engine": engine})))
+    succeed(in_process("train", write_config(tmp_path, rollout={"engine": engine})))
     log = (tmp_path / "run" / "engine" / "speed.csv").read_text().splitlines()
     assert len(log) >= 2  # one for each step of the RL stage
     assert all(int(line.split(",")[0]) > 0 for line in log)
@@ -79,9 +79,9 @@ def make(context):
 """
 
 
-def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_works(tmp_path, here):
+def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_works(tmp_path, in_process):
     (tmp_path / "mine.py").write_text(ENGINE)
-    succeed(here("train", write_config(tmp_path, **OWN_ENGINE)))
+    succeed(in_process("train", write_config(tmp_path, **OWN_ENGINE)))
     calls = (tmp_path / "run" / "calls.txt").read_text().splitlines()
     # Each stage has two steps, and so two versions of its weights; the test samples are answered before and after.
     rl_calls = calls[calls.index("load True") :]
@@ -91,11 +91,11 @@ def test_own_engine_gets_weights_once_a_version_and_sleeps_while_the_learner_wor
     assert 0 <= max(logprob_checks(tmp_path / "run")) < 1e-4
 
 
-def test_run_applies_the_step_of_the_example(tmp_path, here):
+def test_run_applies_the_step_of_the_example(tmp_path, in_process):
     step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
-    succeed(here("train", write_config(tmp_path, steps=[step])))
+    succeed(in_process("train", write_config(tmp_path, steps=[step])))
     check_all_occurred(metrics(tmp_path / "run"), "force_answer/count")
-    explained = here("explain", tmp_path / "tiny.yaml")
+    explained = in_process("explain", tmp_path / "tiny.yaml")
     assert "fn ./rollout_step.py:make_step" in " ".join(explained.output.split())
 
 
@@ -112,7 +112,7 @@ def filled(response, sample):
 """
 
 
-def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory(tmp_path, here, monkeypatch):
+def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory(tmp_path, in_process, monkeypatch):
     (tmp_path / "own.py").write_text(OWN_TEST_DATA)
     step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
     tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate"}]}
@@ -122,25 +122,25 @@ def test_an_evaluation_finds_the_files_of_the_run_whatever_the_working_directory
         "evaluation": {"max_new_tokens": 6, "rollout_steps": [{"kind": "generate"}, tools, step]},
         "data": {"train": [counting("train", 12)], "test": [{"fn": "./own.py:rows"}]},
     }
-    assert here("train", write_config(tmp_path, **sections)).code == 0
+    assert in_process("train", write_config(tmp_path, **sections)).code == 0
     rewards = {task["task"]: task["after"] for task in json.loads((tmp_path / "run/summary.json").read_text())["tasks"]}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     for model in ("run", "run/model"):
         out = elsewhere / Path(model).name
-        succeed(here("eval", tmp_path / model, "--benchmark", "run:test", "--out", out))
+        succeed(in_process("eval", tmp_path / model, "--benchmark", "run:test", "--out", out))
         assert json.loads((out / "report.json").read_text())["rewards"] == rewards
     # A copy that knows no folder of its config starts from the working directory, or from `--data`.
     shutil.copytree(tmp_path / "run/model", tmp_path / "copy")
     asked = ("eval", tmp_path / "copy", "--benchmark", "run:test", "--out", elsewhere / "copied")
-    refuse(here(*asked), "own.py", str(elsewhere))
-    assert here(*asked, "--data", tmp_path).code == 0
+    refuse(in_process(*asked), "own.py", str(elsewhere))
+    assert in_process(*asked, "--data", tmp_path).code == 0
 
 
-def test_run_accepts_the_tool_of_the_example(tmp_path, here):
+def test_run_accepts_the_tool_of_the_example(tmp_path, in_process):
     tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate", "args": {"digits": 3}}]}
-    succeed(here("train", write_config(tmp_path, steps=[tools])))
+    succeed(in_process("train", write_config(tmp_path, steps=[tools])))
     assert all("tools/calls" in record for record in metrics(tmp_path / "run") if "rollout/truncated_frac" in record)
 
 
@@ -180,9 +180,9 @@ def put(batch, rollout):
         ("python", "rollout step './mine.py:make' raised KeyError: 'python' ("),
     ],
 )
-def test_step_that_breaks_the_rules_ends_the_run(tmp_path, here, breaks, message):
+def test_step_that_breaks_the_rules_ends_the_run(tmp_path, in_process, breaks, message):
     (tmp_path / "mine.py").write_text(STEP)
-    check_refused(tmp_path, here, message, steps=[{"fn": "./mine.py:make", "args": {"breaks": breaks}}])
+    check_refused(tmp_path, in_process, message, steps=[{"fn": "./mine.py:make", "args": {"breaks": breaks}}])
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_step_that_breaks_the_rules_ends_the_run(tmp_path, here, breaks, message
         ({"rollout": {"engine": "vlm"}}, "rollout.engine: must be 'hf', 'vllm' or 'vllm_server', got the text 'vlm'"),
     ],
 )
-def test_invalid_engine_or_step_is_refused_before_training(tmp_path, here, sections, message):
-    check_refused(tmp_path, here, message, **sections)
+def test_invalid_engine_or_step_is_refused_before_training(tmp_path, in_process, sections, message):
+    check_refused(tmp_path, in_process, message, **sections)
     assert not (tmp_path / "run").exists()
 
 
@@ -216,13 +216,13 @@ def test_invalid_engine_or_step_is_refused_before_training(tmp_path, here, secti
         (OWN_ENGINE, ENGINE.replace("(RolloutEngine)", ""), "which has no attribute 'max_model_len'; set it"),
     ],
 )
-def test_function_that_makes_no_engine_or_step_is_refused_before_a_step(tmp_path, here, sections, code, message):
+def test_function_that_makes_no_engine_or_step_is_refused_before_a_step(tmp_path, in_process, sections, code, message):
     (tmp_path / "mine.py").write_text(code)
-    written = check_refused(tmp_path, here, message, **sections)
+    written = check_refused(tmp_path, in_process, message, **sections)
     assert "mine.py:" in written and "rl 1/" not in written
 
 
-def test_own_engine_that_rounds_logits_is_refused_for_a_float32_output_layer(tmp_path, here):
+def test_own_engine_that_rounds_logits_is_refused_for_a_float32_output_layer(tmp_path, in_process):
     (tmp_path / "mine.py").write_text(ENGINE)
     message = "model.float32_output_layer: rollout.engine ./mine.py:make computes logits in float16"
-    check_refused(tmp_path, here, message, "model.float32_output_layer=true", **OWN_ENGINE)
+    check_refused(tmp_path, in_process, message, "model.float32_output_layer=true", **OWN_ENGINE)

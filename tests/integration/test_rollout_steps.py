@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, rl_stage, undisturbed, write
+from harness import experiment, metrics, reproducible_files, rl_stage, run_mmrl, undisturbed, write
 from zoom_runs import check_all_occurred
 
 RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -53,9 +53,9 @@ def test_run_with_continuations_and_probes_reports_them(whole):
 
 
 @pytest.mark.slow
-def test_run_stopped_in_rl_ends_like_the_whole_one(here, tmp_path, whole):
+def test_run_stopped_in_rl_ends_like_the_whole_one(in_process, tmp_path, whole):
     config = write(rethink_config(tmp_path / "run"), tmp_path / "tiny.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
+    stopped = run_mmrl("train", config, fault=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
-    assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(whole)
+    assert in_process("train", config).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole)

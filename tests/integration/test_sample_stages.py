@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from factories import make_context
 from harness import (
-    alike,
-    contents,
+    check_metrics_alike,
     counting,
     experiment,
     metrics,
-    mmrl,
+    reproducible_files,
     rl_stage,
+    run_mmrl,
     sft_stage,
     succeed,
     undisturbed,
@@ -122,21 +122,21 @@ def test_another_run_reads_the_tables(sample_table):
         assert [sample.target.value for sample in samples] == [row["answer"] for row in written]
 
 
-def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, here):
+def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, in_process):
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
-    done = mmrl("train", config, strike=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
+    done = run_mmrl("train", config, fault=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     drawn = tmp_path / "run" / "outputs" / "draw.jsonl"
     assert drawn.read_bytes() == b"".join((sample_table / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])
     drawn.write_bytes(drawn.read_bytes()[:-7])  # as if it had been killed while it wrote
-    assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(sample_table)
+    assert in_process("train", config).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(sample_table)
     for name in ("draw", "right", "hard"):
         file = f"outputs/{name}.jsonl"
         assert (tmp_path / "run" / file).read_bytes() == (sample_table / file).read_bytes()
 
 
-def test_a_first_sample_stage_begins_once_the_first_checkpoint_is_on_the_disk(tmp_path, here, monkeypatch):
+def test_a_first_sample_stage_begins_once_the_first_checkpoint_is_on_the_disk(tmp_path, in_process, monkeypatch):
     """Without the checkpoint, a run that was stopped in this stage would delete the table when it is started again."""
     seen = []
 
@@ -154,15 +154,15 @@ def test_a_first_sample_stage_begins_once_the_first_checkpoint_is_on_the_disk(tm
     learn = sft_stage(steps=1, validation=None)
     sources = {"train": [counting("train", 2)], "validation": [], "test": []}
     config = experiment(tmp_path / "run", data=sources, checkpoints={"async_save": True}, stages=[draw, learn])
-    succeed(here("train", write(config, tmp_path / "first.yaml")))
+    succeed(in_process("train", write(config, tmp_path / "first.yaml")))
     assert seen == [["00-000000"]]
 
 
 @pytest.mark.slow
 def test_two_processes_sample_and_select_as_one_does(sample_table, tmp_path):
     """Tables, validation, and the best checkpoint of its choice."""
-    succeed(mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2))
-    alike(metrics(tmp_path / "run"), metrics(sample_table))
+    succeed(run_mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2))
+    check_metrics_alike(metrics(tmp_path / "run"), metrics(sample_table))
     assert sum("validation/mean" in record for record in metrics(sample_table)) == 4
     for name in ("draw", "right", "hard"):
         assert rows(tmp_path / "run", name) == rows(sample_table, name)

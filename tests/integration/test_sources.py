@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 from fork_server import Forked
-from harness import contents, counting, experiment, metrics, mmrl, refuse, rl_stage, sft_stage, succeed, write
+from harness import (
+    counting,
+    experiment,
+    metrics,
+    refuse,
+    reproducible_files,
+    rl_stage,
+    run_mmrl,
+    sft_stage,
+    succeed,
+    write,
+)
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as cache_module
@@ -43,15 +54,15 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_prefetching_processes_change_no_byte(tmp_path, whole, here, monkeypatch):
+def test_prefetching_processes_change_no_byte(tmp_path, whole, in_process, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
     config = experiment(tmp_path / "run")
     config["data"]["media_workers"] = 1
-    assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
-    assert contents(tmp_path / "run") == contents(whole)
+    assert in_process("train", write(config, tmp_path / "tiny.yaml")).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(whole)
 
 
-def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, here, monkeypatch):
+def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, in_process, monkeypatch):
     """However large the group, however many epochs, with a reference, and with no cache to help."""
     opened: Counter[str] = Counter()
     processed: list[str] = []
@@ -61,7 +72,7 @@ def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, here, monkeypat
     monkeypatch.setattr(PromptEncoder, "encode", lambda self, s: processed.append(s.id) or process(self, s))
     stage = rl_stage(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
     config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
-    assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
+    assert in_process("train", write(config, tmp_path / "tiny.yaml")).code == 0
     assert "policy/reference_kl_nats" in metrics(tmp_path / "run")[-1]
     assert len(processed) == len(set(processed)) == 6
     assert len(opened) == 6
@@ -69,23 +80,23 @@ def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, here, monkeypat
 
 
 @pytest.mark.slow
-def test_streams_mixed_by_weight_resume_exactly(tmp_path, here):
+def test_streams_mixed_by_weight_resume_exactly(tmp_path, in_process):
     config = write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
-    done = succeed(here("train", config))
+    done = succeed(in_process("train", config))
     records = metrics(tmp_path / "a" / "run")
     assert sum(record.get("data/dropped", 0) for record in records) > 0
     assert {"reward/task/count", "reward/task/say"} <= set().union(*records)
     assert "left out: row n" in done.output
 
     again = write(streamed(tmp_path / "b" / "run", media_workers=1), tmp_path / "b" / "tiny.yaml")
-    done = mmrl("train", again, strike=("mmrl.learner.learner:PolicyLearner.step", 10, "SIGKILL"))
+    done = run_mmrl("train", again, fault=("mmrl.learner.learner:PolicyLearner.step", 10, "SIGKILL"))
     assert done.code == -signal.SIGKILL
-    assert here("train", again).code == 0
-    assert contents(tmp_path / "b" / "run") == contents(tmp_path / "a" / "run")
+    assert in_process("train", again).code == 0
+    assert reproducible_files(tmp_path / "b" / "run") == reproducible_files(tmp_path / "a" / "run")
 
 
-def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path, here):
-    done = refuse(here("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml")))
+def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path, in_process):
+    done = refuse(in_process("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml")))
     assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.on_bad_sample=skip", done.errors)
 
 

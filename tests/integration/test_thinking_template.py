@@ -66,9 +66,9 @@ def config(folder: Path, place: Path, *, thoughts: bool = True, **sections: obje
 
 
 @pytest.mark.slow
-def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, here):
+def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_path, in_process):
     path = write(config(folder, tmp_path), tmp_path / "thinks.yaml")
-    succeed(here("train", path))
+    succeed(in_process("train", path))
     # What was imitated begins after the tag, so that responses have the format and the answer is found.
     (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     steps = [record for record in metrics(tmp_path / "run") if "rethink/attempted" in record]
@@ -79,20 +79,20 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     assert any("</think><answer>" in text for text in texts)
     assert max(record["reward/term/format"] for record in steps) > 0
     # `mmrl eval` marks the same text, and the benchmark's own rules see the thought.
-    succeed(here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
+    succeed(in_process("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
     predictions = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     assert all(prediction["response"].startswith(OPENED) for prediction in predictions)
 
 
-def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, here, monkeypatch):
+def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stages = [sft_stage(steps=2, target_field="target")]
     answers = {"add_instruction": False}
     settings = config(folder, tmp_path, thoughts=False, stages=stages, response_format=answers)
     settings["model"]["chat"] = {"enable_thinking": False}
-    succeed(here("train", write(settings, tmp_path / "answers.yaml")))
-    succeed(here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
+    succeed(in_process("train", write(settings, tmp_path / "answers.yaml")))
+    succeed(in_process("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out"))
     predictions = (tmp_path / "out" / "predictions.jsonl").read_text()
     assert not any(json.loads(line)["response"].startswith(OPENED) for line in predictions.splitlines())
 
@@ -113,13 +113,13 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, he
     ],
 )
 def test_a_config_that_does_not_fit_the_template_is_refused_before_the_first_step(
-    folder, tmp_path, here, thoughts, sections, why
+    folder, tmp_path, in_process, thoughts, sections, why
 ):
     if not thoughts:
         sections = {"response_format": {**FORM, "thinking": "optional"}}
     path = write(config(folder, tmp_path, thoughts=thoughts, **sections), tmp_path / "bad.yaml")
-    done = refuse(here("train", path), why)
+    done = refuse(in_process("train", path), why)
     assert "cold 1/" not in done.output
-    checked = here("data", "check", path)
+    checked = in_process("data", "check", path)
     assert checked.code == 1
     assert why in checked.output

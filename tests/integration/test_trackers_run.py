@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import experiment, metrics, rl_stage, run_mmrl, sft_stage, succeed, write
 from tracked_runs import Points, read_tensorboard
 
 from mmrl.log.run_dir import RunDir
@@ -37,20 +37,20 @@ def check_points(run_dir: Path) -> None:
     assert {key for key in found if key not in times and key[1] not in beside} == set(expected)
 
 
-def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path, here):
-    done = succeed(here("train", short_config(tmp_path), TRACKED))
+def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path, in_process):
+    done = succeed(in_process("train", short_config(tmp_path), TRACKED))
     assert "tracker" not in done.output + done.errors
     check_points(tmp_path / "run")
 
 
-def test_a_missing_library_is_refused_before_anything_is_read(tmp_path, here, monkeypatch):
+def test_a_missing_library_is_refused_before_anything_is_read(tmp_path, in_process, monkeypatch):
     monkeypatch.setattr(available, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     config = short_config(tmp_path)
     content = json.loads(config.read_text())
     content["logging"]["trackers"] = ["tensorboard", "wandb"]
     config.write_text(json.dumps(content, indent=1))
     for command in ("train", "doctor"):
-        done = here(command, config)
+        done = in_process(command, config)
         assert done.code in (1, 2)
         expected = rf"{config}:\d+: logging.trackers: wandb is not installed; pip install 'mmrl\[wandb\]'"
         assert re.search(expected, done.output + done.errors), done
@@ -60,8 +60,8 @@ def test_a_missing_library_is_refused_before_anything_is_read(tmp_path, here, mo
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_has_each_point_once(tmp_path):
     config = short_config(tmp_path)
-    strike = ("mmrl.log.logger:RunLogger.log", 6, "SIGKILL")
-    killed = mmrl("train", config, TRACKED, "checkpoints.every=2", strike=strike)
+    fault = ("mmrl.log.logger:RunLogger.log", 6, "SIGKILL")
+    killed = run_mmrl("train", config, TRACKED, "checkpoints.every=2", fault=fault)
     assert killed.code == -9, killed.errors
-    succeed(mmrl("train", config, TRACKED, "checkpoints.every=2"))
+    succeed(run_mmrl("train", config, TRACKED, "checkpoints.every=2"))
     check_points(tmp_path / "run")

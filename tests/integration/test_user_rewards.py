@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from harness import TINY, experiment, metrics, mmrl, rl_stage, succeed, write
+from harness import TINY, experiment, metrics, rl_stage, run_mmrl, succeed, write
 from PIL import Image
 from serving import reply, served
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -69,7 +69,7 @@ def test_mmrl_trains_with_them_to_the_end(tmp_path):
     with served(score_by_length) as (url, requests):
         data, stages = {"train": sources, "media_roots": ["."]}, [rl_stage(steps=3, prompts_per_step=3)]
         config = experiment(tmp_path / "run", data=data, rewards={"terms": terms(url)}, stages=stages)
-        succeed(mmrl("train", write(config, tmp_path / "config.json")))
+        succeed(run_mmrl("train", write(config, tmp_path / "config.json")))
     steps = [row for row in metrics(tmp_path / "run") if "reward/mean" in row]
     assert len(steps) == 3
     seen = {key for row in steps for key in row if key.startswith("reward/term/")}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import counting, experiment, mmrl, rl_stage, scheduled, sft_stage, succeed, write
+from harness import counting, experiment, rl_stage, run_mmrl, scheduled, sft_stage, succeed, write
 from zoom_runs import corners, partial_config
 
 FORGETFUL = """
@@ -31,7 +31,7 @@ def short_rl_stage() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_exactly_is_told_so(tmp_path):
-    done = succeed(mmrl("train", short(tmp_path), "--verify-resume", "--steps", 4))
+    done = succeed(run_mmrl("train", short(tmp_path), "--verify-resume", "--steps", 4))
     assert "killed in stage cold, after line 3" in done.output and "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
     assert not (tmp_path / "run").exists()
@@ -46,7 +46,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path, z
     rl |= {"loss": {"kl": {"coef": 0.05}}, "optimizer": scheduled(1e-3, 6)}
     rl["replay"] = {**rl["replay"], "without_replacement": False}
     config["stages"] = [rl]
-    done = succeed(mmrl("train", write(config, tmp_path / "tiny.yaml"), "--verify-resume", "--steps", 6))
+    done = succeed(run_mmrl("train", write(config, tmp_path / "tiny.yaml"), "--verify-resume", "--steps", 6))
     assert "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
 
@@ -54,7 +54,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path, z
 @pytest.mark.slow
 def test_two_processes_that_are_killed_go_on_exactly(tmp_path):
     config = short(tmp_path, stages=[short_rl_stage()])
-    done = succeed(mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2))
+    done = succeed(run_mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2))
     assert "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
 
@@ -63,7 +63,7 @@ def test_two_processes_that_are_killed_go_on_exactly(tmp_path):
 def test_a_run_that_does_not_is_told_which_files_differ(tmp_path):
     (tmp_path / "moody.py").write_text(FORGETFUL.format(memory=str(tmp_path / "memory")))
     config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[short_rl_stage()])
-    done = mmrl("train", config, "--verify-resume", "--steps", 4)
+    done = run_mmrl("train", config, "--verify-resume", "--steps", 4)
     assert done.code == 1, done
     assert "metrics.jsonl" in done.output
     assert "VERDICT: the resumed run is NOT the undisturbed one." in done.output

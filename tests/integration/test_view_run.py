@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import mmrl
+from harness import run_mmrl
 from view_runs import make_run, rollout_row, write_lines
 from waiting import wait_for
 
@@ -84,7 +84,7 @@ def test_the_live_page_shows_a_run_and_follows_it(run, address, page):
 @pytest.mark.slow
 def test_a_page_in_a_folder_or_a_file_shows_the_same(run, page, tmp_path):
     for options, file in ((["--out", "page"], "page/index.html"), (["--single", "run.html"], "run.html")):
-        assert mmrl("view", run, *options, cwd=tmp_path).code == 0
+        assert run_mmrl("view", run, *options, cwd=tmp_path).code == 0
         open_step(page, (tmp_path / file).as_uri())
         assert page.locator(".response").count() == 6
         pictures = page.locator("article.group img")

@@ -10,7 +10,19 @@ import pytest
 import torch
 from family_runs import family_runs
 from fork_server import run_forked
-from harness import TINY, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, succeed, write
+from harness import (
+    TINY,
+    Done,
+    check_metrics_alike,
+    counting,
+    experiment,
+    metrics,
+    rl_stage,
+    run_mmrl,
+    sft_stage,
+    succeed,
+    write,
+)
 from peft import PeftModel
 from PIL import Image
 from rounding import LOGPROBS
@@ -79,7 +91,7 @@ def runs(tmp_path_factory) -> Runs:
     (folder / "steps.json").write_text(json.dumps(steps))
     with ThreadPoolExecutor() as pool:
         two = write(deepspeed_config(folder / "two", data, zero=3), folder / "two.yaml")
-        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, fresh=True)
+        two_ranks = pool.submit(run_mmrl, "train", two, "--nproc", 2, fresh=True)
         done = run_forked(Path(__file__).with_name("vllm_user.py"), folder, env={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answers = json.loads((folder / "answers.json").read_text())
@@ -183,7 +195,7 @@ def test_two_ranks_with_an_engine_each_sample_what_one_does(runs):
     """Also with sharded weights, groups that wait, and dynamic sampling."""
     assert runs.two_ranks.code == 0, runs.two_ranks.errors
     records = metrics(runs.folder / "two")
-    alike(records, metrics(runs.folder / "divided"))
+    check_metrics_alike(records, metrics(runs.folder / "divided"))
     assert any("benchmark/counting/accuracy" in record for record in records)
     names = ("rollout/unfinished_groups", "rollout/resumed_rollouts", "rethink/attempted")
     check_all_occurred(records, *names, "dynamic_sampling/rejected/format")
@@ -253,7 +265,7 @@ def test_two_servers_generate_the_next_step_while_this_one_learns(tmp_path):
         stages=[sft_stage(steps=6), rl_stage(steps=4, async_rollouts=True, validation={"every": 2})],
     )
     config["model"]["from_scratch"] = VLLM_TINY
-    succeed(mmrl("train", write(config, tmp_path / "served.yaml")))
+    succeed(run_mmrl("train", write(config, tmp_path / "served.yaml")))
     assert [record["rollout/staleness_mean"] for record in learned_steps(tmp_path / "run")] == [0.0, 1.0, 1.0, 1.0]
     checks = logprob_checks(tmp_path / "run")
     assert len(checks) == 1 + 4 and max(checks) < LOGPROBS
@@ -293,13 +305,13 @@ def test_two_ranks_share_a_server_and_send_it_an_adapter(runs, tmp_path):
     with serving(base, tmp_path / "server.log") as url:
         for name, options, sections in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero_stage": 3}})):
             config = shared_server_config(tmp_path / name, base, url, **sections)
-            succeed(mmrl("train", write(config, tmp_path / f"{name}.yaml"), *options))
+            succeed(run_mmrl("train", write(config, tmp_path / f"{name}.yaml"), *options))
     steps = learned_steps(tmp_path / "once")
     assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     checks = logprob_checks(tmp_path / "once")
     assert len(checks) == 1 + 2 and max(checks) < LOGPROBS
     assert max(record["policy/reference_kl_nats"] for record in steps) > 1e-4
-    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+    check_metrics_alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
     drawn = [(tmp_path / name / "outputs" / "drawn.jsonl").read_text() for name in ("twice", "once")]
     assert drawn[0] == drawn[1] and len(drawn[0].splitlines()) == 12 * 2
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("twice", "once"))

@@ -48,30 +48,30 @@ def test_a_new_user_gets_from_the_download_line_to_the_curves_of_a_trained_model
         environment = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
-    def mmrl(*arguments):
+    def run_mmrl(*arguments):
         done = run(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "r1_v" in mmrl("recipe", "list", "counting")
-    assert str(site) in mmrl("explain", "r1_v").splitlines()[0]
-    assert "0 of" not in mmrl("reward", "test", "number:exact")
+    assert "r1_v" in run_mmrl("recipe", "list", "counting")
+    assert str(site) in run_mmrl("explain", "r1_v").splitlines()[0]
+    assert "0 of" not in run_mmrl("reward", "test", "number:exact")
 
     # Without the data, both commands tell how to fetch them.
     (tmp_path / "data").mkdir()
     folders = ("--model", tiny_model, "--data", "data")
     download = "hf download leonardPKU/clevr_cogen_a_train --repo-type dataset --local-dir clevr_cogen_a_train"
-    shown = mmrl("recipe", "show", "r1_v", "--data", "data")
+    shown = run_mmrl("recipe", "show", "r1_v", "--data", "data")
     assert "missing  clevr_cogen_a_train" in shown and download in shown
     refused = run("train", "r1_v", *folders)
     assert refused.returncode == 2 and download in refused.stderr
 
     write_data("r1_v", tmp_path / "data")
     words = [f"{key}={json.dumps(value)}" for key, value in make_small(load_config("r1_v").config).items()]
-    mmrl("train", "r1_v", *folders, *words, "--steps", 2, "--run-dir", "run")
+    run_mmrl("train", "r1_v", *folders, *words, "--steps", 2, "--run-dir", "run")
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
-    mmrl("view", "run", "--out", "page")
+    run_mmrl("view", "run", "--out", "page")
     assert (tmp_path / "page" / "index.html").exists() and (tmp_path / "page" / "curves.js").exists()
     script = (tmp_path / "page" / "data" / "r0" / "metrics.js").read_text()
     curves = json.loads(script.partition(", ")[2].rpartition(")")[0])["columns"]
@@ -81,5 +81,5 @@ def test_a_new_user_gets_from_the_download_line_to_the_curves_of_a_trained_model
     for name in ("reward/mean", "reward/term/accuracy", "learner/grad_norm", "policy/entropy_nats"):
         drawn = [value for value in curves[name] if value is not None]
         assert drawn == pytest.approx([record[name] for record in steps], rel=1e-5), name
-    mmrl("view", "run", "--single", "page.html")
+    run_mmrl("view", "run", "--single", "page.html")
     assert '"learner/grad_norm":[' in (tmp_path / "page.html").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import alike, contents, metrics, mmrl, succeed, write
+from harness import check_metrics_alike, metrics, reproducible_files, run_mmrl, succeed, write
 from interrupts import train_until_signal
 from zoom_runs import check_all_occurred, later_config, learned_steps, partial_config, zoom_config
 
@@ -50,40 +50,40 @@ def test_saved_responses_say_what_was_shown(zoomed):
         assert "".join(texts) == row["response"] and texts[2] == ""
 
 
-def test_run_stopped_while_tool_processes_run_resumes_exactly(here, tmp_path, zoomed):
+def test_run_stopped_while_tool_processes_run_resumes_exactly(in_process, tmp_path, zoomed):
     config = write(zoom_config(tmp_path / "run"), tmp_path / "tiny.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfEngine.generate", 6, "SIGINT"))
+    stopped = run_mmrl("train", config, fault=("mmrl.rollout.engines.hf:HfEngine.generate", 6, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
-    assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(zoomed)
+    assert in_process("train", config).code == 0
+    assert reproducible_files(tmp_path / "run") == reproducible_files(zoomed)
 
 
-def test_two_processes_zoom_as_one_does(here, tmp_path, zoomed):
+def test_two_processes_zoom_as_one_does(in_process, tmp_path, zoomed):
     """Supervised and asynchronous steps resume with what they had generated and shown before the stop."""
     once, twice = (
         write(later_config(tmp_path / name, zoomed / "model"), tmp_path / f"{name}.yaml") for name in ("once", "twice")
     )
-    train_until_signal(here, once, AsyncRollouts, "start", 2, signal.SIGINT)
+    train_until_signal(in_process, once, AsyncRollouts, "start", 2, signal.SIGINT)
     next_batch = load_state(tmp_path / "once" / "checkpoints" / "01-000002").next_batch
     assert any(rollout.observations for group in next_batch.groups for rollout in group)
-    assert here("train", once).code == 0
-    succeed(mmrl("train", twice, "--nproc", 2))
+    assert in_process("train", once).code == 0
+    succeed(run_mmrl("train", twice, "--nproc", 2))
     assert {record["tools/media_shown"] for record in learned_steps(tmp_path / "once", "cold")} == {5.0}
     steps = learned_steps(tmp_path / "once")
     assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     assert min(record["tools/media_shown"] for record in steps) > 0
-    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+    check_metrics_alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, zoomed):
+def test_responses_in_parts_zoom_look_again_and_are_replayed(in_process, tmp_path, zoomed):
     """And a stopped run ends with the same bytes."""
     whole, cut = (
         write(partial_config(tmp_path / name, zoomed / "model"), tmp_path / f"{name}.yaml") for name in ("whole", "cut")
     )
-    assert here("train", whole).code == 0
-    train_until_signal(here, cut, EngineSampler, "sync", 3, signal.SIGINT)
-    assert here("train", cut).code == 0
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert in_process("train", whole).code == 0
+    train_until_signal(in_process, cut, EngineSampler, "sync", 3, signal.SIGINT)
+    assert in_process("train", cut).code == 0
+    assert reproducible_files(tmp_path / "cut") == reproducible_files(tmp_path / "whole")
     steps = learned_steps(tmp_path / "whole")
     records = [record for record in metrics(tmp_path / "whole") if record["stage"] == "rl" and record["step"]]
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5]

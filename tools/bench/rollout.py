@@ -85,8 +85,7 @@ class GenerationComparison:
     """Holds a model, prompts, and the numbers of rollouts and tokens to generate."""
 
     policy: PolicyModel
-    plain_model: PreTrainedModel
-    """Return the same model, as transformers runs it."""
+    plain_model: PreTrainedModel  # the same model, as transformers runs it
     processor: PromptProcessor
     prompts: Sequence[Prompt]
     sampling_params: SamplingParams

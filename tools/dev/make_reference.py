@@ -13,7 +13,7 @@ import ast
 import enum
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -274,12 +274,19 @@ def iter_fields(node: ast.ClassDef, source: str) -> Iterator[tuple[str, str, str
             case _:
                 continue
         meaning = lines[(statement.end_lineno or statement.lineno) - 1].partition("  # ")[2]
-        above = lines[statement.lineno - 2].strip()
+        if not meaning:
+            meaning = comment_above(lines, statement.lineno)
         if not meaning and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             meaning = str(following.value.value)
-        elif not meaning and above.startswith("# "):
-            meaning = above.removeprefix("# ")
         yield name, code_cell(kind), one_line(meaning)
+
+
+def comment_above(lines: Sequence[str], number: int) -> str:
+    """Return the text of the comment lines just above the line with this number, from 1; empty without any."""
+    first = number - 1
+    while lines[first - 1].strip().startswith("# "):
+        first -= 1
+    return " ".join(line.strip().removeprefix("# ") for line in lines[first : number - 1])
 
 
 def code_cell(text: str) -> str:

@@ -84,8 +84,8 @@ class Extraction:
     end: int  # character after the answer
     no_answer_reason: NoAnswerReason = ""  # reason for a missing answer; empty when there is one
     number: float | None = None  # value of a number
+    # Boxes or points of an answer with coordinates, in the response's coordinate system.
     regions: tuple[Region, ...] = ()
-    """Boxes or points of an answer with coordinates, in the response's coordinate system."""
 
 
 def answer_span(response: str) -> CharSpan | None:

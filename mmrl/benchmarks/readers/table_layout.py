@@ -39,18 +39,18 @@ class TableLayout:
     name: str  # name of the layout in error messages
     answer_type: str  # answer type of all rows, or a template for the type of each
     columns: Mapping[str, str | Sequence[str]]  # column by role; a row without one of these is of another layout
+    # Column by role; a row may lack these.
     optional_columns: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
-    """Column by role; a row may lack these."""
     subset_columns: tuple[str, ...] = ()  # columns by whose values the report breaks results down
+    # Form of a choice's answer: a letter, or an option's text; None takes a valid letter as one and else a text.
     choice_answer: ChoiceAnswer | None = "letter"
-    """Form of a choice's answer: a letter, or an option's text; None takes a valid letter as one and else a text."""
+    # Coordinate system of boxes and points; None when a column says it, or no answer has coordinates.
     coordinate_system: CoordinateSystem | None = None
-    """Coordinate system of boxes and points; None when a column says it, or no answer has coordinates."""
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
     question_lists_options: bool = False  # True when the question already lists its options
     explode_column: str | None = None  # column with a list, each entry of which makes a question
+    # Folder of the videos, by the name of the file that asks about them.
     video_folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Folder of the videos, by the name of the file that asks about them."""
     fps: float | None = None  # frames per second of videos that are stored as folders of frames
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
     signature_columns: tuple[str, ...] = ()  # columns without a role that distinguish this layout

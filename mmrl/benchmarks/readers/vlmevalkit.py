@@ -48,14 +48,14 @@ class VlmEvalKitLayout:
     name: str = "VLMEvalKit's TSV"  # name of the layout in error messages
     answer_column: str | Sequence[str] = "answer"  # column of the answer, or the columns of a box's corners
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
+    # Coordinate system of boxes; None when answers have none, or when the user still has to name it.
     coordinate_system: CoordinateSystem | None = None
-    """Coordinate system of boxes; None when answers have none, or when the user still has to name it."""
     needs_coordinate_system: bool = False  # True when the file does not say its coordinate system
     signature_columns: tuple[str, ...] = ("index",)  # columns that distinguish this layout from a similar one
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
     choices_answer: ChoiceAnswer = "text"  # form of the answer where options are in the column `choices`
+    # Images of the rows read so far, by `index`; a reading starts with none.
     images_by_index: dict[str, list[ImageRef]] = field(default_factory=dict)
-    """Images of the rows read so far, by `index`; a reading starts with none."""
 
     @property
     def required_columns(self) -> frozenset[str]:

@@ -45,8 +45,8 @@ class _DecodeState:
     """The model's state before the next token of each rollout."""
 
     cache: DecodeCache  # of all layers, with a row for each rollout
+    # Logits of the next token, in the model's dtype, or float32 with `model.float32_output_layer`.
     logits_RV: torch.Tensor
-    """Logits of the next token, in the model's dtype, or float32 with `model.float32_output_layer`."""
     next_position_R: torch.Tensor  # M-RoPE position of the next token, equal on all three axes; int64
 
 

@@ -24,8 +24,8 @@ class PartialRollouts:
 
     sampler: Sampler
     group_size: int  # responses to each prompt
+    # The distribution of whole responses; `max_new_tokens` bounds a response, not a chunk.
     sampling_params: SamplingParams
-    """The distribution of whole responses; `max_new_tokens` bounds a response, not a chunk."""
     chunk_tokens: int  # tokens that every unfinished response is extended by between two counts
     prompts_per_step: int  # complete groups, over all ranks, that end the round
     token_budget: int | None = None  # new tokens, over all ranks, that end the round once a group is complete

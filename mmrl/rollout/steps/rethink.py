@@ -35,8 +35,8 @@ class _Attempt:
 
     group_index: int
     position: int  # its index in the group
+    # At first the kept tokens and the trigger; once generated, the continuation too, with a verdict on the whole.
     rollout: Rollout
-    """At first the kept tokens and the trigger; once generated, the continuation too, with a verdict on the whole."""
     was_correct: bool  # verdict on the first response
 
 

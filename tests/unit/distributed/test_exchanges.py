@@ -5,7 +5,7 @@ from factories import make_group, make_prompt, make_sample
 from fake_ranks import FakeRanks
 
 from mmrl.distributed.exchanges import count_dropped_samples, measure_on_all_ranks, sum_metrics
-from mmrl.distributed.ranks import SingleProcess, own_rows, rank_slice
+from mmrl.distributed.ranks import SingleProcess, own_rows, own_slice
 from mmrl.types import EvalRewards, UserError
 
 
@@ -13,7 +13,7 @@ from mmrl.types import EvalRewards, UserError
 @pytest.mark.parametrize("count", [0, 1, 5, 12])
 def test_shares_are_contiguous_and_differ_by_one_at_most(size, count):
     items = list(range(count))
-    shares = [items[rank_slice(count, FakeRanks(rank, size))] for rank in range(size)]
+    shares = [items[own_slice(count, FakeRanks(rank, size))] for rank in range(size)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -29,7 +29,7 @@ def test_unfinished_groups_take_the_first_places_of_a_round_and_new_rows_the_res
     shares = []
     for ranks in (FakeRanks(0, 3), FakeRanks(1, 3), FakeRanks(2, 3)):
         rows = own_rows(take_rows(20, 7 - num_unfinished), 7, ranks)
-        shares.append([*unfinished[rank_slice(7, ranks)], *rows])
+        shares.append([*unfinished[own_slice(7, ranks)], *rows])
     assert [place for share in shares for place in share] == [*unfinished, *take_rows(20, 7 - num_unfinished)]
     assert [len(share) for share in shares] == [2, 2, 3]
     assert own_rows(take_rows(20, 7), 7, SingleProcess()) == take_rows(20, 7)

@@ -99,7 +99,7 @@ def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(
     start = compute_logprobs(tiny.policy, tiny, experiences) - compute_logprobs(reference, tiny, experiences)
     counts = [sum(e.rollout.num_tokens for e in group) for group in group_by_prompt(experiences)]
     expected = sum(float(part.mean()) for part in start.split(counts)) / 3
-    learner = make_learner(tiny, lr=0.05, optimizer=Sgd(tiny), reference=reference, kl=in_reward, mini_batches=3)
+    learner = make_learner(tiny, lr=0.05, optimizer=Sgd(tiny), reference=reference, kl=in_reward, num_mini_batches=3)
     # A mean of 4e-4 nats of both signs, so rounding moves it by 2e-4 of itself; the update moves it by 1e-2 or more.
     assert learner.step(experiences, step=0)["policy/reference_kl_nats"] == pytest.approx(expected, rel=1e-3)
     after = compute_logprobs(tiny.policy, tiny, experiences) - compute_logprobs(reference, tiny, experiences)
@@ -192,7 +192,7 @@ def test_each_mini_batch_has_an_update_of_its_own(make_tiny):
     optimizer = TorchOptimizer(slow.policy.trained_by_component, OptimizerConfig(lr=0.02))
     parts = ([*first, *third], second)
     expected = [make_learner(slow, optimizer=optimizer, **options).step(part, step=0) for part in parts]
-    metrics = make_learner(split, mini_batches=2, **options).step(make_experiences(split), step=0)
+    metrics = make_learner(split, num_mini_batches=2, **options).step(make_experiences(split), step=0)
     assert is_unchanged(split, copy_weights(slow))
     assert metrics["learner/loss"] == pytest.approx(sum(part["learner/loss"] for part in expected) / 2)
     assert metrics[RATIO_MAX] == max(part[RATIO_MAX] for part in expected) > 1.01
@@ -203,12 +203,12 @@ def test_copies_of_a_sample_fill_all_mini_batches(tiny):
     experiences = make_experiences(tiny, (1.0, -1.0), num_prompts=1)
     copies = [copy for number in range(8) for copy in copy_of_sample(experiences, number)]
     optimizer = GivenNorms(*[1.0] * 8)
-    make_learner(tiny, optimizer=optimizer, mini_batches=8).step(copies, step=0)
+    make_learner(tiny, optimizer=optimizer, num_mini_batches=8).step(copies, step=0)
     assert optimizer.norms == []  # of 8 updates
 
 
 def test_micro_batches_are_counted_over_epochs_and_mini_batches(tiny):
-    learner = make_learner(tiny, epochs=2, mini_batches=2, micro_batch_groups=1)
+    learner = make_learner(tiny, ppo_epochs=2, num_mini_batches=2, micro_batch_groups=1)
     learner.step(make_experiences(tiny), step=0)
     assert learner._activity.counts == {"learn": (6, 6)}  # three groups, twice
 
@@ -216,8 +216,8 @@ def test_micro_batches_are_counted_over_epochs_and_mini_batches(tiny):
 @pytest.mark.parametrize(
     ("norms", "passes", "num_idle", "nonfinite"),
     [
-        ((math.nan, math.inf, 1.0), {"epochs": 3}, 0, 2.0),
-        ((math.nan, 1.0), {"mini_batches": 3}, 3, 1.0),  # no update for a mini-batch without a gradient
+        ((math.nan, math.inf, 1.0), {"ppo_epochs": 3}, 0, 2.0),
+        ((math.nan, 1.0), {"num_mini_batches": 3}, 3, 1.0),  # no update for a mini-batch without a gradient
     ],
 )
 def test_nonfinite_updates_are_counted_over_the_step(tiny, norms, passes, num_idle, nonfinite):
@@ -264,7 +264,7 @@ def train_slowly(tiny, experiences, *, lr, epochs=1, max_weight=None):
 MINI_BATCHES = {
     "in rows": {"shared_prefix": False},
     "packed": {},
-    "two epochs": {"epochs": 2},
+    "two epochs": {"ppo_epochs": 2},
     "truncated weights": {"rollout_correction": RolloutCorrectionConfig(method="tis", high=1.5)},
 }
 
@@ -279,12 +279,12 @@ def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(mak
         ours, slow = (replace(tiny, policy=PolicyModel(tiny.policy.model)) for tiny in (ours, slow))
     experiences = shift_all(make_experiences(slow), -0.5)
     lr, max_weight = 0.3 if adapter else 0.05, 1.5 if "rollout_correction" in options else None
-    ratios, losses = train_slowly(slow, experiences, lr=lr, epochs=options.get("epochs", 1), max_weight=max_weight)
+    ratios, losses = train_slowly(slow, experiences, lr=lr, epochs=options.get("ppo_epochs", 1), max_weight=max_weight)
     assert ratios[0].min() == pytest.approx(1.0, abs=1e-5) == ratios[0].max()
     assert all((ratio - 1.0).abs().max() > 0.01 for ratio in ratios[1:])
 
     before = compute_logprobs(ours.policy, ours, experiences)
-    learner = make_learner(ours, lr=lr, optimizer=Sgd(ours), mini_batches=3, old_logprobs="recomputed", **options)
+    learner = make_learner(ours, lr=lr, optimizer=Sgd(ours), num_mini_batches=3, old_logprobs="recomputed", **options)
     metrics = learner.step(experiences, step=0)
     last = torch.cat(ratios[-3:])
     assert metrics[RATIO_MAX] == pytest.approx(float(last.max()), rel=1e-4)
@@ -313,7 +313,7 @@ def test_only_mini_batches_after_the_first_are_scored_in_advance_and_only_if_nee
         return compute(policy, *args)
 
     monkeypatch.setattr(PolicyModel, "compute_logprobs", compute_and_count)
-    metrics = make_learner(ours, lr=0.05, optimizer=Sgd(ours), mini_batches=3).step(experiences, step=0)
+    metrics = make_learner(ours, lr=0.05, optimizer=Sgd(ours), num_mini_batches=3).step(experiences, step=0)
     assert metrics[RATIO_MAX] == pytest.approx(float(ratios.max()), rel=1e-4)
     assert metrics[RATIO_MIN] == pytest.approx(float(ratios.min()), rel=1e-4)
     assert passes.count(False) == num_extra
@@ -323,14 +323,14 @@ def test_only_mini_batches_after_the_first_are_scored_in_advance_and_only_if_nee
 # Values of single tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"shared_prefix": False, "micro_batch_groups": 1}])
+@pytest.mark.parametrize("options", [{}, {"ppo_epochs": 2}, {"shared_prefix": False, "micro_batch_groups": 1}])
 def test_token_values_are_those_of_the_last_epoch_for_each_rollout(make_tiny, options):
     ours, slow = make_tiny(), make_tiny()
     experiences = make_experiences(slow)
     idle = replace(experiences[4], advantage=0.0)
     experiences[4] = idle  # has no gradient, hence no forward pass
-    ratios, _ = train_slowly(slow, experiences, lr=0.05, epochs=options.get("epochs", 1))
-    learner = make_learner(ours, lr=0.05, optimizer=Sgd(ours), mini_batches=3, old_logprobs="recomputed", **options)
+    ratios, _ = train_slowly(slow, experiences, lr=0.05, epochs=options.get("ppo_epochs", 1))
+    learner = make_learner(ours, lr=0.05, optimizer=Sgd(ours), num_mini_batches=3, old_logprobs="recomputed", **options)
     learner.step(experiences, step=0)
     values = learner.token_values(range(len(experiences)))
     assert values.keys() == {0, 1, 2, 3, 5, 6, 7, 8}
@@ -369,13 +369,13 @@ def test_the_first_update_trains_on_on_policy_tokens_so_that_it_can_be_compared_
     first, second, third = group_by_prompt(make_experiences(tiny))
     idle = [replace(experience, advantage=0.0) for experience in first]
     replayed = shift_all([replace(experience, staleness=2) for experience in third], -0.5)
-    metrics = make_learner(tiny, lr=0.02, mini_batches=2).step([*idle, *second, *replayed], step=0)
+    metrics = make_learner(tiny, lr=0.02, num_mini_batches=2).step([*idle, *second, *replayed], step=0)
     assert metrics["rollout/logprob_diff_mean"] < LOGPROBS  # hence before any update
     assert metrics[RATIO_MAX] > 1.2
 
 
 @pytest.mark.parametrize(
-    "options", [{"micro_batch_groups": 1}, {"micro_batch_groups": 3, "epochs": 2}, {"mini_batches": 3}]
+    "options", [{"micro_batch_groups": 1}, {"micro_batch_groups": 3, "ppo_epochs": 2}, {"num_mini_batches": 3}]
 )
 def test_the_worst_token_is_reported_at_once_with_its_sample(tiny, options):
     experiences = make_experiences(tiny)
@@ -384,5 +384,5 @@ def test_the_worst_token_is_reported_at_once_with_its_sample(tiny, options):
     warnings = warnings_of(make_learner(tiny, lr=1e-6, **options).step(experiences, step=0))
     owner = f"rollout 1 of text sample {tiny.samples[2].id}"
     assert f"step 1: a token of {owner} is 2.98e+03 times as likely" in warnings[0]
-    if "mini_batches" not in options:  # only the first update is compared with the engine
+    if "num_mini_batches" not in options:  # only the first update is compared with the engine
         assert f"step 1: rollout engine and learner differ by 8 nats on a token of {owner}" in warnings[1]

@@ -65,7 +65,7 @@ def loss_of(options, experiences, scores, denominators=None):
     objective = Objective(options, STEPS)
     denominators = denominators or objective.count_denominators(experiences)
     tokens = make_token_table(experiences, options, **scores._asdict())
-    loss, metrics, _ = objective(tokens, denominators, step=STEP)
+    loss, metrics, _ = objective.compute_loss(tokens, denominators, step=STEP)
     return loss, metrics
 
 

@@ -138,7 +138,7 @@ def test_updates_of_a_step_replay_the_routes_of_its_start(make_tiny, monkeypatch
         return scores
 
     monkeypatch.setattr(PolicyModel, "compute_logprobs", watched)
-    options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
+    options = {"lr": 0.05, "ppo_epochs": epochs, "num_mini_batches": mini_batches, "shared_prefix": False}
     metrics = make_learner(tiny, routing_replay=routing_replay, **options).step(experiences, step=0)
     assert len(as_at_the_start) >= epochs * mini_batches
     assert all(as_at_the_start) == (routing_replay == "learner")

@@ -154,7 +154,7 @@ def test_all_updates_replay_the_engines_routes(sampled, monkeypatch, epochs, min
         return scores
 
     monkeypatch.setattr(PolicyModel, "compute_logprobs", watched)
-    learner = replay_learner(tiny, lr=0.05, epochs=epochs, mini_batches=mini_batches, shared_prefix=False)
+    learner = replay_learner(tiny, lr=0.05, ppo_epochs=epochs, num_mini_batches=mini_batches, shared_prefix=False)
     metrics = learner.step(experiences, step=0)
     assert len(follows) >= 2 * epochs * mini_batches and all(follows)
     assert 0 < metrics["rollout/route_diff_choices_frac"] < metrics["rollout/route_diff_tokens_frac"] < 1
@@ -163,7 +163,7 @@ def test_all_updates_replay_the_engines_routes(sampled, monkeypatch, epochs, min
 def test_share_of_other_routes_is_of_the_first_update_and_independent_of_micro_batches(sampled):
     shares = []
     # With one token, groups are split, and each of their parts has the prompt.
-    for options in ({"micro_batch_groups": 1}, {"micro_batch_tokens": 1}, {}, {"epochs": 3}):
+    for options in ({"micro_batch_groups": 1}, {"micro_batch_tokens": 1}, {}, {"ppo_epochs": 3}):
         tiny, experiences = sampled()
         metrics = replay_learner(tiny, lr=0.05, **options).step(experiences, step=0)
         shares.append([metrics[f"rollout/route_diff_{of}_frac"] for of in ("tokens", "choices")])
@@ -189,10 +189,10 @@ def test_replayed_rollouts_and_demonstrations_may_have_no_routes(sampled):
     known = pack(tiny, mixed).engine_routes_XTK[0, :, 0] != UNKNOWN_EXPERT
     # The prompt that they share, and the one response that was recorded.
     assert int(known.sum()) == len(prompt.token_ids) + experiences[0].rollout.num_tokens - 1
-    assert replay_learner(tiny, epochs=2).step(mixed, step=0)["learner/grad_norm"] > 0
+    assert replay_learner(tiny, ppo_epochs=2).step(mixed, step=0)["learner/grad_norm"] > 0
     replayed = [without_routes(experience, staleness=1) for experience in experiences]
     assert pack(tiny, replayed).engine_routes_XTK is None
-    assert replay_learner(tiny, epochs=2).step(replayed, step=0)["learner/grad_norm"] > 0
+    assert replay_learner(tiny, ppo_epochs=2).step(replayed, step=0)["learner/grad_norm"] > 0
 
 
 def test_response_that_the_engine_has_not_read_differs_nowhere(sampled):
