@@ -19,6 +19,7 @@ from mmrl_rewards.strings import excerpt, normalize
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 _SEPARATOR: Final = re.compile(r"_|(?<=\w)-(?=\w)")  # no sign, as in "A-" and "-1"
+_BOLD: Final = re.compile(r"\*\*(.+)\*\*")
 
 
 @reward(name="label", answer_types=(AnswerType.TEXT,))
@@ -32,9 +33,9 @@ def label(
 ) -> RewardValue:
     """Return 1 if the answer is the target's class, else 0.
 
-    Names are compared after NFKC, case folding, collapsing white space and replacing _ and, within a name, - by spaces.
-    With `verbatim`, they must be equal character by character, as in No-Thinking-RL. `aliases` maps other names to the
-    class they mean.
+    Names are compared without bold type and a full stop at the end, after NFKC, case folding, collapsing white space
+    and replacing _ and, within a name, - by spaces. With `verbatim`, they must be equal character by character, as in
+    No-Thinking-RL. `aliases` maps other names to the class they mean.
 
     Source: CLS-RL (arXiv:2503.16188).
     Departures: names must be equal. Containment would accept an empty answer and a list of all classes.
@@ -119,5 +120,6 @@ def _split_names(value: str | Sequence[str]) -> set[str]:
 
 
 def _normalize(name: str) -> str:
-    """Return the name after NFKC, case folding, replacing _ and inner - by spaces, and collapsing white space."""
-    return " ".join(_SEPARATOR.sub(" ", normalize(name).casefold()).split())
+    """Return the name as `label` compares it."""
+    words = " ".join(_SEPARATOR.sub(" ", normalize(name).casefold()).split()).removesuffix(".")
+    return _BOLD.sub(r"\1", words).removesuffix(".")

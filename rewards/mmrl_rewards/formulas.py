@@ -275,7 +275,7 @@ _RULES: Final = (
     # 10\frac{\text{m}}{\text{s}}, 8{\rm cm}, 8\mathrm N, 100\Omega
     (rf"(?<=[0-9])\s*\\frac\s*\{{{TEXT}\}}\s*\{{{TEXT}\}}$", r"\\text{\1/\2}"),
     (r"(?<=[0-9])\s*(?:\{\\rm\s*([^{}]*)\}|\\mathrm\s+([A-Za-z]))$", r"\\text{ \1\2}"),
-    (r"(?<=[0-9])\s*\\Omega$", r"\\text{Ω}"),
+    (r"(?<=[0-9])\s*(?:\\(?:text|mathrm)\s*\{\s*)?([kM]?)\s*\}?\s*\\Omega\s*\}?$", r"\\text{\1Ω}"),
     (r"\\(?:text|mathrm)\{\\mu ([A-Za-z]+)\}$|\\mu ?\\(?:text|mathrm)\{([A-Za-z])\}$", r"\\text{μ\1\2}"),
     (rf"^([0-9.]+) ?{_UNIT_NAME},? ?(?:and )?([0-9.]+) ?{_UNIT_NAME}$", _sum_of_quantities),
     # 35^\circ 30'
