@@ -287,13 +287,14 @@ def _mark_names(answer: str, options: Mapping[str, str]) -> str:
         pattern = re.compile(
             rf"({grade})|(?<![^\W\u4e00-\u9fff])(?:{alternatives})(?![^\W\u4e00-\u9fff])", re.IGNORECASE
         )
-        answer = pattern.sub(
-            lambda match: (
-                match[1]
-                or f"{{{(_options_with_text(match[0], options) or predicates.get(match[0].casefold(), '?'))[0]}}}"
-            ),
-            answer,
-        )
+
+        def mark(match: re.Match[str]) -> str:
+            if match[1]:  # a grade of an answer
+                return match[1]
+            letters = _options_with_text(match[0], options) or predicates.get(match[0].casefold(), "?")
+            return f"{{{letters[0]}}}"
+
+        answer = pattern.sub(mark, answer)
     answer = _ARTICLE_AT_START.sub("", answer)
     return _LETTER_IN_TEXT.sub(lambda match: f"({match[match.lastindex or 0].upper()})", to_english(answer))
 
@@ -329,8 +330,9 @@ def _stated_letter(marked: str, options: Mapping[str, str], question: str) -> st
                 denied.update(_MARKED.findall(is_not["names"]))
             else:
                 others.append(clause)
-            last = _described_letter(clause, question) or last
-            described.update(_described_letter(clause, question))
+            letter = _described_letter(clause, question)
+            described.update(letter)
+            last = letter or last
         elif last in options and not _SENTENCE.match(clause) and not _is_part(clause, options[last]):
             return None  # "B. purple", where purple is not in the text of B
         else:

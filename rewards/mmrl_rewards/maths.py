@@ -162,11 +162,12 @@ def _texts_equal(target: str, answer: str, decimals: int) -> bool:
     (is_set, items), (other_is_set, other_items) = _read_items(target), _read_items(answer)
     is_list = not _INEQUALITY.search(target + answer)
     if is_list and (is_set or other_is_set):
-        pairs = [(item, other_items) for item in items] + [(item, items) for item in other_items]
-        return all(any(_texts_equal(item, other, decimals) for other in others) for item, others in pairs)
+        if any(_find_equal(item, other_items, decimals) is None for item in items):
+            return False
+        return all(_find_equal(item, items, decimals) is not None for item in other_items)
     if is_list and len(items) + len(other_items) > 2:
         for item in items:
-            equal = next((other for other in other_items if _texts_equal(item, other, decimals)), None)
+            equal = _find_equal(item, other_items, decimals)
             if equal is None:
                 return False
             other_items.remove(equal)
@@ -180,6 +181,11 @@ def _texts_equal(target: str, answer: str, decimals: int) -> bool:
         raise
     except Exception as error:  # sympy raises many kinds, such as TypeError for 1 \le i and AttributeError for (1,2)=x
         raise ValueError(f"a formula that math-verify cannot compare: {error}") from error
+
+
+def _find_equal(item: str, others: Sequence[str], decimals: int) -> str | None:
+    """Return the first of the others that equals an item, or None. Raises as `_texts_equal`."""
+    return next((other for other in others if _texts_equal(item, other, decimals)), None)
 
 
 def _find_conversion(unit: str, wanted: str) -> tuple[float, float] | None:
