@@ -57,10 +57,10 @@ ONLY_IN = {
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "pint": ("rewards/mmrl_rewards/services/unit_registry.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "tensorboard": ("mmrl/trackers/backends.py",),
-    "wandb": ("mmrl/trackers/backends.py",),
-    "trackio": ("mmrl/trackers/backends.py",),
-    "mlflow": ("mmrl/trackers/backends.py",),
+    "tensorboard": ("mmrl/log/trackers/backends.py",),
+    "wandb": ("mmrl/log/trackers/backends.py",),
+    "trackio": ("mmrl/log/trackers/backends.py",),
+    "mlflow": ("mmrl/log/trackers/backends.py",),
 }
 # What a reader, a reward process or `mmrl --help` needs: none of these may load a heavy library.
 LIGHT = (
@@ -81,7 +81,7 @@ LIGHT = (
     "mmrl.training.preflight",
     "mmrl.training.functions",
     "mmrl.evaluation.eval_settings",
-    "mmrl.trackers.process",
+    "mmrl.log.trackers.process",
     "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
     "mmrl.cli",

@@ -1,1 +1,1 @@
-"""Everything that a run writes for people: console, metrics, rollouts, and the run directory that holds them."""
+"""Everything that a run writes for people: console, metrics, rollouts, the run directory that holds them, trackers."""

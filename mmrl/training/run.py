@@ -19,7 +19,7 @@ from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsLogger, NullLogger, RunLogger
 from mmrl.log.run_dir import run_dir_of
-from mmrl.trackers.process import follow_run
+from mmrl.log.trackers.process import follow_run
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks

@@ -12,8 +12,8 @@ from pathlib import Path
 from tracked_runs import FakeTracker, make_follower, refuse_network
 
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers import process
-from mmrl.trackers.backends import TRACKERS, RunFacts, Tracker
+from mmrl.log.trackers import process
+from mmrl.log.trackers.backends import TRACKERS, RunFacts, Tracker
 
 
 def follow(run_dir: RunDir, name: str, moment: str, number: int, fake: Path | None = None) -> None:

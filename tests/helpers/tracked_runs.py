@@ -15,8 +15,8 @@ from PIL import Image
 
 from mmrl.config import dump_yaml, load_config
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers.backends import TRACKERS, Picture, RunFacts, StepRow
-from mmrl.trackers.process import Follower
+from mmrl.log.trackers.backends import TRACKERS, Picture, RunFacts, StepRow
+from mmrl.log.trackers.process import Follower
 from mmrl.utils.digests import file_digest
 
 Points = Counter[tuple[int, str]]

@@ -1,4 +1,4 @@
-"""The process of each tracker, `python -m mmrl.trackers.process RUN NAME BASE_DIR`, and how a run starts and ends it.
+"""Starts, runs and ends the process of a tracker: `python -m mmrl.log.trackers.process RUN NAME BASE_DIR`.
 
 A tracker's library has threads, exit handlers and a server that may not answer; in a separate process it can delay
 neither a step nor the run's end. Standard input receives the run's status when it ends, and nothing when it is killed.
@@ -37,8 +37,8 @@ from mmrl.log.console import Console
 from mmrl.log.logger import GlobalSteps, RunState, read_records, report_end
 from mmrl.log.rollout_records import parse_medium, record_marks
 from mmrl.log.run_dir import RunDir
+from mmrl.log.trackers.backends import TRACKERS, Picture, Points, RunFacts, StepRow, Tracker
 from mmrl.media.image import open_shown_image
-from mmrl.trackers.backends import TRACKERS, Picture, Points, RunFacts, StepRow, Tracker
 from mmrl.types import ImageRef, MediaError
 from mmrl.utils.files import write_atomically
 from mmrl.utils.processes import die_with_parent, kill_processes
@@ -66,7 +66,7 @@ def follow_run(config: Config, base_dir: Path, run_dir: RunDir, console: Console
 
 def start_tracker(name: str, base_dir: Path, run_dir: RunDir, console: Console) -> Started:
     """Start the process of a tracker, and a thread that prints its lines."""
-    command = [sys.executable, "-m", "mmrl.trackers.process", str(run_dir.path), name, str(base_dir)]
+    command = [sys.executable, "-m", "mmrl.log.trackers.process", str(run_dir.path), name, str(base_dir)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     # In a separate session: Ctrl-C in a terminal is for the run, which then ends this process.
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True)
@@ -105,7 +105,7 @@ def _end(started: Sequence[Started], run_dir: RunDir, console: Console, status: 
     for name, _, _ in started:
         unsent = count_unsent(run_dir, name)
         if unsent:
-            command = f"echo {status} | python -m mmrl.trackers.process {run_dir.path} {name} ."
+            command = f"echo {status} | python -m mmrl.log.trackers.process {run_dir.path} {name} ."
             console.warn(f"tracker {name} lacks the metrics of {unsent:,} steps; `{command}` sends them")
 
 

@@ -31,9 +31,9 @@ from waiting import wait_for
 from mmrl.config import load_config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers import process
-from mmrl.trackers.backends import TRACKERS
-from mmrl.trackers.process import Follower, count_unsent, follow, follow_run
+from mmrl.log.trackers import process
+from mmrl.log.trackers.backends import TRACKERS
+from mmrl.log.trackers.process import Follower, count_unsent, follow, follow_run
 from mmrl.types import RunInterrupted
 from mmrl.utils.files import temporary_path
 
@@ -205,7 +205,7 @@ def test_steps_that_end_while_the_files_are_read_keep_their_times(tmp_path, monk
 def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(tmp_path):
     run_dir = make_run(tmp_path)
     append(run_dir, LINES)
-    command = f"echo finished | {sys.executable} -m mmrl.trackers.process {run_dir.path} tensorboard ."
+    command = f"echo finished | {sys.executable} -m mmrl.log.trackers.process {run_dir.path} tensorboard ."
     assert subprocess.run(command, shell=True, capture_output=True, check=True).stdout == b""
     assert ours(read_tensorboard(run_dir)) == POINTS
 

@@ -20,8 +20,8 @@ from tracked_runs import (
     write_rollouts,
 )
 
-from mmrl.trackers.backends import TRACKERS
-from mmrl.trackers.process import Mark, count_unsent
+from mmrl.log.trackers.backends import TRACKERS
+from mmrl.log.trackers.process import Mark, count_unsent
 
 LINES = expected_lines()
 POINTS = expected_points(LINES)

@@ -9,7 +9,7 @@ from PIL import Image
 from tracked_runs import append, expected_lines, make_run, write_rollouts
 
 from mmrl.config import load_config
-from mmrl.trackers.process import read_pictures
+from mmrl.log.trackers.process import read_pictures
 
 
 @pytest.fixture
