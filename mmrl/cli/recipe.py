@@ -45,7 +45,6 @@ def _list(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     from mmrl.config import load_config
     from mmrl.config.recipes import find_missing_data, read_header
-    from mmrl.data.rows import sources_by_split
 
     loaded = load_config(arguments.name, [f"data.dir={json.dumps(arguments.data)}"] if arguments.data else [])
     config = loaded.config
@@ -55,7 +54,7 @@ def _show(arguments: argparse.Namespace) -> int:
     echo(f"Model: {config.model.path or 'made from scratch'}")
     echo(f"Rewards: {', '.join(term.fn for term in config.rewards.terms)}")
     echo(f"Stages: {', '.join(f'{stage.name} ({stage.kind})' for stage in config.stages)}")
-    for source in sources_by_split(config.data)["validation"]:
+    for source in config.data.sources_by_split()["validation"]:
         share = f"{100 * source.validation_share:g} % of " if source.validation_share else ""
         echo(f"Validation: {share}{source.args.get('path', source.fn)}")
     missing = find_missing_data(loaded)

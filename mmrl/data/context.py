@@ -1,14 +1,14 @@
-"""Folders and media policy of a run's datasets and benchmarks. Imports without torch."""
+"""The folders of a run's datasets and benchmarks. Imports without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from mmrl.config import Config
-from mmrl.config.schema import MediaConfig, MediaLimitsConfig
+from mmrl.media.checks import make_media_policy
 from mmrl.media.pixel_reader import PixelReader
-from mmrl.types import DatasetContext, MediaPolicy
+from mmrl.types import DatasetContext
 
 
 def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
@@ -28,21 +28,6 @@ def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> Data
         seed=config.run.seed,
         media_policy=policy,
         media_opener=PixelReader(policy, limits),
-    )
-
-
-def make_media_policy(
-    limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str], media: MediaConfig
-) -> MediaPolicy:
-    """Return a policy that allows media in these folders and from these kinds of URLs, within the size limits."""
-    return MediaPolicy(
-        # Resolved, so that a link or `..` in a sample's path cannot lead out of a root unnoticed.
-        roots=tuple(root.resolve() for root in roots),
-        schemes=tuple(schemes),
-        max_bytes=limits.max_image_bytes,
-        max_video_bytes=limits.max_video_bytes,
-        max_data_url_bytes=limits.max_data_url_bytes,
-        video_reader=media.video_reader,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.config.schema import DataConfig
-from mmrl.data.rows import SplitRows, sources_by_split
+from mmrl.data.rows import SplitRows
 from mmrl.log.console import Console
 from mmrl.types import ImageRef, Sample, Target, UserError
 from mmrl.utils.files import write_atomically
@@ -130,7 +130,7 @@ class DataRecord:
             yield f"data.{name}: the samples come in another order, from {first} on"
 
     def _name_source(self, split: str, index: str) -> str:
-        source = sources_by_split(self.data)[split][int(index)]
+        source = self.data.sources_by_split()[split][int(index)]
         return f"data.{split}.{index} ({source.fn})"
 
 

@@ -39,7 +39,6 @@ from mmrl.data.rows import (
     passes_row_filter,
     read_source,
     separate_rejected,
-    sources_by_split,
 )
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -143,7 +142,7 @@ class DatasetLoader:
                 `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
         loaded: dict[str, SplitRows] = {}
-        for split in sources_by_split(self._config.data):
+        for split in self._config.data.sources_by_split():
             rows = self.read_split(split, limit=find_row_limit(self._config.data, split))
             check_unique_ids(rows.samples)
             usable, damaged = yield from self._open_images(rows.samples)
@@ -179,7 +178,7 @@ class DatasetLoader:
         If a source or its filter raises midway, its rows before the error are kept and `on_error` is called with the
         source and the error. Without `on_error`, the error is raised.
         """
-        sources = sources_by_split(self._config.data)[split]
+        sources = self._config.data.sources_by_split()[split]
         kept: list[Sample | RejectedRow] = []
         source_indices: dict[str, int] = {}
         counts = [0] * len(sources)

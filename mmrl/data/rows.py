@@ -32,12 +32,6 @@ class SplitRows:
     row_counts: Sequence[int]  # rows of each source that its `row_filter` keeps
 
 
-def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
-    """Return the sources by the name of their split. A training source with a validation share is in two of them."""
-    shared = [source for source in data.train if source.validation_share]
-    return {"train": data.train, "validation": (*data.validation, *shared), "test": data.test}
-
-
 def find_row_limit(data: DataConfig, split: str) -> int | None:
     """Return how many rows of each source of a split are read before training; None for all.
 

@@ -27,7 +27,7 @@ from mmrl.data.load import (
     measure_prompts,
 )
 from mmrl.data.open_media import find_media_errors, open_media, unique_images, unique_videos
-from mmrl.data.rows import DatasetFunction, SplitRows, find_row_limit, load_dataset_function, sources_by_split
+from mmrl.data.rows import DatasetFunction, SplitRows, find_row_limit, load_dataset_function
 from mmrl.data_check.duplicates import (
     DuplicateFinding,
     find_repeated_questions,
@@ -59,7 +59,6 @@ from mmrl.scoring.build import build_scorer
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.trial import RewardTrial
 from mmrl.training.benchmarks import read_benchmark_questions
-from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.training.functions import load_configured_benchmark
 from mmrl.types import (
     AnswerType,
@@ -89,12 +88,12 @@ class DataCheck:
         """
         config, base_dir = loaded.config, loaded.files[0].parent
         self._loaded, self._config, self._base_dir, self._console = loaded, config, base_dir, console
-        self._sources = sources_by_split(config.data)
+        self._sources = config.data.sources_by_split()
         self._dataset_context = make_dataset_context(config, base_dir, work_dir)
         self._response_format = build_response_format(config)
         media_policy, limits = self._dataset_context.media_policy, config.data.media_limits
         self._scorer = build_scorer(config, base_dir, PixelReader(media_policy, limits))
-        self._media_cache = MediaCache(media_policy, limits, max_bytes=IMAGE_CACHE_BYTES)
+        self._media_cache = MediaCache(media_policy, limits)
         functions: dict[str, list[DatasetFunction]] = {}
         for split, sources in self._sources.items():
             # Loaded only when called: one that cannot be loaded becomes a finding, like one that cannot read its data.

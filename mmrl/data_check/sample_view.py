@@ -17,13 +17,12 @@ from PIL import Image
 from mmrl.answer import list_coordinates
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
-from mmrl.data.rows import find_row_limit, read_filtered_source, separate_rejected, sources_by_split
+from mmrl.data.rows import find_row_limit, read_filtered_source, separate_rejected
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
 from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder, unpatchify
 from mmrl.policy.processor import PromptProcessor
-from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import (
     CoordinateSystem,
     ImageRef,
@@ -87,7 +86,7 @@ class SampleBrowser:
             if limit is not None:
                 console.info(f"data.{name} is streamed: only the first {limit:,} rows of each source are read.")
             rows: list[Sample | RejectedRow] = []
-            for source in sources_by_split(config.data)[name]:
+            for source in config.data.sources_by_split()[name]:
                 source_rows = read_filtered_source(source, base_dir, context, name, limit=limit)
                 rows += console.track(f"reading {name}", source_rows)
             return separate_rejected(rows)
@@ -99,7 +98,7 @@ class SampleBrowser:
         # A model from scratch trains its tokenizer on the training samples.
         needs_training = config.model.from_scratch is not None and split != "train"
         processor = build_processor(config, read_split("train")[0] if needs_training else self.samples, base_dir)
-        cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
+        cache = MediaCache(context.media_policy, config.data.media_limits)
         self._encoder = build_encoder(config, processor, cache)
 
     def select_indices(self, *, sample_id: str | None, index: int, seed: int | None, count: int) -> list[int]:

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from mmrl.data.context import make_media_policy
 from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
 from mmrl.evaluation.model_source import LoadedModel, find_model_source, load_model
 from mmrl.evaluation.session import open_pipeline
 from mmrl.log.console import Console
+from mmrl.media.checks import make_media_policy
 from mmrl.protocols import RolloutPipeline
 from mmrl.rollout.available import check_model_and_libraries
 from mmrl.rollout.load import load_rollout_steps

@@ -18,7 +18,7 @@ from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.config import EvalConfig
-from mmrl.data.context import benchmark_folders, make_media_policy
+from mmrl.data.context import benchmark_folders
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import RESCORE, EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
@@ -35,6 +35,7 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
+from mmrl.media.checks import make_media_policy
 from mmrl.rollout.load import load_rollout_steps
 from mmrl.rollout.steps.base import StepFactory
 from mmrl.scoring.registry import check_rollout_step_terms

@@ -29,7 +29,6 @@ _MODEL_FILES: Final = (
     *("*.safetensors", "*.bin", "config.json"),
     *("preprocessor_config.json", "chat_template*", "tokenizer*"),
 )
-_IMAGE_CACHE_BYTES: Final = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
             logits_chunk=eval_config.model.logits_chunk_tokens,
             float32_output_layer=eval_config.model.float32_output_layer,
         )
-    media_cache = MediaCache(media_policy, eval_config.media_limits, max_bytes=_IMAGE_CACHE_BYTES)
+    media_cache = MediaCache(media_policy, eval_config.media_limits)
     max_prompt_tokens = prompt_limit(eval_config, policy)
     processor = PromptProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
     banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)

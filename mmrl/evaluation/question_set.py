@@ -11,7 +11,7 @@ from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples
 from mmrl.config import Config, EvalConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.rows import read_filtered_source, separate_rejected, sources_by_split
+from mmrl.data.rows import read_filtered_source, separate_rejected
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.media.pixel_reader import PixelReader
@@ -80,7 +80,7 @@ def question_set_of_run(
     data = config.data.model_copy(update={"media_limits": eval_config.media_limits})
     config = config.model_copy(update={"media": eval_config.media, "data": data})
     dataset_context = make_dataset_context(config, base_dir, out_dir / "data")
-    sources = sources_by_split(config.data)[split]
+    sources = config.data.sources_by_split()[split]
     rows: list[Sample | RejectedRow] = []
     for source in sources:
         rows += read_filtered_source(source, base_dir, dataset_context, split)

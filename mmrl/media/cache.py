@@ -32,8 +32,8 @@ class MediaCache:
     sent to another process and opens media there.
     """
 
-    def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:
-        """Create a cache of `max_bytes`, at 3 bytes a pixel; 0 keeps no image.
+    def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int = 2**28) -> None:
+        """Create a cache of `max_bytes` (256 MiB), at 3 bytes a pixel; 0 keeps no image.
 
         Raises:
             UserError: decord is to read videos and is not installed.

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from mmrl.config.schema import MediaLimitsConfig
-from mmrl.types import MediaError, Size, UserError
+from mmrl.config.schema import MediaConfig, MediaLimitsConfig
+from mmrl.types import MediaError, MediaPolicy, Size, UserError
 from mmrl.utils.files import resolve_inside
 
 # Longer over shorter side of an image or frame. MAX_RATIO of qwen-vl-utils: beyond it resize rules fail.
 MAX_ASPECT_RATIO: Final = 200
 MAX_DECOMPRESSION_RATIO: Final = 2000  # bytes of pixels per byte of a file; with more it is a decompression bomb
+
+
+def make_media_policy(
+    limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str], media: MediaConfig
+) -> MediaPolicy:
+    """Return a policy that allows media in these folders and from these kinds of URLs, within the size limits."""
+    return MediaPolicy(
+        # Resolved, so that a link or `..` in a sample's path cannot lead out of a root unnoticed.
+        roots=tuple(root.resolve() for root in roots),
+        schemes=tuple(schemes),
+        max_bytes=limits.max_image_bytes,
+        max_video_bytes=limits.max_video_bytes,
+        max_data_url_bytes=limits.max_data_url_bytes,
+        video_reader=media.video_reader,
+    )
 
 
 def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_name: str) -> Path:

@@ -17,7 +17,7 @@ from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
 from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
-from mmrl.data.context import benchmark_folders, make_media_policy
+from mmrl.data.context import benchmark_folders
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import QuestionSet, question_set_of_benchmark
@@ -30,6 +30,7 @@ from mmrl.evaluation.session import (
     grade_predictions,
 )
 from mmrl.log.console import Console
+from mmrl.media.checks import make_media_policy
 from mmrl.protocols import RolloutPipeline
 from mmrl.training.build import RunComponents
 from mmrl.training.callbacks import EvalMoment

@@ -73,8 +73,6 @@ from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_cpu_compat import import_torchvision
 from mmrl.utils.torch_threads import set_thread_count
 
-IMAGE_CACHE_BYTES = 256 * 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
@@ -269,7 +267,7 @@ def load_data(setup: RunSetup) -> LoadedData:
     """Read all samples and open their images on rank 0, and send the samples to all. Raises as `DatasetLoader.load`."""
     config, run_dir, console = setup.config, setup.run_dir, setup.console
     context = make_dataset_context(config, setup.base_dir, run_dir.data)
-    media_cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
+    media_cache = MediaCache(context.media_policy, config.data.media_limits)
     record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
     index = OpenedMediaIndex(shared_file_index(), context.media_policy, config.data.media_limits)
     loader = DatasetLoader(

@@ -24,7 +24,7 @@ from mmrl.config.schema import (
     SelectStage,
 )
 from mmrl.config.schema.stage_checks import AnyStage
-from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
+from mmrl.data.rows import DatasetFunction, load_dataset_function
 from mmrl.rollout.available import check_family_engine
 from mmrl.rollout.load import load_engine, load_rollout_steps
 from mmrl.scoring import BoundTerm
@@ -95,7 +95,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
     check_rollout_step_terms(config.evaluation.rollout_steps, scored, key="evaluation.rollout_steps")
     evaluation_steps = load_rollout_steps(config.evaluation.rollout_steps, base_dir)
     datasets = {}
-    for split, sources in sources_by_split(config.data).items():
+    for split, sources in config.data.sources_by_split().items():
         datasets[split] = tuple(load_dataset_function(source, base_dir) for source in sources)
     benchmarks = [load_configured_benchmark(options, base_dir) for options in config.evaluation.benchmarks]
     return Functions(

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from mmrl.config.schema import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import VideoConfig
-from mmrl.data.context import make_media_policy
 from mmrl.log.rollout_records import BAD_VALUE, parse_medium
+from mmrl.media.checks import make_media_policy
 from mmrl.types import ImageRef, MediaError, MediaRef, Size, VideoRef
 from mmrl.utils.digests import file_digest, text_digest
 from mmrl.view.records import Row, as_list, as_mapping

@@ -135,6 +135,11 @@ class DataConfig(StrictModel):
         """True if training sources are mixed by weight."""
         return any(source.weight is not None for source in self.train)
 
+    def sources_by_split(self) -> dict[str, tuple[DataSourceConfig, ...]]:
+        """Return the sources by the name of their split; a training source with a validation share is in two."""
+        shared = [source for source in self.train if source.validation_share]
+        return {"train": self.train, "validation": (*self.validation, *shared), "test": self.test}
+
     @model_validator(mode="after")
     def _check_shares_and_weights(self) -> DataConfig:
         if any(source.validation_share for source in (*self.validation, *self.test)):
