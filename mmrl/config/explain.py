@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from mmrl.config import schema
 from mmrl.config.load import DEFAULT_ORIGIN, LoadedConfig, flatten_settings
 from mmrl.config.schema import Config, RlStage, SftStage
-from mmrl.config.schema.response import RewardsConfig
+from mmrl.config.schema.rewards import RewardsConfig
 
 _WIDTH = 120
 _SELF_EVIDENT = ("name", "kind", "fn", "args")  # keys whose values speak for themselves

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
-from mmrl.config.schema.response import RewardTransformConfig
+from mmrl.config.schema.rewards import RewardTransformConfig
 from mmrl.scoring.reward_calls import NOT_FOR_ROLLOUT, OutcomesByTerm, RewardCaller, ScoringPair
 from mmrl.scoring.reward_workers import RewardWorkers
 from mmrl.scoring.terms import BoundTerm, combine_terms, divide_by_turn

@@ -21,6 +21,7 @@ from mmrl.config.schema.data_stages import SelectStage as SelectStage
 from mmrl.config.schema.evaluation import BenchmarkConfig as BenchmarkConfig
 from mmrl.config.schema.evaluation import EvalConfig as EvalConfig
 from mmrl.config.schema.evaluation import EvalGenerationConfig as EvalGenerationConfig
+from mmrl.config.schema.health import HealthConfig as HealthConfig
 from mmrl.config.schema.model import FromScratchConfig as FromScratchConfig
 from mmrl.config.schema.model import LanguageFromScratchConfig as LanguageFromScratchConfig
 from mmrl.config.schema.model import LoraConfig as LoraConfig
@@ -36,11 +37,11 @@ from mmrl.config.schema.objective import LossConfig as LossConfig
 from mmrl.config.schema.objective import ReferenceConfig as ReferenceConfig
 from mmrl.config.schema.objective import RolloutCorrectionConfig as RolloutCorrectionConfig
 from mmrl.config.schema.objective import SftLossConfig as SftLossConfig
-from mmrl.config.schema.response import GroupRewardConfig as GroupRewardConfig
-from mmrl.config.schema.response import RewardFailurePolicy as RewardFailurePolicy
-from mmrl.config.schema.response import RewardTermConfig as RewardTermConfig
-from mmrl.config.schema.response import ScoringConfig as ScoringConfig
-from mmrl.config.schema.response import WeightScheduleConfig as WeightScheduleConfig
+from mmrl.config.schema.rewards import GroupRewardConfig as GroupRewardConfig
+from mmrl.config.schema.rewards import RewardFailurePolicy as RewardFailurePolicy
+from mmrl.config.schema.rewards import RewardTermConfig as RewardTermConfig
+from mmrl.config.schema.rewards import ScoringConfig as ScoringConfig
+from mmrl.config.schema.rewards import WeightScheduleConfig as WeightScheduleConfig
 from mmrl.config.schema.rollout_engine import CustomEngineConfig as CustomEngineConfig
 from mmrl.config.schema.rollout_engine import LogprobCheckConfig as LogprobCheckConfig
 from mmrl.config.schema.rollout_engine import VllmConfig as VllmConfig
@@ -62,7 +63,6 @@ from mmrl.config.schema.root import DeepspeedConfig as DeepspeedConfig
 from mmrl.config.schema.root import RolloutRecordsConfig as RolloutRecordsConfig
 from mmrl.config.schema.selection import DynamicSamplingConfig as DynamicSamplingConfig
 from mmrl.config.schema.selection import GroupRewardRangeConfig as GroupRewardRangeConfig
-from mmrl.config.schema.selection import HealthConfig as HealthConfig
 from mmrl.config.schema.selection import ReplayConfig as ReplayConfig
 from mmrl.config.schema.stages import OptimizerConfig as OptimizerConfig
 from mmrl.config.schema.stages import RlStage as RlStage

@@ -22,7 +22,7 @@ from mmrl.config.schema.base import (
 )
 from mmrl.config.schema.data import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import ModelConfig
-from mmrl.config.schema.response import ResponseFormatConfig
+from mmrl.config.schema.response_format import ResponseFormatConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,

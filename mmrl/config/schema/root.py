@@ -21,7 +21,8 @@ from mmrl.config.schema.data import DataConfig, MediaConfig
 from mmrl.config.schema.data_stages import SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
-from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
+from mmrl.config.schema.response_format import ResponseFormatConfig
+from mmrl.config.schema.rewards import RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage

@@ -9,7 +9,8 @@ from mmrl.config.schema.base import check_unique
 from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.model import ModelConfig
-from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig, RewardTransformConfig
+from mmrl.config.schema.response_format import ResponseFormatConfig
+from mmrl.config.schema.rewards import RewardsConfig, RewardTransformConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE, BlindProbeConfig, step_name
 from mmrl.config.schema.stages import RlStage, SftStage
 

@@ -32,6 +32,7 @@ from mmrl.config.schema.data import (
     PriorityOrderConfig,
     ShuffledOrderConfig,
 )
+from mmrl.config.schema.health import HealthConfig
 from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceConfig
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
 from mmrl.config.schema.rollout_steps import (
@@ -43,7 +44,7 @@ from mmrl.config.schema.rollout_steps import (
     check_free_tokens,
     check_rollout_steps,
 )
-from mmrl.config.schema.selection import DynamicSamplingConfig, HealthConfig, ReplayConfig
+from mmrl.config.schema.selection import DynamicSamplingConfig, ReplayConfig
 from mmrl.config.yaml_tree import KeyPath
 
 # Rounding of a bfloat16 engine moved the log of a response's ratio by 1.0e-3 (standard deviation, 6 tokens), 5e-4 (32

@@ -24,7 +24,7 @@ CONDITIONS = ("rollout.rethought", "rollout.used_tool", "rollout.turns", "rollou
 ALLOWED = {
     "docs/config.md": ("run.sed", "stages.0.num_generations"),
     "docs/glossary.md": ("rollout.n", "rollout.name"),
-    **dict.fromkeys(("docs/rewards.md", "docs/reference/config.md", "mmrl/config/schema/response.py"), CONDITIONS),
+    **dict.fromkeys(("docs/rewards.md", "docs/reference/config.md", "mmrl/config/schema/rewards.py"), CONDITIONS),
 }
 SECTIONS = {name for model in ROOTS for name, field in model.model_fields.items() if models_in(field.annotation)}
 OLD_SECTIONS = {old for name in ("Config", "EvalConfig") for old in read_synonyms()["renamed_since_0_1"].get(name, ())}
