@@ -49,7 +49,7 @@ RETHINK = {
     "triggers": [{"text": " Wait."}],
 }
 SFT_STAGE = {
-    **{"name": "cold", "kind": "sft", "steps": 4, "batch_size": 4, "target_field": "response"},
+    **{"name": "cold", "kind": "sft", "steps": 4, "prompts_per_step": 4, "target_field": "response"},
     **{"rollout_steps": [ZOOM], "optimizer": {"lr": 3e-4, "lr_schedule": "linear"}},
 }
 # Everything that a resumed run might do differently: a tool, rethinking, replay, KL, and a rate that decays.
@@ -111,7 +111,7 @@ class FaultHarness:
 
     def train_base_model(self) -> None:
         """Train the model that every run begins with, which calls the tool by itself."""
-        cold = {**SFT_STAGE, "steps": 90, "batch_size": 12, "optimizer": {"lr": 1e-2}}
+        cold = {**SFT_STAGE, "steps": 90, "prompts_per_step": 12, "optimizer": {"lr": 1e-2}}
         train = {**DATASET, "args": {**DATASET_ARGS, "size": 96}}
         config = {**CONFIG, "data": {"train": [train]}, "stages": [cold], "checkpoints": {"every": 1000}}
         model = {**MODEL, "from_scratch": TINY_MODEL}

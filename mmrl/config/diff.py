@@ -43,7 +43,6 @@ CHANGEABLE_ON_RESUME: Final = (
     ("evaluation.batch_size", _ROUNDING_EFFECT),
     ("model.gradient_checkpointing", _ROUNDING_EFFECT),
     ("model.logits_chunk_tokens", _ROUNDING_EFFECT),
-    ("stages.*.micro_batch_sequences", _ROUNDING_EFFECT),
     ("stages.*.micro_batch_groups", _ROUNDING_EFFECT),
     ("stages.*.micro_batch_tokens", _ROUNDING_EFFECT),
 )

@@ -45,7 +45,7 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
     path = place.path
     # An old name of the missing key is a separate error, which names the new key.
     old_names = given if kind == "missing" and isinstance(given, dict) else ()
-    if any(_look_up("renamed_since_0_1", place.owner, name) == path[-1] for name in old_names):
+    if any(_look_up("renamed", place.owner, name) == path[-1] for name in old_names):
         return None
     node, depth = root.find_nearest(path)
     if kind == "missing" and isinstance(path[-1], int):
@@ -185,7 +185,7 @@ def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
 
 @cache
 def read_synonyms() -> dict[str, Any]:
-    """Return the tables of synonyms.yaml: keys of other frameworks and of mmrl 0.1, with our key for each."""
+    """Return the tables of synonyms.yaml: keys of other frameworks and of earlier versions, with our key for each."""
     # Read on the first unknown key, since a config without mistakes does not need it.
     tables: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("synonyms.yaml"))
     return tables
@@ -211,7 +211,7 @@ def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
     """Return our key for an unknown one, with a note where the meaning differs, or None."""
     tables = read_synonyms()
     key, dotted = str(path[-1]), ".".join(map(str, path))
-    renamed = _look_up("renamed_since_0_1", section, key)
+    renamed = _look_up("renamed", section, key)
     if renamed is not None:
         return f"`{renamed}`"
     if dotted in tables["moved"]:

@@ -119,7 +119,7 @@ def _explain_stage(config: Config, index: int) -> str:
             )
             lines += _format_rl_objective(stage, config.rewards)
         case SftStage():
-            lines.append(f"each step: {stage.batch_size} samples, updates: 1")
+            lines.append(f"each step: {stage.prompts_per_step} samples, updates: 1")
             lines += _format_sft_objective(stage)
     steps = () if stage.kind == "select" else stage.rollout_steps
     for step in steps:

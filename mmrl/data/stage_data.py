@@ -124,8 +124,8 @@ class StageData:
         # No RL step gets a sample twice, and with this gap `DistinctOrder` seldom has to move one.
         min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
-            per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
-            return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
+            sources, per_step = self._build_source_orders(min_gap), stage.prompts_per_step
+            return scheduled_mixture(sources, order, per_step=per_step, seed=seed)
         is_plain = stage.samples_of is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)

@@ -53,7 +53,7 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
     while state.step < stage.steps and not state.stage_done:
         timer = StepTimer(parts.activity)
         with timer.time("prompt"):
-            samples = parts.source.take(state.data_position, stage.batch_size)
+            samples = parts.source.take(state.data_position, stage.prompts_per_step)
             build = partial(build_demonstration, stage, parts, step=state.step)
             demonstrations: Sequence[Rollout] = list(map(build, samples))
             metrics: dict[str, float] = {}
@@ -61,7 +61,7 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
                 demonstrations, tool_metrics = parts.tools.complete(demonstrations)
                 metrics |= sum_metrics(tool_metrics, ranks)
         with timer.time("learn"):
-            metrics |= count_dropped_samples(stage.batch_size, len(samples), ranks)
+            metrics |= count_dropped_samples(stage.prompts_per_step, len(samples), ranks)
             parts.media_ranks.clear()
             # A demonstration is a group of one rollout, without a reward.
             unscored = Score(terms={}, total=math.nan)
@@ -72,7 +72,7 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
 
         # No weight sync: validation, benchmarks and stages that sample sync the weights before they generate.
         state.step, state.version = state.step + 1, state.version + 1
-        state.data_position += stage.batch_size
+        state.data_position += stage.prompts_per_step
         result = TrainStepResult(selected=select_demonstrations(groups), metrics=metrics, seconds=timer.seconds)
         for callback in parts.callbacks:
             callback.on_step_end(state, result)

@@ -136,7 +136,7 @@ def watched(samples, share, salt):
     watcher = Watcher(samples)
     ports = dict.fromkeys(("source", "processor", "learner"), watcher)
     stage = SftStage(
-        kind="sft", name="s", steps=100, batch_size=len(samples), target_field="target", drop_thinking_prob=share
+        kind="sft", name="s", steps=100, prompts_per_step=len(samples), target_field="target", drop_thinking_prob=share
     )
     parts = sft.SftParts(
         **ports,

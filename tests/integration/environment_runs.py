@@ -50,7 +50,7 @@ STEP = {"kind": "environment", "fn": "./lamp.py:make", "turns": 3, "max_media": 
 def environment_config(run_dir: Path, **options: Any) -> dict[str, Any]:
     """A cold start on an expert's episodes, then RL on the policy's own; it writes the environment's file."""
     (run_dir.parent / "lamp.py").write_text(LAMP)
-    cold = sft_stage(steps=4, batch_size=6, target_field="expert", rollout_steps=[STEP])
+    cold = sft_stage(steps=4, prompts_per_step=6, target_field="expert", rollout_steps=[STEP])
     steps = options.pop("rollout_steps", [{"kind": "generate"}, STEP, {"kind": "probe", "corruption": "grey"}])
     rl = {"steps": 6, "ppo_epochs": 1, "rollout_steps": steps, "sampling": {"max_new_tokens": 6}}
     rl |= {"advantage": {"credit": "gigpo"}, "loss": {"entropy": {"coef": 0.02}}, "optimizer": scheduled(3e-3, 6)}

@@ -114,7 +114,7 @@ def scheduled(lr: float, steps: int) -> dict[str, Any]:
 
 def sft_stage(**options: object) -> dict[str, Any]:
     """A cold start of at most 24 steps."""
-    return {"name": "cold", "kind": "sft", "steps": 24, "batch_size": 6, "optimizer": {"lr": 1e-2}, **options}
+    return {"name": "cold", "kind": "sft", "steps": 24, "prompts_per_step": 6, "optimizer": {"lr": 1e-2}, **options}
 
 
 def rl_stage(**options: object) -> dict[str, Any]:

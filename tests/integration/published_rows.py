@@ -161,7 +161,7 @@ def make_small(config: Config) -> dict[str, Any]:
         if isinstance(stage, RlStage | SftStage):
             values |= small_steps(at, stage.rollout_steps)
         if isinstance(stage, SftStage):
-            values[f"{at}.batch_size"] = 2
+            values[f"{at}.prompts_per_step"] = 2
         if stage.kind == "sample":
             values[f"{at}.group_size"] = 5
         if stage.kind == "select" and stage.output == "responses":

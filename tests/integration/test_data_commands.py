@@ -437,7 +437,7 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path, in_process, clip, 
     shutil.copy(clip.path, tmp_path / "clip.mp4")
     model = {**experiment(tmp_path)["model"], "video": {"min_pixels": 1024, "max_pixels": 2304}}
     model["from_scratch"] = {**TINY, "family": family}
-    stages, rewards = [sft_stage(target_field="target", batch_size=1)], {"terms": [{"fn": "box:iou"}]}
+    stages, rewards = [sft_stage(target_field="target", prompts_per_step=1)], {"terms": [{"fn": "box:iou"}]}
     splits = {"train": [{"fn": "./mine.py:rows"}]}
     path = write_config(tmp_path, splits, model=model, stages=stages, rewards=rewards)
     code, report = run_check(in_process, path)

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 BROWSER = Path("/usr/bin/chromium")
 SMALL = (
     *("data.train.0.args.size=8", "data.validation.0.args.size=2", "data.test.0.args.size=4"),
-    *("stages.cold.steps=2", "stages.cold.batch_size=4", "stages.cold.validation.every=2"),
+    *("stages.cold.steps=2", "stages.cold.prompts_per_step=4", "stages.cold.validation.every=2"),
     *("stages.rl.steps=2", "stages.rl.prompts_per_step=2", "stages.rl.group_size=2", "stages.rl.validation.every=2"),
 )
 

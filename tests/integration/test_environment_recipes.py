@@ -25,7 +25,7 @@ def train(in_process: Command, recipe: Path, stages: dict[str, str], overrides: 
     for name, kind in stages.items():
         overrides |= {f"stages.{name}.steps": 2, f"stages.{name}.optimizer.lr": 1e-2}
         if kind == "sft":
-            overrides[f"stages.{name}.batch_size"] = 2
+            overrides[f"stages.{name}.prompts_per_step"] = 2
         else:
             overrides |= {f"stages.{name}.prompts_per_step": 2, f"stages.{name}.group_size": 2}
             overrides[f"stages.{name}.num_mini_batches"] = 1

@@ -19,7 +19,7 @@ SMALL = ("data.train.0.args.size=12", "data.validation.0.args.size=6", "data.tes
 
 
 def test_a_cold_start_and_both_kinds_of_credit_run_and_are_tabulated(tmp_path, in_process):
-    cold = ("stages.cold.steps=2", "stages.cold.batch_size=4", "stages.cold.validation.every=1")
+    cold = ("stages.cold.steps=2", "stages.cold.prompts_per_step=4", "stages.cold.validation.every=1")
     succeed(in_process("train", ROOT / "configs/maze_cold.yaml", *SMALL, *cold, "--run-dir", tmp_path / "cold"))
     told = [record for record in metrics(tmp_path / "cold") if "learner/loss" in record]
     assert [record["environment/episodes"] for record in told] == [4.0, 4.0]

@@ -111,7 +111,7 @@ def train_mixed(tmp_path, family, *, reader="pyav", workers=0):
         tmp_path,
         {**TINY, "family": family, "language": {**TINY["language"], "num_layers": 2}},
         stages=[
-            sft_stage(steps=2, batch_size=10, target_field="target"),
+            sft_stage(steps=2, prompts_per_step=10, target_field="target"),
             rl_stage(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )

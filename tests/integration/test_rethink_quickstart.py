@@ -19,7 +19,7 @@ def tool() -> ModuleType:
 
 def test_cold_start_and_rl_run_and_the_table_reads_them(in_process, tool, tmp_path):
     cold, rl = tmp_path / "cold", tmp_path / "rl"
-    few = ("stages.cold.steps=8", "stages.cold.batch_size=8", "stages.cold.validation.every=4")
+    few = ("stages.cold.steps=8", "stages.cold.prompts_per_step=8", "stages.cold.validation.every=4")
     succeed(in_process("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold))
     few = ("stages.rl.steps=2", "stages.rl.prompts_per_step=4", "stages.rl.validation.every=2")
     succeed(

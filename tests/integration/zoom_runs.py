@@ -19,7 +19,8 @@ def corners(split: str, size: int) -> dict[str, Any]:
 
 def zoom_config(run_dir: Path) -> dict[str, Any]:
     """A cold start of 90 steps, after which the policy zooms, and four RL steps."""
-    cold = sft_stage(steps=90, batch_size=12, micro_batch_sequences=12, target_field="response", rollout_steps=[TOOLS])
+    sizes = {"steps": 90, "prompts_per_step": 12, "micro_batch_groups": 12}
+    cold = sft_stage(**sizes, target_field="response", rollout_steps=[TOOLS])
     rl = rl_stage(steps=4, ppo_epochs=1, rollout_steps=STEPS, sampling={"max_new_tokens": 40})
     config = experiment(
         run_dir,
@@ -38,7 +39,7 @@ def later_config(run_dir: Path, base: Path) -> dict[str, Any]:
     config = zoom_config(run_dir)
     config["model"] |= {"from_scratch": None, "path": str(base)}
     cold, rl = config["stages"]
-    cold |= {"steps": 3, "batch_size": 5, "optimizer": {"lr": 3e-4}}
+    cold |= {"steps": 3, "prompts_per_step": 5, "optimizer": {"lr": 3e-4}}
     rl |= {"async_rollouts": True, "optimizer": {"lr": 1e-3}, "loss": {"entropy": {"coef": 0.02}}}
     return config
 

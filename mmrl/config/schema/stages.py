@@ -144,6 +144,9 @@ class TrainingStage(StrictModel):
     """Components that this stage does not train; null takes `model.freeze`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW; each stage starts with a new optimizer."""
+    micro_batch_groups: PositiveInt = 8
+    """At most this many groups share a forward pass; in an sft stage, each demonstration is a group. The gradient does
+    not depend on this key."""
     micro_batch_tokens: PositiveInt = 16384
     """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
     single sequence gets its own pass. The gradient does not depend on this key."""
@@ -176,10 +179,8 @@ class SftStage(TrainingStage):
 
     kind: Literal["sft"]
     """Selects this kind of stage."""
-    batch_size: BatchSize = 32
-    """Samples that each step trains on, in one update."""
-    micro_batch_sequences: PositiveInt = 8
-    """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
+    prompts_per_step: BatchSize = 32
+    """Samples that a step trains on, in one update."""
     target_field: Literal["label", "target", "response", "expert"] = "label"
     """Text that is trained on. `label` and `target`: the annotator's label or the exact target, written as a response.
     `response`: the sample's own response (from a `select` stage, for example). `expert`: an episode played by the
@@ -199,19 +200,9 @@ class SftStage(TrainingStage):
     ppo_epochs: ClassVar[int] = 1
 
     @property
-    def prompts_per_step(self) -> int:
-        """Samples that a step trains on."""
-        return self.batch_size
-
-    @property
     def prompts_per_round(self) -> int:
-        """Samples that a step trains on."""
-        return self.batch_size
-
-    @property
-    def micro_batch_groups(self) -> int:
-        """Demonstrations that share a forward pass at most."""
-        return self.micro_batch_sequences
+        """Samples that are read at a time: those of a step."""
+        return self.prompts_per_step
 
     @model_validator(mode="after")
     def _check_options(self) -> SftStage:
@@ -242,8 +233,6 @@ class RlStage(TrainingStage):
     """Groups that a step trains on."""
     group_size: BatchSize = 8
     """Rollouts that are generated for each prompt."""
-    micro_batch_groups: PositiveInt = 8
-    """At most this many groups share a forward pass. The gradient does not depend on it."""
     sampling: SamplingConfig = SamplingConfig()
     """Parameters that tokens are sampled with."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY

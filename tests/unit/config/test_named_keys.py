@@ -27,7 +27,7 @@ ALLOWED = {
     **dict.fromkeys(("docs/rewards.md", "docs/reference/config.md", "mmrl/config/schema/rewards.py"), CONDITIONS),
 }
 SECTIONS = {name for model in ROOTS for name, field in model.model_fields.items() if models_in(field.annotation)}
-OLD_SECTIONS = {old for name in ("Config", "EvalConfig") for old in read_synonyms()["renamed_since_0_1"].get(name, ())}
+OLD_SECTIONS = {old for name in ("Config", "EvalConfig") for old in read_synonyms()["renamed"].get(name, ())}
 
 
 def names_code(path: str) -> bool:

@@ -8,7 +8,7 @@ from mmrl.config.errors import read_synonyms
 from mmrl.config.schema.base import StrictModel
 
 SYNONYMS = read_synonyms()
-OTHER_FRAMEWORKS, RENAMED_SINCE_0_1 = SYNONYMS["other_frameworks"], SYNONYMS["renamed_since_0_1"]
+OTHER_FRAMEWORKS, RENAMED_SINCE_0_1 = SYNONYMS["other_frameworks"], SYNONYMS["renamed"]
 
 
 def sections_below(base: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -57,7 +57,8 @@ def test_a_removed_key_or_value_is_none_of_its_section(name):
         ("max_completion_length=512", "the key for it is `stages[].sampling.max_new_tokens`"),
         ("stages.rl.epsilon_high=0.28", "the key for it is `stages[].loss.clip_high`"),
         ("stages.rl.program=[]", "stages.1.program: unknown key; the key for it is `rollout_steps`"),
-        ("stages.cold.micro_batch=4", "the key for it is `micro_batch_sequences`"),
+        ("stages.cold.micro_batch=4", "the key for it is `micro_batch_groups`"),
+        ("stages.cold.batch_size=4", "the key for it is `prompts_per_step`"),
         ("stages.rl.micro_batch=4", "the key for it is `micro_batch_groups`"),
         (
             "stages.rl.rollout_steps=[{kind: generate}, {kind: environment, fn: a:b, max_turns: 9}]",

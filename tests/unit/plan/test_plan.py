@@ -285,7 +285,7 @@ def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
 
 def test_a_supervised_stage_needs_what_its_demonstrations_need():
     tool = load_tool("bench/plan")
-    sizes = ("stages.cold.batch_size=6", "stages.cold.micro_batch_sequences=2", "model.gradient_checkpointing=[]")
+    sizes = ("stages.cold.prompts_per_step=6", "stages.cold.micro_batch_groups=2", "model.gradient_checkpointing=[]")
     plan = plan_small(*sizes, kind="sft")
     policy = make_policy(plan.model, plan.options, "cpu")
     for parameter in policy.trainable.values():
@@ -371,7 +371,7 @@ def test_a_video_is_assumed_where_the_config_describes_videos(tmp_path):
 
 def test_every_stage_that_trains_is_planned(monkeypatch, capsys):
     count_with(measure_by_tokens, monkeypatch)
-    command = ["plan", str(QUICKSTART), "stages.cold.micro_batch_sequences=1", "stages.rl.steps=20"]
+    command = ["plan", str(QUICKSTART), "stages.cold.micro_batch_groups=1", "stages.rl.steps=20"]
     assert main([*command, "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert list(planned["stages"]) == ["cold", "rl"] and planned["stage"] == "rl" and planned["fits"]
@@ -389,7 +389,7 @@ def test_every_stage_that_trains_is_planned(monkeypatch, capsys):
 
 def test_settings_are_found_with_which_all_stages_fit(monkeypatch, capsys):
     count_with(measure_by_tokens, monkeypatch)
-    sizes = ["stages.cold.micro_batch_sequences=1000", "stages.cold.batch_size=1000"]
+    sizes = ["stages.cold.micro_batch_groups=1000", "stages.cold.prompts_per_step=1000"]
     # As many demonstrations as fit into 16,384 tokens share a forward pass, of 10 MB a token.
     assert main(["plan", str(QUICKSTART), "--json", *sizes]) == 1
     planned = json.loads(capsys.readouterr().out)

@@ -240,7 +240,7 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
 
 
 def train_sft(run, state, ranks=None):
-    stage = SftStage(kind="sft", name="cold", steps=9, batch_size=2)
+    stage = SftStage(kind="sft", name="cold", steps=9, prompts_per_step=2)
     parts = sft.SftParts(
         source=run.source,
         processor=run.processor,
