@@ -29,7 +29,7 @@ class HeldOutEvaluation:
             sampler=run.engine.make_sampler(seed, "evaluation"),
             scorer=run.scorer,
             processor=run.processor,
-            sampling_params=run.build_sampling_params(options),
+            sampling_params=run.engine.build_sampling_params(options),
             group_size=1,
             prompts_per_step=options.batch_size,
             seed=derive_seed(seed, "evaluation"),

@@ -40,6 +40,7 @@ class ThreadRanks(Ranks):
     """One of two ranks that are threads of this process."""
 
     def __init__(self, rank, barrier, board):
+        super().__init__()
         self.rank, self.size, self._barrier, self._board = rank, 2, barrier, board
 
     def all_gather(self, value):
@@ -105,7 +106,7 @@ class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
     def __init__(self, plan, ranks):
-        self.plan, self.ranks, self.state, self.media_ranks = plan, ranks, TrainingState(), {}
+        self.plan, self.ranks, self.state = plan, ranks, TrainingState()
         self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):
@@ -125,7 +126,7 @@ class Run:
 
     def step(self, experiences, *, step):
         # A rank is known to have the media of each, also of groups of earlier steps.
-        assert {e.rollout.prompt.digest for e in experiences} <= self.media_ranks.keys()
+        assert {e.rollout.prompt.digest for e in experiences} <= self.ranks.media_ranks.keys()
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
         return {}
 
@@ -153,7 +154,7 @@ class Run:
         return self.selector.needs_another_round(groups, state, rounds=rounds)
 
     def train(self):
-        plan, ranks, sampler, media_ranks = self.plan, self.ranks, RandomSampler(), self.media_ranks
+        plan, ranks, sampler = self.plan, self.ranks, RandomSampler()
         parts = None
         if plan.chunk:
             parts = PartialRollouts(
@@ -172,7 +173,7 @@ class Run:
             dynamic_sampling=plan.dynamic_sampling,
             carry_over=plan.carry_over,
             replay=ReplaySettings(options=replay, rollouts_per_step=8, seed=("s",)) if plan.replay else None,
-            find_changed_media=make_media_finder(self.check_media, ranks=ranks, media_ranks=media_ranks),
+            find_changed_media=make_media_finder(self.check_media, ranks=ranks),
         )
         rl_parts = rl.RlParts(
             num_steps=STEPS,
@@ -192,7 +193,6 @@ class Run:
             sync_weights=lambda version: setattr(sampler, "version", version),
             callbacks=[self],
             ranks=ranks,
-            media_ranks=media_ranks,
         )
         rl.run_rl_stage(rl_parts, self.state)
         return self

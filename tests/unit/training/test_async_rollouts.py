@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import make_group, make_prompt, make_rollout, make_score
+from fake_ranks import FakeRanks
 from rl_loop import FakePipeline, FakeRun, ImmediateExecutor, numbered_sample, train_rl
 from samplers import hf_sampler
 from selection import select_all
@@ -162,7 +163,7 @@ def test_next_batch_is_gathered_from_all_ranks_and_divided_again():
     assert len(gathered.probes) == 3
     assert gathered.metrics == {"n": 3.0, "data/dropped": 1.0}
 
-    ranks = SimpleNamespace(rank=1, size=3, all_gather=lambda value: [(), value, ()])
+    ranks = FakeRanks(1, 3, others=((), ()))
     state = TrainingState(version=1, next_batch=gathered)
     parts = FakeRun().rl_parts(num_steps=1, prompts_per_round=4, ranks=ranks)
     groups, metrics = collect_groups(parts, state, StepTimer())
