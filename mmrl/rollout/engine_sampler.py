@@ -19,7 +19,7 @@ class EngineSampler:
     engine: RolloutEngine
     processor: PromptProcessor
     _: KW_ONLY
-    load_version: Callable[[int], None]  # has the engine load the policy's weights, which are of this version
+    load_version: Callable[[int], None]  # loads the policy's weights, which have this version, into the engine
     # Root of all random seeds, such as the run's seed and the stage's name. No other sampler has the same parts.
     seed_parts: Sequence[str | int]
     version: int = 0  # policy version that segments carry

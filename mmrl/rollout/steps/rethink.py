@@ -24,13 +24,10 @@ from itertools import chain, islice
 from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
 from mmrl.rollout.steps.tools import ends_in_call
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, Segment, UserError
 from mmrl.utils.seeds import derive_seed
-
-Place = tuple[int, int]
-"""Place of a rollout in a batch: index of its group, and position in the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,34 +47,31 @@ class ForcedRethink:
         Raises:
             UserError: none of the terms that decide whether a response is correct applies to a sample.
         """
-        forced = self._force_triggers(batch, step)
-        continued = self._continue(forced, step)
+        begun = self._begin(batch, step)
+        continued = self._continue(begun, step)
         kept = self._select_kept(continued)
-        groups = list(map(list, batch.groups))
-        for (group_index, position), rollout in kept.items():
-            groups[group_index][position] = rollout
         metrics = self._count_outcomes(continued.values(), len(kept))
-        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
+        return with_metrics(replace(batch, groups=with_rollouts(batch.groups, kept)), metrics)
 
-    def _force_triggers(self, batch: RolloutBatch, step: int) -> dict[Place, Rollout]:
-        """Choose the first responses that are continued; return what is kept of each, followed by a trigger."""
+    def _begin(self, batch: RolloutBatch, step: int) -> dict[Place, Rollout]:
+        """Choose which first responses are continued; return the kept part of each, followed by a trigger."""
         verdicts = iter(self._are_correct(list(chain.from_iterable(batch.groups))))
-        forced: dict[Place, Rollout] = {}
+        begun: dict[Place, Rollout] = {}
         for group_index, group in enumerate(batch.groups):
             correct = list(islice(verdicts, len(group)))
             for position, rng in self._draw_positions(group, step):
-                forced[group_index, position] = self._force_trigger(group[position], correct[position], rng)
-        return forced
+                begun[group_index, position] = self._force_trigger(group[position], correct[position], rng)
+        return begun
 
-    def _continue(self, forced: Mapping[Place, Rollout], step: int) -> dict[Place, Rollout]:
-        """Let the policy continue all of them, in one large request to the engine; judge the results."""
+    def _continue(self, begun: Mapping[Place, Rollout], step: int) -> dict[Place, Rollout]:
+        """Let the policy write on after the triggers, in one large request to the engine; judge the whole responses."""
         sampling_params = replace(self.context.sampling_params, max_new_tokens=self.options.max_new_tokens)
         if self.options.temperature is not None:
             sampling_params = replace(sampling_params, temperature=self.options.temperature)
-        rollouts = list(forced.values())
+        rollouts = list(begun.values())
         extended = self.context.sampler.extend(rollouts, sampling_params, step=step, repeat=self.repeat)
         continued = {}
-        for place, rollout, correct in zip(forced, extended, self._are_correct(extended), strict=True):
+        for place, rollout, correct in zip(begun, extended, self._are_correct(extended), strict=True):
             continued[place] = replace(rollout, is_correct=correct)
         return continued
 

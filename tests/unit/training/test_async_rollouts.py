@@ -11,7 +11,7 @@ import torch
 from factories import make_group, make_prompt, make_rollout, make_score
 from fake_ranks import FakeRanks
 from rl_loop import FakePipeline, FakeRun, ImmediateExecutor, numbered_sample, train_rl
-from samplers import hf_sampler
+from samplers import hf_sampler, make_context
 from selection import select_all
 
 from mmrl.checkpoint.json_codec import dumps, loads
@@ -55,7 +55,7 @@ def test_copied_policy_samples_with_old_weights_until_it_is_synced(make_tiny, ch
             assert changed.wait(60)
             return super().run(prompts, step=step)
 
-    pipeline = SlowPipeline(sampler=copied, group_size=2, sampling_params=tiny.params)
+    pipeline = SlowPipeline(context=make_context(tiny, sampler=copied))
     with ThreadPoolExecutor(1) as thread:
         pending = AsyncRollouts(pipeline=pipeline, executor=thread).start(prompts, step=1, version=0)
         assert begun.wait(60)
