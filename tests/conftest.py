@@ -30,7 +30,7 @@ from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, Vis
 from mmrl.plan.pretended_device import register_device
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES, get_family
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler
@@ -158,7 +158,7 @@ def make_tiny(scene_samples, clip) -> Callable[[str], TinyModel]:
         processor = make_prompt_processor(
             get_family(policy.model.config), hf_processor, media_cache=make_media_cache(max_bytes=10**8)
         )
-        params = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
+        params = SamplingParams(banned_token_ids=policy.banned_ids(tokenizer), max_new_tokens=6)
         return TinyModel(policy=policy, processor=processor, samples=_mixed(scene_samples, clip), params=params)
 
     return make

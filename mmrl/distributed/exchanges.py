@@ -43,14 +43,11 @@ def gather_items(items: Sequence[ItemT], ranks: Ranks) -> tuple[ItemT, ...]:
     return tuple(chain.from_iterable(ranks.all_gather(tuple(items))))
 
 
-def gather_groups(groups: Iterable[Group], ranks: Ranks, media_ranks: dict[str, int]) -> list[Group]:
-    """Return the groups of all ranks, in the order of the samples.
-
-    `media_ranks` records which rank has the media of each prompt in memory.
-    """
+def gather_groups(groups: Iterable[Group], ranks: Ranks) -> list[Group]:
+    """Return the groups of all ranks, in the order of the samples. Adds their prompts to `ranks.media_ranks`."""
     groups_by_rank = ranks.all_gather(tuple(groups))
     for rank, own_groups in enumerate(groups_by_rank):
-        media_ranks.update((group.prompt.digest, rank) for group in own_groups)
+        ranks.media_ranks.update((group.prompt.digest, rank) for group in own_groups)
     return list(chain.from_iterable(groups_by_rank))
 
 

@@ -28,6 +28,12 @@ class Ranks:
 
     rank: int = 0  # index of this process, from 0
     size: int = 1  # number of processes in the run
+    # `Prompt.digest` → the rank that has the prompt's decoded images and videos in memory, in the current step. The
+    # learner trains on the prompt there if it can. `gather_groups` and `find_changed_media` write it.
+    media_ranks: dict[str, int]
+
+    def __init__(self) -> None:
+        self.media_ranks = {}
 
     def all_gather(self, value: T) -> list[T]:
         """Return the value of every rank, in rank order. This rank's entry is `value` itself, not a copy."""
@@ -65,11 +71,6 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
         if owner == ranks.rank:
             indices.append(index)
     return range(indices[0], indices[-1] + 1) if indices else range(0)
-
-
-def own_unfinished(unfinished: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:
-    """Return this rank's share of the groups that an earlier round left unfinished. `own_rows` has the rest of it."""
-    return unfinished[own_slice(prompts_per_round, ranks)]
 
 
 def own_rows(rows: Sequence[RowT], prompts_per_round: int, ranks: Ranks) -> Sequence[RowT]:

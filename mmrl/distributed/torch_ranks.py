@@ -49,6 +49,7 @@ class TorchRanks(Ranks):
         Raises:
             UserError: they did not all arrive within `timeout_s`.
         """
+        super().__init__()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         limit = timedelta(seconds=timeout_s)
         try:

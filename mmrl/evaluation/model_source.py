@@ -17,7 +17,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_model, select_device
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.shared_engine import prompt_limit
@@ -67,7 +67,6 @@ class LoadedModel:
     processor: PromptProcessor  # builds prompts for it
     policy: PolicyModel  # its weights
     adapter: LoraAdapter | None  # LoRA adapter on them, if any
-    banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
     base_dir: Path  # folder that relative files of the settings start from
 
 
@@ -117,7 +116,4 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
     media_cache = MediaCache(media_policy, eval_config.media_limits)
     max_prompt_tokens = prompt_limit(eval_config, policy)
     processor = PromptProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
-    banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)
-    return LoadedModel(
-        processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned, base_dir=model_source.base_dir
-    )
+    return LoadedModel(processor=processor, policy=policy, adapter=adapter, base_dir=model_source.base_dir)

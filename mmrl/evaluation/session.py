@@ -26,7 +26,7 @@ from mmrl.protocols import EvalScorer, RolloutPipeline
 from mmrl.rollout.environments.pictures import PICTURES_FOLDER
 from mmrl.rollout.load import load_engine
 from mmrl.rollout.pipeline import build_pipeline
-from mmrl.rollout.shared_engine import SharedEngine, build_sampling_params
+from mmrl.rollout.shared_engine import SharedEngine
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import FinishReason, Sample, UserError
@@ -145,7 +145,6 @@ def build_eval_pipeline(
     *,
     engine: SharedEngine,
     processor: PromptProcessor,
-    banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
     custom_steps: Mapping[str, StepFactory],
 ) -> RolloutPipeline:
@@ -156,12 +155,11 @@ def build_eval_pipeline(
     Raises:
         UserError: a step cannot run with this model or these questions.
     """
-    sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     context = RolloutContext(
         sampler=engine.make_sampler(eval_config.run.seed, "evaluation"),
         scorer=scorer,
         processor=processor,
-        sampling_params=sampling_params,
+        sampling_params=engine.build_sampling_params(eval_config),
         group_size=eval_config.responses_per_question,
         prompts_per_step=eval_config.evaluation.batch_size,
         seed=derive_seed(eval_config.run.seed, "evaluation"),
@@ -207,7 +205,6 @@ def open_pipeline(
             scorer,
             engine=engine,
             processor=model.processor,
-            banned_token_ids=model.banned_token_ids,
             tool_runner=tool_runner,
             custom_steps=custom_steps,
         )

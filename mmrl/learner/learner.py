@@ -78,18 +78,17 @@ class PolicyLearner:
         reference: PolicyModel | None,
         *,
         ranks: Ranks,
-        media_ranks: Mapping[str, int],
         activity: Activity,
     ) -> None:
         """Set up the learner of a stage.
 
-        `reference` is the reference policy of the KL penalty, if the loss has one. `media_ranks` says which rank holds
-        a prompt's media. `activity` receives the learner's progress, counted in micro-batches.
+        `reference` is the reference policy of the KL penalty, if the loss has one. `activity` receives the learner's
+        progress, counted in micro-batches.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
-        self._ranks, self._media_ranks, self._activity = ranks, media_ranks, activity
+        self._ranks, self._activity = ranks, activity
         self._shared_prefix_checked = not config.shared_prefix
         # For `token_values`: index of each experience of the last step by `id`, and values of the step's last epoch.
         self._index_by_id: dict[int, int] = {}
@@ -181,7 +180,7 @@ class PolicyLearner:
         for part in split_into_mini_batches(in_loss, self._config.num_mini_batches):
             part_with_gradient = list(filter(self._objective.has_gradient, part))
             if part_with_gradient:
-                micro_batches = own_micro_batches(part_with_gradient, self._media_ranks, self._ranks, self._pack)
+                micro_batches = own_micro_batches(part_with_gradient, self._ranks, self._pack)
                 # Of the whole part: experiences without a gradient still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(micro_batches, denominators))

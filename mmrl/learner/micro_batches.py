@@ -49,18 +49,16 @@ def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> li
 
 def own_micro_batches(
     experiences: Sequence[Experience],
-    media_ranks: Mapping[str, int],
     ranks: Ranks,
     pack: Callable[[Sequence[Experience]], Sequence[ExperienceGroups]],
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches, with empty ones added until all ranks have the same number.
 
-    `experiences` has the experiences of all ranks; `pack` cuts a rank's share into micro-batches. `media_ranks` maps
-    the digest of a prompt to the rank that holds its images and videos.
+    `experiences` has the experiences of all ranks; `pack` cuts a rank's share into micro-batches.
     """
     # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks. So all ranks must run equally many
     # passes through the same layers, the vision tower included.
-    by_rank = list(map(pack, assign_to_ranks(experiences, media_ranks, ranks.size)))
+    by_rank = list(map(pack, assign_to_ranks(experiences, ranks.media_ranks, ranks.size)))
     micro_batches = []
     for concurrent in zip_longest(*by_rank, fillvalue=()):
         media_types: set[type] = set()
@@ -73,7 +71,7 @@ def own_micro_batches(
 def assign_to_ranks(
     experiences: Sequence[Experience], media_ranks: Mapping[str, int], num_ranks: int
 ) -> list[list[Experience]]:
-    """Distribute whole groups over ranks, the longest first.
+    """Distribute whole groups over ranks, the longest first. `media_ranks` is that of `Ranks`.
 
     A group goes to the rank that holds its images and videos. If no rank does, or that rank would exceed an even share
     of the tokens, the group goes to the rank with fewest tokens so far.

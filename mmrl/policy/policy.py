@@ -22,7 +22,7 @@ from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.batch import Batch, BatchMedia, LeftPaddedBatch, collect_media
 from mmrl.policy.expert_routing import find_routers, set_routes
-from mmrl.policy.families import FAMILIES, ModelFamily, get_family
+from mmrl.policy.families import ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
@@ -328,25 +328,22 @@ class PolicyModel:
         is_frozen = self._may_cache_vision and set(_VISION_COMPONENTS) <= set(frozen)
         return VisionCache(VISION_CACHE_BYTES) if is_frozen else None
 
+    def banned_ids(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """Return the ids that a response must never contain, in ascending order.
+
+        These are the family's structural tokens except end-of-sequence, and embedding rows that belong to no token.
+        """
+        vocabulary = tokenizer.get_vocab()
+        banned = {vocabulary[token] for token in self.family.structural_tokens if token in vocabulary}
+        # A list of chat tokens contains end-of-sequence, but every response needs it.
+        banned.discard(tokenizer.eos_token_id)
+        num_embeddings = self.model.get_input_embeddings().num_embeddings
+        return tuple(sorted(banned.union(range(len(tokenizer), num_embeddings))))
+
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
         if self._vision_cache is None:
             return nullcontext()
         return self._vision_cache.cached_forward(self.model.get_submodule(self.family.vision_module), media)
-
-
-def banned_ids(
-    tokenizer: PreTrainedTokenizerBase, num_embeddings: int, family: ModelFamily | None = None
-) -> tuple[int, ...]:
-    """Return the ids that a response must never contain, in ascending order.
-
-    These are structural and vision tokens except end-of-sequence, and embedding rows that belong to no token.
-    `family` names the structural tokens; None for the tokens of all built-in families.
-    """
-    structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
-    vocabulary = tokenizer.get_vocab()
-    # Without end-of-sequence, which a list of chat tokens contains but every response needs.
-    structural = {vocabulary[token] for token in structural_tokens if token in vocabulary} - {tokenizer.eos_token_id}
-    return tuple(sorted(structural | set(range(len(tokenizer), num_embeddings))))
 
 
 class VisionFeatures(NamedTuple):

@@ -21,7 +21,6 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.config.schema.rollout_steps import RolloutStepConfig, step_name
-from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep
@@ -31,7 +30,7 @@ from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.rewording import MajorityTargets
 from mmrl.rollout.steps.tools import ToolStep
-from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
+from mmrl.types import Prompt, Rollout, RolloutBatch, UserError
 from mmrl.utils.plugin_args import check_methods
 
 
@@ -39,9 +38,7 @@ from mmrl.utils.plugin_args import check_methods
 class StepPipeline:
     """Generates first responses, then calls each step on the result of the step before."""
 
-    sampler: Sampler
-    group_size: int  # first responses to each prompt
-    sampling_params: SamplingParams  # the distribution of first responses
+    context: RolloutContext
     steps: tuple[RolloutStep, ...] = ()
     # Generates first responses in chunks and leaves some of them unfinished; None to generate until all have ended.
     partial_rollouts: PartialRollouts | None = None
@@ -51,7 +48,8 @@ class StepPipeline:
     ) -> RolloutBatch:
         """Return the complete groups of rollouts: first of `unfinished`, then of `prompts`, in order."""
         if self.partial_rollouts is None:
-            groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
+            context = self.context
+            groups = context.sampler.generate(prompts, context.group_size, context.sampling_params, step=step)
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         else:
             batch = self.partial_rollouts.generate(prompts, step=step, unfinished=unfinished)
@@ -77,7 +75,9 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     for config in step_configs:
         match config:
             case GenerateConfig():
-                partial_rollouts = _make_partial_rollouts(config, context)
+                if config.partial_rollout_tokens is not None:
+                    chunk_tokens, budget = config.partial_rollout_tokens, config.max_tokens_per_step
+                    partial_rollouts = PartialRollouts(context=context, chunk_tokens=chunk_tokens, token_budget=budget)
             case BlindProbeConfig() | GreedyConfig():
                 probe_configs.append(config)
             case _:
@@ -90,13 +90,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     # Probes come last, wherever the config has them, and go through all other steps: otherwise the gain from a rethink
     # or a tool would look like the gain from seeing the image.
     probes = [_make_probe(config, context, steps) for config in probe_configs]
-    return StepPipeline(
-        sampler=context.sampler,
-        group_size=context.group_size,
-        sampling_params=context.sampling_params,
-        steps=(*steps, *probes),
-        partial_rollouts=partial_rollouts,
-    )
+    return StepPipeline(context=context, steps=(*steps, *probes), partial_rollouts=partial_rollouts)
 
 
 def _takes_calls(config: RolloutStepConfig) -> bool:
@@ -117,20 +111,6 @@ def _check_targets(steps: Sequence[RolloutStep]) -> None:
                 "rollout_steps: majority_targets answers reworded questions in one turn, and replaces the targets that "
                 "a rethink step judges by; take out steps of kind tools or environment, and put it before rethink"
             )
-
-
-def _make_partial_rollouts(config: GenerateConfig, context: RolloutContext) -> PartialRollouts | None:
-    if config.partial_rollout_tokens is None:
-        return None
-    return PartialRollouts(
-        sampler=context.sampler,
-        group_size=context.group_size,
-        sampling_params=context.sampling_params,
-        chunk_tokens=config.partial_rollout_tokens,
-        prompts_per_step=context.prompts_per_step,
-        ranks=context.ranks,
-        token_budget=config.max_tokens_per_step,
-    )
 
 
 def _make_rollout_step(

@@ -133,6 +133,18 @@ class SharedEngine:
             record_routes=record_routes,
         )
 
+    def build_sampling_params(self, options: SamplingConfig | EvalConfig) -> SamplingParams:
+        """Return the distribution of responses in a stage or in an evaluation."""
+        generation = options.evaluation if isinstance(options, EvalConfig) else options
+        return SamplingParams(
+            temperature=generation.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            banned_token_ids=self._policy.banned_ids(self._processor.tokenizer),
+            stop=self._processor.response_format.all_stop_strings,
+            max_new_tokens=generation.max_new_tokens,
+        )
+
     def sync_weights(self, version: int) -> None:
         """Have the engine load the policy's weights, unless it has those of `version`.
 
@@ -208,23 +220,6 @@ def check_custom_engine(engine: RolloutEngine, owner: str) -> None:
                 f"{owner} returned {engine!r:.80}, which has no attribute {name!r}; set it, or inherit the default "
                 f"from {RolloutEngine.__module__}.{RolloutEngine.__name__}"
             )
-
-
-def build_sampling_params(
-    options: SamplingConfig | EvalConfig,
-    banned_token_ids: tuple[int, ...],
-    stop_strings: tuple[str, ...],
-) -> SamplingParams:
-    """Return the sampling parameters of a stage or of an evaluation."""
-    generation = options.evaluation if isinstance(options, EvalConfig) else options
-    return SamplingParams(
-        temperature=generation.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        banned_token_ids=banned_token_ids,
-        stop=stop_strings,
-        max_new_tokens=generation.max_new_tokens,
-    )
 
 
 def compute_max_response_tokens(config: Config | EvalConfig, context_tokens: int) -> int:

@@ -157,7 +157,6 @@ class TrainingBenchmarks:
             question_set.scorer,
             engine=run.engine,
             processor=run.processor,
-            banned_token_ids=run.banned_token_ids,
             tool_runner=run.tool_runner,
             custom_steps=run.functions.evaluation_steps,
         )

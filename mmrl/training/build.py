@@ -17,7 +17,7 @@ from time import monotonic
 import torch
 
 from mmrl.config import Config
-from mmrl.config.schema import RethinkConfig, RlStage, SampleStage, SamplingConfig
+from mmrl.config.schema import RethinkConfig, RlStage, SampleStage
 from mmrl.data.context import make_dataset_context
 from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
@@ -44,19 +44,14 @@ from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter, create_adapter
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor, read_context_tokens
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import CONTEXT_TOKENS
 from mmrl.protocols import RolloutPipeline, Sampler
 from mmrl.rollout.environments.pictures import PICTURES_FOLDER
 from mmrl.rollout.pipeline import build_pipeline
-from mmrl.rollout.shared_engine import (
-    SharedEngine,
-    build_sampling_params,
-    compute_max_response_tokens,
-    prompt_limit,
-)
+from mmrl.rollout.shared_engine import SharedEngine, compute_max_response_tokens, prompt_limit
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.rethink import tokenize_trigger
 from mmrl.rollout.steps.rewording import check_rewordings
@@ -66,7 +61,7 @@ from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.group_reward_calls import BoundGroupReward, check_group_rewards, isolate_group_rewards
 from mmrl.scoring.trial import RewardTrial
 from mmrl.training.functions import Functions
-from mmrl.types import DatasetContext, Sample, SamplingParams, UserError
+from mmrl.types import DatasetContext, Sample, UserError
 from mmrl.utils.file_index import shared_file_index
 from mmrl.utils.processes import keep_freed_memory
 from mmrl.utils.seeds import derive_seed
@@ -111,12 +106,7 @@ class RunComponents(RunSetup):
     adapter: LoraAdapter | None
     policy: PolicyModel
     processor: PromptProcessor
-    banned_token_ids: tuple[int, ...]  # tokens that no response may contain
     engine: SharedEngine
-
-    def build_sampling_params(self, options: SamplingConfig) -> SamplingParams:
-        """Return the distribution that rollouts are drawn from, with this model's banned tokens and stop strings."""
-        return build_sampling_params(options, self.banned_token_ids, self.processor.response_format.all_stop_strings)
 
     def build_rollout_pipeline(self, stage: RlStage | SampleStage, sampler: Sampler) -> RolloutPipeline:
         """Return the pipeline that runs this rank's share of a stage's prompts."""
@@ -124,7 +114,7 @@ class RunComponents(RunSetup):
             sampler=sampler,
             scorer=self.scorer,
             processor=self.processor,
-            sampling_params=self.build_sampling_params(stage.sampling),
+            sampling_params=self.engine.build_sampling_params(stage.sampling),
             group_size=stage.group_size,
             prompts_per_step=stage.prompts_per_step,
             seed=derive_seed(self.config.run.seed, stage.name),
@@ -180,9 +170,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     samples = leave_out_unusable_samples(data, encoder, ranks)
     # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
     processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
-    num_embeddings = model_bundle.model.get_input_embeddings().num_embeddings
-    banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model_bundle.family)
-    check_model_supports_rollout_steps(config, policy, processor, banned_token_ids)
+    check_model_supports_rollout_steps(config, policy, processor)
     print_overview(config, samples, model_bundle, console)
     engine = resources.enter_context(closing(start_engine(setup, policy, processor, adapter)))
     tool_runner = ToolRunner(setup.base_dir, pictures_dir=setup.run_dir.data / PICTURES_FOLDER)
@@ -206,7 +194,6 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
         adapter=adapter,
         policy=policy,
         processor=processor,
-        banned_token_ids=banned_token_ids,
         engine=engine,
     )
 
@@ -377,10 +364,9 @@ def start_engine(
     return setup.console.wait_for("starting the rollout engine", start)
 
 
-def check_model_supports_rollout_steps(
-    config: Config, policy: PolicyModel, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
-) -> None:
+def check_model_supports_rollout_steps(config: Config, policy: PolicyModel, processor: PromptProcessor) -> None:
     """Refuse rollout steps and a replay of routes that this model cannot run, before anything is trained."""
+    banned_token_ids = policy.banned_ids(processor.tokenizer)
     for owner in configs_with_rollout_steps(config):
         if isinstance(owner, RlStage) and owner.loss.routing_replay != "none" and not policy.routers:
             raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")

@@ -30,7 +30,7 @@ from mmrl.distributed.exchanges import (
     own_share,
     sum_metrics,
 )
-from mmrl.distributed.ranks import Ranks, own_unfinished
+from mmrl.distributed.ranks import Ranks, own_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.scoring.group_reward_calls import BoundGroupReward, apply_group_rewards
 from mmrl.training.async_rollouts import AsyncRollouts, PendingBatch
@@ -62,9 +62,6 @@ class RlParts:
     sync_weights: Callable[[int], None]  # has the engine load the new weights, of this version
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
-    # `Prompt.digest` → the rank that has its decoded images and videos in memory, since it scored the prompt's group or
-    # checked the media again. `gather_groups` and `MediaRecheck` write it; the learner trains there if it can.
-    media_ranks: dict[str, int]
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
@@ -117,7 +114,7 @@ def collect_groups(
     groups: list[Group] = []
     metrics: Counter[str] = Counter()
     num_rounds = 0
-    parts.media_ranks.clear()
+    parts.ranks.media_ranks.clear()
     with timer.time("select"):
         # Before they are counted, because groups that this drops must be replaced in this step. Collective.
         metrics.update(parts.selector.recheck_carried_over(state))
@@ -132,7 +129,7 @@ def collect_groups(
             own_groups = []
             for group in parts.scorer.score_groups(own_batch.groups, step=state.step, probes=own_batch.probes):
                 own_groups.append(apply_group_rewards(group, state.step, group_rewards=parts.group_rewards))
-            groups += gather_groups(own_groups, parts.ranks, parts.media_ranks)
+            groups += gather_groups(own_groups, parts.ranks)
         metrics.update(round_metrics)  # a Counter adds
         num_rounds += 1
     return groups, metrics
@@ -144,11 +141,11 @@ def generate_round(parts: RlParts, state: TrainingState, timer: StepTimer) -> tu
     With partial rollouts, unfinished groups go to `state.unfinished`.
     """
     # A round consists of the groups that an earlier one left unfinished, followed by new prompts. Each rank works on
-    # its own slice of that sequence.
+    # its own slice of that sequence: here on its part of the unfinished groups, and by `own_rows` on that of the rest.
     num_unfinished = len(state.unfinished)
     num_prompts = parts.prompts_per_round - num_unfinished
     prompts = build_prompts(parts, state, num_prompts, timer)
-    unfinished = own_unfinished(state.unfinished, parts.prompts_per_round, parts.ranks)
+    unfinished = state.unfinished[own_slice(parts.prompts_per_round, parts.ranks)]
     with timer.time("rollout"):
         with parts.engine.gather_for_sampling():  # collective under ZeRO-3, if the policy itself generates
             batch = parts.rollout_pipeline.run(prompts, step=state.step, unfinished=unfinished)

@@ -20,7 +20,7 @@ from mmrl.scoring.group_reward_calls import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.health import HealthMonitor
-from mmrl.training.media_recheck import MediaRecheck
+from mmrl.training.media_recheck import find_changed_media
 from mmrl.training.rl import RlParts, run_rl_stage
 from mmrl.training.run_checkpoints import OptimizerState
 from mmrl.training.stage import (
@@ -92,8 +92,7 @@ def build_parts(
     update_reference = None
     if reference is not None and not reference.is_frozen:
         update_reference = partial(reference.update, reset_optimizer=optimizer.reset)
-    media_ranks: dict[str, int] = {}
-    learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_ranks)
+    learner = build_learner(stage, run, optimizer, reference.policy if reference else None)
     return RlParts(
         num_steps=stage.steps,
         prompts_per_round=stage.prompts_per_round,
@@ -104,13 +103,12 @@ def build_parts(
         async_rollouts=async_rollouts,
         scorer=run.scorer,
         group_rewards=run.group_rewards,
-        selector=build_selector(stage, run, media_ranks),
+        selector=build_selector(stage, run),
         learner=learner,
         update_reference=update_reference,
         sync_weights=sampler.sync,
         callbacks=build_callbacks(stage, services, learner, save_optimizer, health, logprob_check),
         ranks=run.ranks,
-        media_ranks=media_ranks,
         activity=run.console.activity,
     )
 
@@ -162,7 +160,7 @@ def start_logprob_check(
         run.policy,
         run.processor,
         samples=run.samples.train,
-        sampling_params=run.build_sampling_params(stage.sampling),
+        sampling_params=run.engine.build_sampling_params(stage.sampling),
         options=options.logprob_check,
         warn=run.console.warn,
         ranks=run.ranks,
@@ -175,7 +173,7 @@ def start_logprob_check(
     return check
 
 
-def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, int]) -> Selector:
+def build_selector(stage: RlStage, run: RunComponents) -> Selector:
     """Return the part that selects the experiences of each step of the stage."""
     seed = run.config.run.seed
     replay = None
@@ -199,7 +197,7 @@ def build_selector(stage: RlStage, run: RunComponents, media_ranks: dict[str, in
         carry_over=stage.carries_groups,
         mask_truncated=stage.loss.mask_truncated,
         replay=replay,
-        find_changed_media=MediaRecheck(run.processor, run.ranks, media_ranks, run.console.warn).find_changed,
+        find_changed_media=partial(find_changed_media, processor=run.processor, ranks=run.ranks, warn=run.console.warn),
         # A rollout correction, which requires `loss.old_logprobs: recomputed`, treats stale rollouts like fresh ones.
         stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
         rollouts_span_versions=stage.async_rollouts or stage.has_partial_rollouts,

@@ -37,7 +37,6 @@ class SftParts:
     callbacks: Sequence[Callback]  # called after each step, in this order
     seed: int  # the run's seed, from which random choices derive, with the stage's name
     ranks: Ranks
-    media_ranks: dict[str, int]  # `Prompt.digest` → rank that has its images and videos in memory
     tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
@@ -62,11 +61,11 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
                 metrics |= sum_metrics(tool_metrics, ranks)
         with timer.time("learn"):
             metrics |= count_dropped_samples(stage.prompts_per_step, len(samples), ranks)
-            parts.media_ranks.clear()
+            ranks.media_ranks.clear()
             # A demonstration is a group of one rollout, without a reward.
             unscored = Score(terms={}, total=math.nan)
             own_groups = [Group(prompt=demo.prompt, rollouts=(demo,), scores=(unscored,)) for demo in demonstrations]
-            selected = select_demonstrations(gather_groups(own_groups, ranks, parts.media_ranks))
+            selected = select_demonstrations(gather_groups(own_groups, ranks))
             parts.engine.sleep()
             metrics |= parts.learner.step(selected.experiences, step=state.step)
 

@@ -15,14 +15,13 @@ from mmrl.utils.seeds import derive_seed
 def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingState) -> None:
     """Train a supervised stage to its end."""
     run = services.run
-    media_ranks: dict[str, int] = {}
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
         loaded = services.checkpoints.take_optimizer_state()
         if loaded:
             optimizer.load_state(loaded)
         del loaded  # a copy that would stay in memory for the whole stage
-        learner = build_learner(stage, run, optimizer, None, media_ranks)
+        learner = build_learner(stage, run, optimizer, None)
         parts = SftParts(
             source=source,
             processor=run.processor,
@@ -31,7 +30,6 @@ def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingSta
             callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
             seed=run.config.run.seed,
             ranks=run.ranks,
-            media_ranks=media_ranks,
             tools=build_demonstration_tools(stage, run),
             activity=run.console.activity,
         )

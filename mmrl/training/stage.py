@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,11 +78,7 @@ def build_optimizer(stage: SftStage | RlStage, run: RunComponents, sharded_model
 
 
 def build_learner(
-    stage: SftStage | RlStage,
-    run: RunComponents,
-    optimizer: Optimizer,
-    reference: PolicyModel | None,
-    media_ranks: Mapping[str, int],
+    stage: SftStage | RlStage, run: RunComponents, optimizer: Optimizer, reference: PolicyModel | None
 ) -> Learner:
     """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
     learner_config = LearnerConfig(
@@ -104,7 +100,6 @@ def build_learner(
         learner_config,
         reference,
         ranks=run.ranks,
-        media_ranks=media_ranks,
         activity=run.console.activity,
     )
 

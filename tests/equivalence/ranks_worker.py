@@ -156,10 +156,8 @@ def make_learner(
         shared_prefix=trial.shared_prefix,
         pad_id=trial_set.eos_id,
     )
-    owners = dict(trial.media_placement)
-    return PolicyLearner(
-        policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, media_ranks=owners, activity=Activity()
-    )
+    ranks.media_ranks = dict(trial.media_placement)
+    return PolicyLearner(policy, trial_set.processor, optimizer, plan, reference, ranks=ranks, activity=Activity())
 
 
 def for_engines(policy: PolicyModel, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -144,7 +144,6 @@ def watched(samples, share, salt):
         callbacks=(),
         seed=salt,
         ranks=SingleProcess(),
-        media_ranks={},
     )
     sft.run_sft_stage(stage, parts, sft.TrainingState())
     return watcher.thought

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from processors import pad_prompts
-from samplers import hf_sampler, make_pipeline
+from samplers import hf_sampler, make_context, make_pipeline
 from scoring import make_scorer, term
 from tool_calls import responses, zoom_response
 
@@ -56,9 +56,7 @@ def test_rows_that_end_wait_for_nothing(make_tiny, family, device, waits):
 
 @pytest.mark.slow
 def test_partial_rollouts_continue_their_responses(tiny):
-    step = PartialRollouts(
-        sampler=tiny.sampler(), sampling_params=tiny.params, group_size=2, chunk_tokens=4, prompts_per_step=1
-    )
+    step = PartialRollouts(context=make_context(tiny), chunk_tokens=4)
     batch = step.generate([tiny.processor.build(tiny.samples[0])], step=0)
     assert [len(segment.token_ids) for segment in batch.groups[0][0].segments] == [4, 2]
 

@@ -1,6 +1,6 @@
 """Ranks without processes: what the others of a collective call give is said by the test."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl.distributed.ranks import Ranks
@@ -13,6 +13,7 @@ class FakeRanks(Ranks):
     rank: int
     size: int
     others: tuple[Any, ...] = ()
+    media_ranks: dict[str, int] = field(default_factory=dict)
 
     def all_gather(self, value: Any) -> list[Any]:
         return [*self.others[: self.rank], value, *self.others[self.rank :]]

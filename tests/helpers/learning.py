@@ -88,7 +88,6 @@ def make_learner(
         config,
         reference,
         ranks=SingleProcess(),
-        media_ranks={},
         activity=Activity(),
     )
 

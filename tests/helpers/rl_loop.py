@@ -144,7 +144,6 @@ class FakeRun:
             "sync_weights": record("sync"),
             "callbacks": self.callbacks(max_steps_without_signal=max_steps_without_signal),
             "ranks": SingleProcess(),
-            "media_ranks": {},
         }
         return rl.RlParts(**parts | replaced)
 

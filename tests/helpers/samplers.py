@@ -39,14 +39,16 @@ def hf_sampler(
 
 
 def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:
-    """A pipeline of a tiny model: first responses, then the steps with these configs.
+    """A pipeline of a tiny model: first responses, then the steps with these configs."""
+    return build_pipeline((GenerateConfig(kind="generate"), *steps), make_context(tiny, **context))
 
-    `context` replaces fields of the RolloutContext.
-    """
+
+def make_context(tiny: Any, **replaced: Any) -> RolloutContext:
+    """The context of a pipeline of a tiny model, with fields `replaced`."""
     fields = {"sampler": tiny.sampler(), "scorer": make_scorer(), "processor": tiny.processor, "seed": 0}
     fields |= {"sampling_params": tiny.params, "group_size": 2, "prompts_per_step": 1}
     fields["tool_runner"] = ToolRunner(Path.cwd())
-    return build_pipeline((GenerateConfig(kind="generate"), *steps), RolloutContext(**(fields | context)))
+    return RolloutContext(**(fields | replaced))
 
 
 def reworded(tiny: Any, rollout: Rollout, text: str, finish_reason: FinishReason = FinishReason.STOP) -> Rollout:

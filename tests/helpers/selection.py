@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from factories import make_group, make_prompt, make_rollout, make_sample, make_s
 from mmrl.algo.replay import ChangedMediaFinder
 from mmrl.algo.select_experiences import AdvantageFunction, ExperienceSelector
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.training.media_recheck import MediaRecheck
+from mmrl.training.media_recheck import find_changed_media
 from mmrl.types import Experience, FinishReason, Group, Rollout
 
 
@@ -19,12 +20,10 @@ def make_media_finder(
     check_media: Callable[[Rollout], None],
     warn: Callable[[str], None] = lambda text: None,
     ranks: Ranks | None = None,
-    media_ranks: dict[str, int] | None = None,
 ) -> ChangedMediaFinder:
     """Return a finder of changed media by `check_media`, which raises UserError for one that changed."""
     processor: Any = SimpleNamespace(check_media=check_media)
-    ranks, media_ranks = ranks or SingleProcess(), {} if media_ranks is None else media_ranks
-    return MediaRecheck(processor, ranks, media_ranks, warn).find_changed
+    return partial(find_changed_media, processor=processor, ranks=ranks or SingleProcess(), warn=warn)
 
 
 NO_CHANGED_MEDIA = make_media_finder(lambda rollout: None)

@@ -5,15 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
+from mmrl.distributed.ranks import Ranks
 from mmrl.types import UserError
 
 TIMEOUT_S = 60
 
 
-class ThreadRank:
+class ThreadRank(Ranks):
     """One of several ranks; they exchange values through a list that they share."""
 
     def __init__(self, rank: int, barrier: Barrier, values: list[Any]) -> None:
+        super().__init__()
         self.rank, self.size = rank, barrier.parties
         self._barrier, self._values = barrier, values
 

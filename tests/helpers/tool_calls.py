@@ -31,7 +31,7 @@ def tool_step(tiny: Any, tool_runner: ToolRunner, tools: tuple[ToolConfig, ...],
     """A step that answers one call of each response; `options` are further ones of `ToolsConfig`."""
     settings = ToolsConfig(kind="tools", tools=tools, **{"max_turns": 1, "timeout_s": 60.0, **options})
     pipeline = make_pipeline(tiny, settings, tool_runner=tool_runner, group_size=1)
-    assert pipeline.sampling_params.stop == ("</tool_call>",)
+    assert pipeline.context.sampling_params.stop == ("</tool_call>",)
     return pipeline.steps[0]
 
 

@@ -146,7 +146,7 @@ def learn(tiny: RunComponents, experiences: list[Experience]) -> tuple[dict[str,
             )
     (stage,) = tiny.config.stages
     optimizer = build_optimizer(stage, tiny, None)
-    learner = build_learner(stage, tiny, optimizer, None, {})
+    learner = build_learner(stage, tiny, optimizer, None)
     return dict(learner.step(experiences, step=0)), gradients
 
 

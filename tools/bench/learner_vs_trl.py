@@ -187,7 +187,7 @@ class MmrlLearner:
         world = open_run_context(folder, "policy", workload)
         reference = open_run_context(folder, "reference", workload).policy
         (stage,) = world.config.stages
-        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference, {})
+        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference)
         rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
@@ -384,8 +384,7 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     assert len(prompt.token_ids) == workload.prompt_tokens
     plain = SamplingParams(max_new_tokens=max(workload.completion_tokens))
     tokenizer = world.processor.tokenizer
-    no_tokens = range(len(tokenizer), world.policy.model.get_output_embeddings().out_features)
-    endless = replace(plain, banned_token_ids=(*world.banned_token_ids, tokenizer.eos_token_id, *no_tokens))
+    endless = replace(plain, banned_token_ids=(*world.policy.banned_ids(tokenizer), tokenizer.eos_token_id))
     engine = HfEngine(world.policy, world.processor)  # with the learner's own weights, so it never has to load any
     sampler = EngineSampler(engine, world.processor, load_version=lambda _: None, seed_parts=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import ReplayConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.protocols import Selector
-from mmrl.training.media_recheck import MediaRecheck
+from mmrl.training.media_recheck import find_changed_media
 from mmrl.types import Answer, AnswerType, Group, Prompt, Rollout, Sample, Score, Target, TrainingState, UserError
 
 NUM_PROMPTS, GROUP_SIZE, ROUNDS = 32, 8, 60
@@ -77,7 +78,8 @@ def main() -> None:
         if asked[rollout.prompt.digest].digest != rollout.prompt.digest:
             raise UserError("its media changed")
 
-    media = MediaRecheck(SimpleNamespace(check_media=check_media), SingleProcess(), {}, print).find_changed
+    processor = SimpleNamespace(check_media=check_media)
+    media = partial(find_changed_media, processor=processor, ranks=SingleProcess(), warn=print)
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
     without = ExperienceSelector(

@@ -46,7 +46,7 @@ from mmrl.policy.batch import TokenSpan, collate, group_by_prompt, pad_left
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -182,7 +182,7 @@ def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationCompar
     policy = PolicyModel(model)
     asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
-    banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))
+    banned = tuple(sorted({*policy.banned_ids(tokenizer), eos}))
     photograph = Image.fromarray(load_sample_images().images[0])
     return GenerationComparison(
         policy=policy,

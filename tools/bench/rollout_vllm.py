@@ -37,7 +37,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
@@ -116,9 +116,7 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     weights = PolicyWeightStream(policy)
     engine.load_weights(weights)
     sampler = EngineSampler(engine, processor, load_version=lambda _: None, seed_parts=("bench",))
-    sampling_params = SamplingParams(
-        banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=cli_args.tokens
-    )
+    sampling_params = SamplingParams(banned_token_ids=policy.banned_ids(tokenizer), max_new_tokens=cli_args.tokens)
     prompts = [processor.build(sample) for sample in samples]
     found = compare_speed(engine, sampler, prompts, sampling_params, cli_args)
     found["prompt tokens"] = len(prompts[0].token_ids)

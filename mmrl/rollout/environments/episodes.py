@@ -179,8 +179,8 @@ def _load_episodes(
 
 
 @dataclass(slots=True)
-class _Episode:
-    """An episode in progress."""
+class _OpenEpisode:
+    """An episode in progress, with its environment."""
 
     environment: Environment
     shown: Observation  # what it showed last
@@ -206,7 +206,7 @@ class _Episodes:
     make: Callable[[], Environment]
     replayable: bool
     media_opener: MediaOpener | None
-    episodes: dict[int, _Episode] = field(default_factory=dict)
+    episodes: dict[int, _OpenEpisode] = field(default_factory=dict)
 
     def __call__(self, request: _Request) -> _Outcome:
         """Do what a request asks for.
@@ -265,7 +265,7 @@ class _Episodes:
             self._close(request.key)
         return EpisodeReply(action, state, result, observation_digest(result.observation), replayed)
 
-    def _begin(self, request: EpisodeRequest) -> _Episode:
+    def _begin(self, request: EpisodeRequest) -> _OpenEpisode:
         """Begin the episode of a request, and close an earlier one with the same key."""
         self._close(request.key)
         environment = self.make()
@@ -281,7 +281,7 @@ class _Episodes:
                 "reset showed something else than the question does; the same seed, with `args` as in the data, must "
                 "give the same observation, to the byte, or set `replayable: false`"
             )
-        self.episodes[request.key] = _Episode(environment, first)
+        self.episodes[request.key] = _OpenEpisode(environment, first)
         return self.episodes[request.key]
 
     def _close(self, key: int) -> None:

@@ -32,7 +32,7 @@ _REMINDER = 'There is one call: {"name": "python", "arguments": {"code": "..."}}
 # ignores it in isolated mode (-I); -P and -s likewise keep the folder of the script and the user's out of imports.
 _ENVIRONMENT = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 _START_S = 30.0
-_told: set[str] = set()  # missing protections of this machine that were already printed
+_missing_protections: set[str] = set()  # of this machine; each is printed once
 
 
 @dataclass(kw_only=True)
@@ -99,8 +99,8 @@ class PythonEnvironment:
             start_new_session=True,
         )
         weakness = self._read_answer(_START_S)
-        if weakness and weakness not in _told:
-            _told.add(weakness)
+        if weakness and weakness not in _missing_protections:
+            _missing_protections.add(weakness)
             print(f"mmrl.rollout.environments.python: {weakness}", file=sys.stderr, flush=True)
         return self.process
 

@@ -13,6 +13,9 @@ from mmrl.protocols import EvalScorer, Sampler
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import Rollout, RolloutBatch, Sample, SamplingParams
 
+Place = tuple[int, int]
+"""Place of a rollout in a batch: index of its group, and position in the group."""
+
 
 class RolloutStep(Protocol):
     """Changes the rollouts of one sampling round. Steps are called in the order of the config, probes last.
@@ -65,6 +68,16 @@ class RolloutContext:
 
 StepFactory = Callable[[RolloutContext], RolloutStep]
 """Makes one of the user's own rollout steps."""
+
+
+def with_rollouts(
+    groups: Sequence[Sequence[Rollout]], rollouts: Mapping[Place, Rollout]
+) -> tuple[tuple[Rollout, ...], ...]:
+    """Return the groups with `rollouts` at their places."""
+    replaced = list(map(list, groups))
+    for (group_index, position), rollout in rollouts.items():
+        replaced[group_index][position] = rollout
+    return tuple(map(tuple, replaced))
 
 
 def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:

@@ -11,7 +11,7 @@ from mmrl.types import Author, Rollout, RolloutBatch, UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomStep:
-    """Calls the user's step and checks that training may rely on what it returns."""
+    """Calls the user's step, and checks that its result can be trained on."""
 
     name: str
     function: RolloutStep

@@ -129,7 +129,11 @@ class EnvironmentStep:
     def _take_turn(
         self, episode: _Episode, request: EpisodeRequest, outcome: EpisodeReply | RewardFailure, *, is_last: bool
     ) -> Counter[str]:
-        """Add the outcome of an action to its episode, and show what follows it unless that is over; return counts."""
+        """Add the outcome of an action to its episode, show what follows it unless that is over, and return counts.
+
+        Raises:
+            UserError: the environment failed, and `on_error` is `stop`.
+        """
         counts: Counter[str] = Counter()
         failure = outcome if isinstance(outcome, RewardFailure) else None
         if isinstance(outcome, EpisodeReply):
@@ -141,15 +145,11 @@ class EnvironmentStep:
             counts.update(replayed=outcome.replayed, invalid=not episode.rollout.turns[-1].valid)
         if failure is not None:
             counts[failure.error_kind] += 1
-            self._end_failed(episode, request, failure)
+            reason = f"action {len(request.past) + 1}: {failure.reason}"
+            if self.options.on_error == "stop":
+                raise UserError(f"step {self.options.name}: sample {request.sample.id}, {reason}")
+            episode.end(failure=failure._replace(reason=reason, step=self.options.name))
         return counts
-
-    def _end_failed(self, episode: _Episode, request: EpisodeRequest, failure: RewardFailure) -> None:
-        """End an episode whose environment failed; UserError if `on_error` is `stop`."""
-        place = f"action {len(request.past) + 1}"
-        if self.options.on_error == "stop":
-            raise UserError(f"step {self.options.name}: sample {request.sample.id}, {place}: {failure.reason}")
-        episode.end(failure=failure._replace(reason=f"{place}: {failure.reason}", step=self.options.name))
 
     def _make_request(self, key: int, episode: _Episode) -> EpisodeRequest:
         rollout = episode.rollout

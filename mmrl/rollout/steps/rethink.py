@@ -16,28 +16,18 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
 from mmrl.rollout.steps.tools import ends_in_call
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, Segment, UserError
 from mmrl.utils.seeds import derive_seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """A first response that is continued."""
-
-    group_index: int
-    position: int  # its index in the group
-    # At first the kept tokens and the trigger; once generated, the continuation too, with a verdict on the whole.
-    rollout: Rollout
-    was_correct: bool  # verdict on the first response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +47,46 @@ class ForcedRethink:
         Raises:
             UserError: none of the terms that decide whether a response is correct applies to a sample.
         """
+        begun = self._begin(batch, step)
+        continued = self._continue(begun, step)
+        kept = self._select_kept(continued)
+        metrics = self._count_outcomes(continued.values(), len(kept))
+        return with_metrics(replace(batch, groups=with_rollouts(batch.groups, kept)), metrics)
+
+    def _begin(self, batch: RolloutBatch, step: int) -> dict[Place, Rollout]:
+        """Choose which first responses are continued; return the kept part of each, followed by a trigger."""
         verdicts = iter(self._are_correct(list(chain.from_iterable(batch.groups))))
-        attempts: list[_Attempt] = []
+        begun: dict[Place, Rollout] = {}
         for group_index, group in enumerate(batch.groups):
             correct = list(islice(verdicts, len(group)))
-            attempts += self._draw_attempts(group_index, group, correct, step)
+            for position, rng in self._draw_positions(group, step):
+                begun[group_index, position] = self._force_trigger(group[position], correct[position], rng)
+        return begun
 
-        # The policy continues all attempts of the batch at once: one large request to the engine.
+    def _continue(self, begun: Mapping[Place, Rollout], step: int) -> dict[Place, Rollout]:
+        """Let the policy write on after the triggers, in one large request to the engine; judge the whole responses."""
         sampling_params = replace(self.context.sampling_params, max_new_tokens=self.options.max_new_tokens)
         if self.options.temperature is not None:
             sampling_params = replace(sampling_params, temperature=self.options.temperature)
-        extended = self.context.sampler.extend(
-            [attempt.rollout for attempt in attempts], sampling_params, step=step, repeat=self.repeat
-        )
-        continued = []
-        for attempt, rollout, verdict in zip(attempts, extended, self._are_correct(extended), strict=True):
-            judged = replace(rollout, is_correct=verdict, first_is_correct=attempt.was_correct)
-            continued.append(replace(attempt, rollout=judged))
+        rollouts = list(begun.values())
+        extended = self.context.sampler.extend(rollouts, sampling_params, step=step, repeat=self.repeat)
+        continued = {}
+        for place, rollout, correct in zip(begun, extended, self._are_correct(extended), strict=True):
+            continued[place] = replace(rollout, is_correct=correct)
+        return continued
 
-        groups = list(map(list, batch.groups))
-        num_kept_of = [0] * len(groups)
-        for attempt in continued:
-            wanted = self.options.keep == "all" or attempt.rollout.is_correct
-            long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
-            most = self.options.max_kept_per_group
-            if wanted and long_enough and (most is None or num_kept_of[attempt.group_index] < most):
-                num_kept_of[attempt.group_index] += 1
-                groups[attempt.group_index][attempt.position] = attempt.rollout
-        metrics = self._count_outcomes(continued, sum(num_kept_of))
-        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
+    def _select_kept(self, continued: Mapping[Place, Rollout]) -> dict[Place, Rollout]:
+        """Return the continuations that replace their first responses."""
+        options, kept = self.options, {}
+        num_kept_of: Counter[int] = Counter()  # by index of the group
+        for (group_index, position), rollout in continued.items():
+            wanted = options.keep == "all" or rollout.is_correct
+            long_enough = len(rollout.segments[-1].token_ids) >= options.min_new_tokens
+            has_room = options.max_kept_per_group is None or num_kept_of[group_index] < options.max_kept_per_group
+            if wanted and long_enough and has_room:
+                num_kept_of[group_index] += 1
+                kept[group_index, position] = rollout
+        return kept
 
     def _are_correct(self, rollouts: Sequence[Rollout]) -> list[bool]:
         """Return for each rollout whether all terms of `options.correct` that apply reach `options.threshold`."""
@@ -101,10 +102,8 @@ class ForcedRethink:
             verdicts.append(verdict)
         return verdicts
 
-    def _draw_attempts(
-        self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
-    ) -> Iterator[_Attempt]:
-        """Decide which first responses of a group are continued; yield them with their trigger, in group order."""
+    def _draw_positions(self, group: Sequence[Rollout], step: int) -> list[tuple[int, random.Random]]:
+        """Return the positions of the responses of a group that are continued, each with its random numbers."""
         drawn: list[tuple[float, int, random.Random]] = []
         for position, rollout in enumerate(group):
             # A response with tool results may be longer than `max_new_tokens`.
@@ -113,22 +112,15 @@ class ForcedRethink:
             # A response that was cut by its length limit, or waits for a tool, has not finished thinking, so it cannot
             # be made to rethink. A trigger after a call would also keep a later `tools` step from answering the call.
             is_finished = rollout.finish_reason is not FinishReason.LENGTH and not ends_in_call(rollout)
-            may_continue = fits and is_finished
             # Chance derives from the response, not from a shared stream: whether it is continued must not depend on how
             # many others were tried before it, or a resumed run would differ.
             sample_id = rollout.prompt.sample.id
             rng = random.Random(derive_seed(self.context.seed, self.options.name, step, sample_id, rollout.index))
-            if may_continue and rng.random() < self.options.fraction:
+            if fits and is_finished and rng.random() < self.options.fraction:
                 drawn.append((rng.random(), position, rng))
         # Keep the lowest second random numbers; keeping the first responses would favour low indices.
         drawn = sorted(drawn)[: self.options.max_attempts_per_group]
-        for _, position, rng in sorted(drawn, key=lambda entry: entry[1]):
-            yield _Attempt(
-                group_index=group_index,
-                position=position,
-                rollout=self._force_trigger(group[position], correct[position], rng),
-                was_correct=correct[position],
-            )
+        return sorted((position, rng) for _, position, rng in drawn)
 
     def _force_trigger(self, first_response: Rollout, correct: bool, rng: random.Random) -> Rollout:
         """Return the kept part of a first response, without its EOS, followed by a trigger drawn by weight."""
@@ -150,7 +142,8 @@ class ForcedRethink:
             num_left -= num_taken
         # Log-probability 0.0: the policy did not sample these tokens, so there is none to compute a ratio from.
         trigger_segment = Segment(token_ids=forced, logprobs=(0.0,) * len(forced), author=Author.FORCED)
-        return replace(first_response, segments=(*kept, trigger_segment), parent_index=first_response.index)
+        segments, parent_index = (*kept, trigger_segment), first_response.index
+        return replace(first_response, segments=segments, parent_index=parent_index, first_is_correct=correct)
 
     def _count_tokens_before_answer(self, first_response: Rollout) -> int:
         """Return how many tokens precede the answer that counts, or all of them if there is no answer.
@@ -167,21 +160,19 @@ class ForcedRethink:
         before = first_response.text[opening : start + answer_offset]
         return count_tokens_before(token_ids, before, self.context.processor.decode)
 
-    def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
-        """Return counts of all attempts by verdict before and after, of kept ones, of new tokens and of truncations."""
-        name = self.options.name
+    def _count_outcomes(self, continued: Collection[Rollout], num_kept: int) -> dict[str, float]:
+        """Return counts of all continuations by verdict before and after, of kept ones, new tokens and truncations."""
         # All names are there, also with a count of 0: metrics files then have the same columns at every step.
         moves = ("correct_to_correct", "correct_to_incorrect", "incorrect_to_correct", "incorrect_to_incorrect")
-        counts: dict[str, float] = {f"{name}/{move}": 0.0 for move in moves}
-        counts |= {f"{name}/attempted": len(continued), f"{name}/kept": num_kept}
-        counts |= {f"{name}/new_tokens": 0, f"{name}/truncated": 0}
-        for attempt in continued:
-            before = "correct" if attempt.was_correct else "incorrect"
-            after = "correct" if attempt.rollout.is_correct else "incorrect"
-            counts[f"{name}/{before}_to_{after}"] += 1
-            counts[f"{name}/new_tokens"] += len(attempt.rollout.segments[-1].token_ids)
-            counts[f"{name}/truncated"] += attempt.rollout.finish_reason is FinishReason.LENGTH
-        return counts
+        counts: dict[str, float] = dict.fromkeys(moves, 0.0)
+        counts |= {"attempted": len(continued), "kept": num_kept, "new_tokens": 0, "truncated": 0}
+        for rollout in continued:
+            before = "correct" if rollout.first_is_correct else "incorrect"
+            after = "correct" if rollout.is_correct else "incorrect"
+            counts[f"{before}_to_{after}"] += 1
+            counts["new_tokens"] += len(rollout.segments[-1].token_ids)
+            counts["truncated"] += rollout.finish_reason is FinishReason.LENGTH
+        return {f"{self.options.name}/{name}": count for name, count in counts.items()}
 
 
 def count_tokens_before(token_ids: Sequence[int], text: str, decode: Callable[[Sequence[int]], str]) -> int:

@@ -17,10 +17,10 @@ _COLUMN: Final = "reworded"
 
 @dataclass(frozen=True, slots=True)
 class MajorityTargets:
-    """Replaces each target's value, which is never read, by the majority answer to the reworded question.
+    """Replaces the target of each group by the majority answer to its reworded question. The old target is never read.
 
-    Source: Co-Reward (arXiv:2508.00410). Departures: responses to the rewording do not train, unless a second row has
-    the two wordings swapped; without a majority the group is left out, where the code takes the first answer.
+    Source: Co-Reward (arXiv:2508.00410). Departures: responses to the rewording are not trained on, unless a second row
+    has the two wordings swapped; a group without a majority is left out, where the paper's code takes the first answer.
     """
 
     context: RolloutContext

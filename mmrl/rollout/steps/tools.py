@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from mmrl.answer.tool_calls import find_final_call
-from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
 from mmrl.rollout.tools.executor import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, UserError
 
@@ -31,11 +31,11 @@ class ToolStep:
         Raises:
             UserError: a tool failed, and `on_error` is `stop`.
         """
-        options, groups = self.executor.options, list(map(list, batch.groups))
+        options, groups = self.executor.options, batch.groups
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
             # All rollouts of the batch that call a tool continue together, in one large request to the engine per turn.
-            calling: dict[tuple[int, int], Rollout] = {}
+            calling: dict[Place, Rollout] = {}
             for group_index, group in enumerate(groups):
                 for position, rollout in enumerate(group):
                     if ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens:
@@ -49,12 +49,11 @@ class ToolStep:
             counts.update(count_calls(messages))
             answered = list(map(self.executor.append_message, calling.values(), messages))
             continued = self.context.sampler.extend(answered, self.context.sampling_params, step=step)
-            for (group_index, position), rollout in zip(calling, continued, strict=True):
-                groups[group_index][position] = rollout
+            groups = with_rollouts(groups, dict(zip(calling, continued, strict=True)))
         # Calls beyond the limits of turns or tokens. A call that the length limit cut off is not among them.
         counts["unanswered"] = sum(map(ends_in_call, chain.from_iterable(groups)))
         metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
-        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
+        return with_metrics(replace(batch, groups=groups), metrics)
 
 
 def ends_in_call(rollout: Rollout) -> bool:

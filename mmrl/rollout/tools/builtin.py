@@ -1,8 +1,8 @@
 """Tools that come with mmrl. A model can call only the ones that a config names.
 
-A tool is `(call, sample, *, options) -> str`, or returns a part of an image or video. `call` holds the arguments that
-the model wrote; options come from YAML. For a call that it cannot answer, a tool raises a
-ValueError whose message is written for the model.
+A tool is a function `(call, sample, *, options)` that returns text, or a part of an image or video. `call` holds the
+arguments that the model wrote; options come from YAML. For a call that it cannot answer, a tool raises a ValueError
+whose message is written for the model.
 """
 
 from __future__ import annotations

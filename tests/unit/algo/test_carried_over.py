@@ -5,9 +5,7 @@ threads; lengths, rewards and changed media derive from the sample, so that one 
 """
 
 import random
-import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,12 +14,13 @@ import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 from rl_loop import ImmediateExecutor
 from selection import centered, make_media_finder
+from thread_ranks import run_on_ranks
 
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
-from mmrl.distributed.ranks import Ranks, SingleProcess, own_rows
+from mmrl.distributed.ranks import SingleProcess, own_rows
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
@@ -34,20 +33,6 @@ PARAMS = SamplingParams(max_new_tokens=LONGEST)
 
 def take_samples(start, count):
     return [make_sample(id=str(start + index)) for index in range(count)]
-
-
-class ThreadRanks(Ranks):
-    """One of two ranks that are threads of this process."""
-
-    def __init__(self, rank, barrier, board):
-        self.rank, self.size, self._barrier, self._board = rank, 2, barrier, board
-
-    def all_gather(self, value):
-        self._board[self.rank] = value
-        self._barrier.wait(30)
-        gathered = list(self._board)
-        self._barrier.wait(30)
-        return gathered
 
 
 class RandomSampler:
@@ -105,7 +90,7 @@ class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
     def __init__(self, plan, ranks):
-        self.plan, self.ranks, self.state, self.media_ranks = plan, ranks, TrainingState(), {}
+        self.plan, self.ranks, self.state = plan, ranks, TrainingState()
         self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):
@@ -125,7 +110,7 @@ class Run:
 
     def step(self, experiences, *, step):
         # A rank is known to have the media of each, also of groups of earlier steps.
-        assert {e.rollout.prompt.digest for e in experiences} <= self.media_ranks.keys()
+        assert {e.rollout.prompt.digest for e in experiences} <= self.ranks.media_ranks.keys()
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
         return {}
 
@@ -153,18 +138,18 @@ class Run:
         return self.selector.needs_another_round(groups, state, rounds=rounds)
 
     def train(self):
-        plan, ranks, sampler, media_ranks = self.plan, self.ranks, RandomSampler(), self.media_ranks
+        plan, ranks, sampler = self.plan, self.ranks, RandomSampler()
+        context = SimpleNamespace(
+            sampler=sampler,
+            group_size=GROUP_SIZE,
+            sampling_params=PARAMS,
+            prompts_per_step=plan.prompts_per_step,
+            ranks=ranks,
+        )
         parts = None
         if plan.chunk:
-            parts = PartialRollouts(
-                sampler=sampler,
-                group_size=GROUP_SIZE,
-                sampling_params=PARAMS,
-                chunk_tokens=plan.chunk,
-                prompts_per_step=plan.prompts_per_step,
-                ranks=ranks,
-            )
-        pipeline = StepPipeline(sampler=sampler, group_size=GROUP_SIZE, sampling_params=PARAMS, partial_rollouts=parts)
+            parts = PartialRollouts(context=context, chunk_tokens=plan.chunk)
+        pipeline = StepPipeline(context=context, partial_rollouts=parts)
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = ExperienceSelector(
             compute_advantages=centered,
@@ -172,7 +157,7 @@ class Run:
             dynamic_sampling=plan.dynamic_sampling,
             carry_over=plan.carry_over,
             replay=ReplaySettings(options=replay, rollouts_per_step=8, seed=("s",)) if plan.replay else None,
-            find_changed_media=make_media_finder(self.check_media, ranks=ranks, media_ranks=media_ranks),
+            find_changed_media=make_media_finder(self.check_media, ranks=ranks),
         )
         rl_parts = rl.RlParts(
             num_steps=STEPS,
@@ -192,7 +177,6 @@ class Run:
             sync_weights=lambda version: setattr(sampler, "version", version),
             callbacks=[self],
             ranks=ranks,
-            media_ranks=media_ranks,
         )
         rl.run_rl_stage(rl_parts, self.state)
         return self
@@ -231,19 +215,12 @@ def check_against_a_queue(run):
     assert len(set(all_trained)) == len(all_trained)
 
 
-def train_on_two_ranks(plan):
-    barrier, board = threading.Barrier(2), [None, None]
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(Run(plan, ThreadRanks(rank, barrier, board)).train) for rank in range(2)]
-        return [future.result(60) for future in futures]
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_groups_wait_in_order_and_equally_on_all_ranks(seed):
     plan = Plan(seed)
     one = Run(plan, SingleProcess()).train()
     check_against_a_queue(one)
-    for rank in train_on_two_ranks(plan):
+    for rank in run_on_ranks(2, lambda ranks: Run(plan, ranks).train()):
         assert (rank.trained, rank.waiting, rank.learned) == (one.trained, one.waiting, one.learned)
         for name in ("groups/carried_over", "groups/dropped_changed_media", "dynamic_sampling/passed_frac"):
             assert [step.get(name) for step in rank.metrics] == [step.get(name) for step in one.metrics]

@@ -67,14 +67,13 @@ def test_copies_of_a_sample_are_groups_of_their_own(groups):
 
 def test_ranks_have_equally_many_micro_batches_and_know_the_media_of_all(groups):
     image, _, text, video, _ = groups
-    media_ranks: dict[str, int] = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
+    media_ranks = {text[0].rollout.prompt.digest: 0, image[0].rollout.prompt.digest: 1}
 
     def pack(experiences):
         return [[group] for group in group_by_prompt(experiences)]
 
-    first, second = (
-        own_micro_batches([*text, *image, *video], media_ranks, FakeRanks(rank, 2), pack) for rank in range(2)
-    )
+    all_ranks = [FakeRanks(rank, 2, media_ranks=media_ranks) for rank in range(2)]
+    first, second = (own_micro_batches([*text, *image, *video], ranks, pack) for ranks in all_ranks)
     assert len(first) == len(second) == 2  # of three groups, so one is empty
     assert sum(not micro_batch.groups for micro_batch in (*first, *second)) == 1
     for ours, theirs in zip(first, second, strict=True):

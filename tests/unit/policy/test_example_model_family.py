@@ -11,7 +11,7 @@ from processors import make_prompt_processor
 from mmrl.config.schema import LoraConfig, ModelConfig
 from mmrl.policy.families import FAMILIES, load_family
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.types import CoordinateSystem, Size, UserError
 
@@ -39,7 +39,7 @@ def test_rollouts_of_its_model_are_sampled_and_learned_from(make_tiny, folder):
     prompt = processor.build(tiny.samples[0])
     assert prompt.resize_maps[0].resized == Size(48, 48)
     assert prompt.coordinate_system is CoordinateSystem.NORM_1000
-    banned = banned_ids(processor.tokenizer, len(processor.tokenizer), bundle.family)
+    banned = policy.banned_ids(processor.tokenizer)
     batch = tiny.collate(tiny.experiences(tiny.samples[:1], 2, banned_token_ids=banned))
     policy.compute_logprobs(batch).logprobs_N.sum().backward()
     learned = {

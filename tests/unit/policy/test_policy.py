@@ -13,7 +13,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import sample_tokens
-from mmrl.policy.policy import PolicyModel, banned_ids
+from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelExport, load_pretrained
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import SamplingParams, UserError
@@ -82,12 +82,14 @@ def test_special_tokens_are_single_and_tags_stay_in_the_text(tokenizer):
 
 
 def test_banned_ids_are_all_structural_tokens_but_eos_and_embedding_rows_without_token(tokenizer):
-    banned = banned_ids(tokenizer, len(tokenizer))
+    policy = PolicyModel(make_model(make_spec("qwen2_vl"), tokenizer, seed=1))
+    banned = policy.banned_ids(tokenizer)
     assert {tokenizer.convert_tokens_to_ids(token) for token in SPECIAL} - {tokenizer.eos_token_id} < set(banned)
     assert tokenizer.eos_token_id not in banned
     assert banned == tuple(sorted(banned))
     without_token = range(len(tokenizer), len(tokenizer) + 3)
-    assert banned_ids(tokenizer, len(tokenizer) + 3) == (*banned, *without_token)
+    policy.model.set_input_embeddings(torch.nn.Embedding(len(tokenizer) + 3, 48))
+    assert policy.banned_ids(tokenizer) == (*banned, *without_token)
 
 
 def model_inputs(model, processor):

@@ -217,7 +217,7 @@ def test_replay_is_refused_for_a_model_without_experts(make_tiny, routing_replay
     tiny = make_tiny()
     stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "loss": {"routing_replay": routing_replay}}
     with pytest.raises(UserError, match="loss.routing_replay: this qwen2_5_vl has no experts"):
-        check_model_supports_rollout_steps(make_config(stages=[stage]), tiny.policy, tiny.processor, ())
+        check_model_supports_rollout_steps(make_config(stages=[stage]), tiny.policy, tiny.processor)
 
 
 def check_logprobs(tiny, rollout):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from samplers import make_context
 
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.rollout.steps.partial import PartialRollouts
@@ -22,9 +23,10 @@ def prompts(tiny):
     return [tiny.processor.build(sample) for sample in tiny.samples[:6]]
 
 
-def partial_rollouts(tiny, params, *, sampler=None, **options):
-    options = {"group_size": GROUP, "chunk_tokens": 3, "prompts_per_step": 6, **options}
-    return PartialRollouts(sampler=sampler or tiny.sampler(), sampling_params=params, **options)
+def partial_rollouts(tiny, params, *, sampler=None, chunk_tokens=3, token_budget=None, **context):
+    context = {"sampler": sampler or tiny.sampler(), "group_size": GROUP, "prompts_per_step": 6, **context}
+    context = make_context(tiny, sampling_params=params, **context)
+    return PartialRollouts(context=context, chunk_tokens=chunk_tokens, token_budget=token_budget)
 
 
 def ended(rollout):
@@ -79,7 +81,7 @@ def test_step_ends_with_enough_groups_and_the_others_continue_under_newer_weight
     assert all(ended(rollout) for group in first.groups for rollout in group)
     assert not any(all(map(ended, group)) for group in first.unfinished)
     sampler.sync(7)
-    step = replace(step, prompts_per_step=len(first.unfinished))
+    step = replace(step, context=replace(step.context, prompts_per_step=len(first.unfinished)))
     second = step.generate([], step=1, unfinished=first.unfinished)
     assert digests(second.groups) == digests(first.unfinished)
     versions = [{segment.version for segment in rollout.segments} for group in second.groups for rollout in group]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmrl.rollout.environments import python_process
-from mmrl.rollout.environments.python import _told, make
+from mmrl.rollout.environments.python import _missing_protections, make
 from mmrl.types import Action, AnswerType, Sample, Target
 from mmrl.utils.observations import check_step_result
 
@@ -75,15 +75,15 @@ libc = ctypes.CDLL(None, use_errno=True)
 )
 def test_the_kernel_refuses_what_gets_around_python(python, call):
     python("1")
-    if _told:
-        pytest.skip(str(_told))
+    if _missing_protections:
+        pytest.skip(str(_missing_protections))
     assert python(f"{AROUND}print({call}, os.strerror(ctypes.get_errno()))") == "-1 Operation not permitted\n"
 
 
 def test_processes_of_multiprocessing_are_refused_and_threads_are_not(python):
     python("1")
-    if _told:
-        pytest.skip(str(_told))
+    if _missing_protections:
+        pytest.skip(str(_missing_protections))
     spawn = "import multiprocessing as m\nm.get_context('spawn').Process(target=print).start()"
     assert "Operation not permitted" in python(spawn)
     assert "Permission denied" in python("import os; open(f'/proc/{os.getppid()}/environ').read()")

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import make_group, make_prompt, make_rollout, make_score
+from fake_ranks import FakeRanks
 from rl_loop import FakePipeline, FakeRun, ImmediateExecutor, numbered_sample, train_rl
-from samplers import hf_sampler
+from samplers import hf_sampler, make_context
 from selection import select_all
 
 from mmrl.checkpoint.json_codec import dumps, loads
@@ -54,7 +55,7 @@ def test_copied_policy_samples_with_old_weights_until_it_is_synced(make_tiny, ch
             assert changed.wait(60)
             return super().run(prompts, step=step)
 
-    pipeline = SlowPipeline(sampler=copied, group_size=2, sampling_params=tiny.params)
+    pipeline = SlowPipeline(context=make_context(tiny, sampler=copied))
     with ThreadPoolExecutor(1) as thread:
         pending = AsyncRollouts(pipeline=pipeline, executor=thread).start(prompts, step=1, version=0)
         assert begun.wait(60)
@@ -162,7 +163,7 @@ def test_next_batch_is_gathered_from_all_ranks_and_divided_again():
     assert len(gathered.probes) == 3
     assert gathered.metrics == {"n": 3.0, "data/dropped": 1.0}
 
-    ranks = SimpleNamespace(rank=1, size=3, all_gather=lambda value: [(), value, ()])
+    ranks = FakeRanks(1, 3, others=((), ()))
     state = TrainingState(version=1, next_batch=gathered)
     parts = FakeRun().rl_parts(num_steps=1, prompts_per_round=4, ranks=ranks)
     groups, metrics = collect_groups(parts, state, StepTimer())

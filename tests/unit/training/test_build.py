@@ -76,6 +76,7 @@ class RecordingRanks(SingleProcess):
     """Records the activity at each call on rank 0."""
 
     def __init__(self):
+        super().__init__()
         self.activity, self.calls = "", []
 
     def on_rank0(self, work):

@@ -249,7 +249,6 @@ def train_sft(run, state, ranks=None):
         callbacks=run.callbacks(),
         seed=0,
         ranks=ranks or SingleProcess(),
-        media_ranks={},
     )
     sft.run_sft_stage(stage, parts, state)
 

@@ -27,13 +27,13 @@ def evaluate(tiny, scorer, *, batch_size, ranks=None):
         make_sampler=lambda *seed_parts: tiny.sampler(),
         sync_weights=lambda version: None,
         gather_for_sampling=nullcontext,
+        build_sampling_params=lambda options: tiny.params,
     )
     run = SimpleNamespace(
         config=make_config(evaluation={"batch_size": batch_size, "max_new_tokens": tiny.params.max_new_tokens}),
         engine=engine,
         scorer=scorer,
         processor=tiny.processor,
-        banned_token_ids=tiny.params.banned_token_ids,
         tool_runner=None,
         functions=SimpleNamespace(evaluation_steps={}),
         console=Console(out, quiet=ranks.rank > 0),
