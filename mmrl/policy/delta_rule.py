@@ -1,19 +1,23 @@
 """The gated delta rule in plain torch, with its own backward pass.
 
-The rule reads and writes a state S for each head, token by token:
+Each head has a state S, [K, V], a memory of values by their keys. Token t lets it decay by exp(g_t), writes u_t along
+its key, a share beta_t of what the state lacks to return v_t for k_t, and reads it by its query:
 
-    S_t = exp(g_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T        o_t = S_t^T q_t
+    u_t = beta_t (v_t - exp(g_t) S_(t-1)^T k_t)        S_t = exp(g_t) S_(t-1) + k_t u_t^T        o_t = S_t^T q_t
 
-Tokens are handled in chunks. Within a chunk, u_t is the value that token t writes along k_t. A triangular system gives
-all u, and matrix products carry the state from chunk to chunk:
+Tokens are handled in chunks, by matrix products. Let S be the state before a chunk, and b the running sum of g in it.
+A token sees what earlier tokens of the chunk wrote. Without decay, two tokens write
+
+    u_1 = beta_1 (v_1 - S^T k_1)        u_2 = beta_2 (v_2 - S^T k_2 - (k_2.k_1) u_1)
+
+so all u of a chunk solve a triangular system. Outputs, and the state S' after the chunk, follow from them:
 
     (I + A) u = beta (v - exp(b) k S)           A_ts = beta_t exp(b_t - b_s) k_t.k_s  for s < t
     o = exp(b) q S + P u                        P_ts = exp(b_t - b_s) q_t.k_s         for s <= t
-    S' = exp(b_C) S + k^T exp(b_C - b) u        b: cumulative sum of g in the chunk, b_C its last element
+    S' = exp(b_C) S + k^T exp(b_C - b) u        b_C: the last b of the chunk
 
-transformers' own function leaves the derivative to autograd, which keeps some twenty tensors of the size of the values
-for each token. Here six are kept, query heads that share a key are not repeated, and chunks have the length that
-leaves least padding.
+transformers leaves the derivative to autograd, which keeps some twenty tensors as large as the values. Here six are
+kept, value heads share the queries and keys of their key head, and the length of chunks leaves the least padding.
 
 Letters in shapes: N sequences, S tokens, G key heads, R value heads for each key head, H = G R value heads, K and V
 channels of a key and of a value, X chunks, C tokens of a chunk.
@@ -134,7 +138,13 @@ class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: torch.Tensor, d_state: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
-        """Return the gradients of the six inputs, given those of outputs [N, S, H, V] and states [N, H, K, V]."""
+        """Return the gradients of the six inputs, given those of outputs [N, S, H, V] and states [N, H, K, V].
+
+        From the last chunk to the first, where r is the right side of the system:
+
+            du = P^T do + exp(b_C - b) k dS'        dr = (I + A)^-T du
+            dS = exp(b_C) dS' + q^T exp(b) do - k^T beta exp(b) dr
+        """
         written, states, *kept = ctx.saved_tensors
         chunks, length = _Chunks(*kept), d_output.shape[1]
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
