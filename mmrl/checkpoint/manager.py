@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay.
+"""Saves the checkpoints of a run, at once or in the background, finds them again, and removes old ones.
 
 `mmrl/checkpoint/snapshot.py` says what a checkpoint consists of, and which line completes it.
 """

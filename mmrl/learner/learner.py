@@ -64,7 +64,7 @@ class LearnerConfig:
 
 
 class PolicyLearner:
-    """Updates the policy by the loss of experiences, in RL and in supervised stages. Implements the `Learner` protocol.
+    """Updates the policy by the loss of experiences, in RL and supervised stages. Implements the `Learner` protocol.
 
     Every rank receives all experiences and trains on its own share, preferring those whose images it already holds.
     """
@@ -132,7 +132,11 @@ class PolicyLearner:
         with_gradient = list(filter(self._objective.has_gradient, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
-        metrics |= _component_learning_rates(lr, config.optimizer)
+        # Components with a rate of their own report it.
+        for component in COMPONENTS:
+            lr_scale = config.optimizer.component_lr(component) / config.optimizer.lr
+            if lr_scale != 1.0:
+                metrics[f"learner/lr/{component}"] = lr * lr_scale
         if not with_gradient:
             return metrics
 
@@ -241,7 +245,7 @@ class PolicyLearner:
         return metrics
 
     def _measure_routing(self, own_sums: torch.Tensor, denominators: LossDenominators) -> Metrics:
-        """Return how the routers spread the tokens of all ranks. Collective; `own_sums` are of `sum_routing`."""
+        """Return how the routers spread the tokens of all ranks, given this rank's `sum_routing`. Collective."""
         sums = own_sums.cpu()
         self._ranks.all_reduce([sums])
         routing = summarize_routing(self._policy.routers, sums)
@@ -330,13 +334,3 @@ class _MiniBatch(NamedTuple):
 def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
     """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
     return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_staleness]
-
-
-def _component_learning_rates(lr: float, options: OptimizerConfig) -> dict[str, float]:
-    """Return the learning rates of components that have their own, by metric; `lr` is that of the others."""
-    rates = {}
-    for component in COMPONENTS:
-        lr_scale = options.component_lr(component) / options.lr
-        if lr_scale != 1.0:
-            rates[f"learner/lr/{component}"] = lr * lr_scale
-    return rates

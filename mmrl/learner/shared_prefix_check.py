@@ -127,9 +127,16 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
     ranks = ranks or SingleProcess()
     trained = [parameter for parameter in policy.trainable.values() if parameter.requires_grad]
     scored: list[torch.Tensor] = []
-    gradients = []
-    for layout in (batch, other):
-        gradients.append(policy.runner.compute_gradient(partial(_weighted_mean, policy, layout, scored), trained))
+
+    def weighted_mean(layout: Batch) -> torch.Tensor:
+        """Return a weighted mean of the log-probs of a layout, a scalar, and keep the log-probs."""
+        logprobs_N = policy.compute_logprobs(layout, layout.engine_routes_XTK).logprobs_N
+        scored.append(logprobs_N.detach())
+        # With equal weights, errors that move gradient from one token to another would cancel out.
+        weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
+        return (logprobs_N * weights_N).mean()
+
+    gradients = [policy.runner.compute_gradient(partial(weighted_mean, layout), trained) for layout in (batch, other)]
     difference_square, norm_square = 0.0, 0.0
     for gradient, other_gradient in zip(*gradients, strict=True):
         difference_square += float((gradient - other_gradient).float().square().sum())
@@ -141,12 +148,3 @@ def compare_layouts(policy: PolicyModel, batch: Batch, other: Batch, ranks: Rank
     worst_of_ranks = ranks.all_gather(float((scored[0] - scored[1]).abs().max()))
     largest = float(torch.tensor(worst_of_ranks).amax())  # unlike `max`, it keeps a NaN
     return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
-
-
-def _weighted_mean(policy: PolicyModel, batch: Batch, scored: list[torch.Tensor]) -> torch.Tensor:
-    """Return a weighted mean of the log-probs of a batch, a scalar, and append them to `scored`, float32 [N]."""
-    logprobs_N = policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
-    scored.append(logprobs_N.detach())
-    # With equal weights, errors that move gradient from one token to another would cancel out.
-    weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
-    return (logprobs_N * weights_N).mean()

@@ -73,13 +73,13 @@ class DecodeCache:
         return arguments
 
     def extend_mask(self, keep_RT: torch.Tensor) -> torch.Tensor:
-        """Add columns, where `keep_RT` is 1 for tokens, int64; return the attention mask of their forward, [R, S]."""
+        """Add columns, in which `keep_RT` is 1 for tokens, int64; return their attention mask, [R, S]."""
         before = [] if self._keep_RS is None else [self._keep_RS]
         self._keep_RS = torch.cat([*before, keep_RT], dim=1)
         return self._keep_RS
 
     def extend_mask_by_token(self) -> torch.Tensor | None:
-        """Add a column with a token in each row; return the mask of its forward: [R, S], [R, 1, 1, S], or None."""
+        """Add a column with a token in each row; return its attention mask, [R, S] or [R, 1, 1, S], or None."""
         if self._keep_RS is None:
             return None
         self._keep_RS = F.pad(self._keep_RS, (0, 1), value=1)

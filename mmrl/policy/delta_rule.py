@@ -90,13 +90,7 @@ def gated_delta_step(
 ) -> torch.Tensor:
     """Run the rule over one token of each sequence, change `state` in place, and return outputs [N, H, V], float32.
 
-    Args:
-        query: [N, G, K]; value heads g R to (g + 1) R - 1 share query and key g.
-        key: [N, G, K].
-        value: [N, H, V].
-        log_decay: g, at most 0, [N, H].
-        write_strength: beta, between 0 and 1, [N, H].
-        state: [N, H, K, V], contiguous, float32.
+    The arguments are those of `gated_delta_rule` without the axis S; `state` is float32 and contiguous.
     """
     repeats = value.shape[1] // key.shape[1]
     query_key = torch.stack([query, key], dim=2).float().repeat_interleave(repeats, dim=1)
@@ -196,7 +190,7 @@ class _GatedDeltaRule(torch.autograd.Function):
 def _prepare_chunks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, log_decay: torch.Tensor, write_strength: torch.Tensor
 ) -> _Chunks:
-    """Divide the arguments of the rule into chunks of equal length, and compute what does not depend on the state."""
+    """Cut the arguments of the rule into chunks of equal length, and compute what does not depend on the state."""
     length, heads = query.shape[1], (query.shape[2], value.shape[2] // query.shape[2])
     num_chunks = -(-length // _MAX_CHUNK)
     size = -(-length // num_chunks)
@@ -229,9 +223,9 @@ def _prepare_chunks(
 def _product_gradients(
     chunks: _Chunks, written: torch.Tensor, d_out: torch.Tensor, d_value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return gradients through products with keys of the chunk.
+    """Return the gradients, through A and P, of queries and keys, and of the exponents b_t - b_s for s < t.
 
-    The first is of queries and keys, [X, N, G, 2 C, K], the second of b_t - b_s for s < t, [X, N, G, R, C, C].
+    Their shapes are [X, N, G, 2 C, K] and [X, N, G, R, C, C].
     """
     size = written.shape[-2]
     key = chunks.query_key[..., size:, :]
@@ -250,9 +244,9 @@ def _decay_gradient(
 ) -> torch.Tensor:
     """Return the gradient of the log-decays, [X, N, G, R, C], from those of the exponents that contain them.
 
-    g_j is in the exponents b_t - b_s with s < j <= t, in b_t of a read with j <= t, in b_C - b_t of a write with t < j,
-    and in b_C. All these are added up, and each has the decay as a factor. Adding up the gradients of b_t for t >= j
-    would be simpler; but pairs with j <= s would have to cancel, and for fast decays their rounding would hide the sum.
+    g_j is a term of the exponents b_t - b_s for s < j <= t, of b_t (reads) for j <= t, of b_C - b_t (writes) for t < j,
+    and of b_C; the gradients of these are summed. Summing the gradients of b_t over t >= j would be simpler, but there
+    pairs with j <= s must cancel, and for fast decays their rounding errors would hide the sum.
 
     Shapes: d_pairs [X, N, G, R, C, C], d_reads and d_writes [X, N, G, R, C], d_end [X, N, G, R].
     """

@@ -1,4 +1,4 @@
-"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after a cache of padded rows.
+"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after cached rows.
 
 Two parts of the layer link tokens: a causal convolution over the last few tokens, and a recurrent state for each
 head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
@@ -9,8 +9,9 @@ Letters in shapes: T tokens of the row, W hidden size, C channels of the convolu
 (prompts or responses) of a batch, R cached rows, S columns of a padded batch or of the convolution's window, H value
 heads, K and V channels of a key and of a value.
 
-The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with zeros, or flash-linear-attention's
-kernel, over pieces one after the other in one row.
+`fork_forward` runs a packed row, `append_forward` new tokens after cached rows, and `step_forward` a single one on a
+CPU. All else is left to transformers. The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with
+zeros, or flash-linear-attention's kernel, over pieces one after the other in one row.
 
 Source: Gated Delta Networks, arXiv:2412.06464v3, section 3.
 """
