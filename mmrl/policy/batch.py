@@ -12,13 +12,13 @@ A response attends to its prompt and itself. It may contain images and videos th
 order of placeholders in the row. The plain layout, one padded row for each response, must give the same log-probs and
 gradients.
 
-Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
+Suffixes of tensor names, one letter an axis, here and in the files that refer to this list:
 
     N   trained tokens of a batch, or of a `TokenTable`, which has a row for each
     S   tokens of one prompt or response; in a loss, tokens of a response that the policy sampled
     B   rows, L their columns, T all their tokens, B x L
     P   tokens of a prompt, or columns of prompts or responses padded on the left
-    C   tokens of a chunk, R rows to sample from, V tokens of the vocabulary, W hidden channels
+    C   tokens of a chunk, R rows of a cache or to sample from, V tokens of the vocabulary, W hidden channels
     X   layers with experts, K experts of a token
     M   patches, D values of a patch, I images; V is videos in `video_grids_V3` and `second_per_grid_V`
     3   axes of a position or of a grid: time, height, width

@@ -6,8 +6,8 @@ and each of its responses starts from the state and the last columns that the pr
 responses add up in the prompt, because autograd sums over every use of a tensor.
 
 Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution or of all heads together, N pieces
-(prompts or responses) of a batch, R cached rows, S columns of a padded batch or of the convolution's window, H value
-heads, K and V channels of a key and of a value.
+(prompts or responses) of a batch, R cached rows, S columns of a padded batch or of the convolution's window, G key
+heads, H value heads, K and V channels of a key and of a value.
 
 `fork_forward` runs a packed row, `append_forward` new tokens after cached rows, and `step_forward` a single one on a
 CPU. All else is left to transformers. The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with
@@ -338,7 +338,7 @@ def _apply_rule(
 
 
 def _split_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
-    """Return the queries and keys [..., key heads, K] and values [..., H, V] in the channels of `mixed` [..., C]."""
+    """Return the queries and keys [..., G, K] and the values [..., H, V] in the channels of `mixed`, [..., C]."""
     query, key, value = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     query, key = (torch.unflatten(part, -1, (-1, layer.head_k_dim)) for part in (query, key))
     return query, key, torch.unflatten(value, -1, (-1, layer.head_v_dim))
