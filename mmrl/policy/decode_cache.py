@@ -4,7 +4,7 @@ The learner shares prompts in another way: `mmrl.policy.shared_prefix_attention`
 
 A row is a rollout. Its new tokens attend to the row's own tokens and, in another call, to the prompt: the queries of
 all rows of a prompt form one long query for the one copy of its keys. The two outputs of a token are merged in float32,
-each weighted by the sum of its exponentials, which is exact. The literature calls this cascade attention.
+weighted by their sums of exponentials, which is exact. The literature calls this cascade attention.
 
 Letters in shapes: B prompts, P columns of padded prompts, N rows of a prompt, R rows, S columns of a row's own tokens
 (after those of its prompt, where prompts are not shared), T new columns, H query heads, K key heads, G = H / K, D

@@ -1,16 +1,16 @@
 """The gated delta rule in plain torch, with its own backward pass.
 
-Each head has a state S, [K, V], a memory of values by their keys. Token t lets it decay by exp(g_t), writes u_t along
-its key, a share beta_t of what the state lacks to return v_t for k_t, and reads it by its query:
+Each head has a state S, [K, V], which stores values by keys of length 1: S^T k is the value for k. Token t lets S decay
+by exp(g_t), moves the value for its key by the share beta_t towards v_t, and reads the value for its query:
 
     u_t = beta_t (v_t - exp(g_t) S_(t-1)^T k_t)        S_t = exp(g_t) S_(t-1) + k_t u_t^T        o_t = S_t^T q_t
 
 Tokens are handled in chunks, by matrix products. Let S be the state before a chunk, and b the running sum of g in it.
-A token sees what earlier tokens of the chunk wrote. Without decay, two tokens write
+The value for a key contains what earlier tokens of the chunk wrote. Without decay, the first two write
 
     u_1 = beta_1 (v_1 - S^T k_1)        u_2 = beta_2 (v_2 - S^T k_2 - (k_2.k_1) u_1)
 
-so all u of a chunk solve a triangular system. Outputs, and the state S' after the chunk, follow from them:
+so all u of a chunk solve a triangular system. The outputs, and the state S' after the chunk, follow from them:
 
     (I + A) u = beta (v - exp(b) k S)           A_ts = beta_t exp(b_t - b_s) k_t.k_s  for s < t
     o = exp(b) q S + P u                        P_ts = exp(b_t - b_s) q_t.k_s         for s <= t

@@ -254,9 +254,8 @@ class PromptEncoder:
         )
 
     def _media_layout(self, ref: MediaRef) -> MediaLayout:
-        return self._image_layout(ref) if isinstance(ref, ImageRef) else self._video_layout(ref)
-
-    def _image_layout(self, ref: ImageRef) -> MediaLayout:
+        if isinstance(ref, VideoRef):
+            return self._video_layout(ref)
         patch_size = self.image_format.patch_size
         original = self.media_cache.image_size(ref)
         resized = self._resized_image_size(original)
