@@ -107,7 +107,7 @@ def _find_os_error(error: Exception) -> OSError | None:
 
 
 def create_partial(folder: Path) -> Path:
-    """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends.
+    """Create the empty partial folder of `folder`; `commit_partial` or `discard_partial` must follow.
 
     Raises as `atomic_folder`.
     """

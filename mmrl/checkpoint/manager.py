@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay.
+"""Saves the checkpoints of a run, at once or in the background, finds them again, and removes old ones.
 
 `mmrl/checkpoint/snapshot.py` says what a checkpoint consists of, and which line completes it.
 """
@@ -64,7 +64,10 @@ class CheckpointManager:
         self, folder: Path, options: CheckpointsConfig, warn: Callable[[str], None], ranks: Ranks | None = None
     ) -> None:
         """Manage the checkpoints in a folder; `warn` is called for a failed write when another error ends the run."""
-        self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
+        self._folder = folder
+        self._options = options
+        self._warn = warn
+        self._ranks = ranks or SingleProcess()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
         # Tells the background thread not to wait for the parts of other ranks: the main thread commits them itself.

@@ -17,7 +17,7 @@ import torch
 
 from mmrl.algo.schedules import learning_rate
 from mmrl.algo.select_experiences import drop_masked
-from mmrl.config.schema import COMPONENTS, Component, LossConfig, OptimizerConfig
+from mmrl.config.schema import COMPONENTS, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import Ranks
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
@@ -64,7 +64,7 @@ class LearnerConfig:
 
 
 class PolicyLearner:
-    """Updates the policy by the loss of experiences, in RL and in supervised stages. Implements the `Learner` protocol.
+    """Updates the policy by the loss of experiences, in RL and supervised stages. Implements the `Learner` protocol.
 
     Every rank receives all experiences and trains on its own share, preferring those whose images it already holds.
     """
@@ -86,9 +86,13 @@ class PolicyLearner:
         progress, counted in micro-batches.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
-        self._policy, self._processor, self._optimizer = policy, processor, optimizer
-        self._config, self._reference = config, reference
-        self._ranks, self._activity = ranks, activity
+        self._policy = policy
+        self._processor = processor
+        self._optimizer = optimizer
+        self._config = config
+        self._reference = reference
+        self._ranks = ranks
+        self._activity = activity
         self._shared_prefix_checked = not config.shared_prefix
         # For `token_values`: index of each experience of the last step by `id`, and values of the step's last epoch.
         self._index_by_id: dict[int, int] = {}
@@ -126,7 +130,11 @@ class PolicyLearner:
         with_gradient = list(filter(self._objective.has_gradient, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
-        metrics |= _component_learning_rates(lr, config.optimizer)
+        # Components with a rate of their own report it.
+        for component in COMPONENTS:
+            lr_scale = config.optimizer.component_lr(component) / config.optimizer.lr
+            if lr_scale != 1.0:
+                metrics[f"learner/lr/{component}"] = lr * lr_scale
         if not with_gradient:
             return metrics
 
@@ -190,15 +198,11 @@ class PolicyLearner:
         self._activity.begin_count("learn", self._config.ppo_epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(with_gradient):
             # Old log-probs precede any update. The first mini-batch gets them from its first pass anyway.
-            self._recompute_logprobs(mini_batches[1:])
+            for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches[1:]):
+                self._ranks.set_activity("recomputing old log-probs")
+                with torch.no_grad():
+                    self._forward(micro_batch, self._build_batch(micro_batch))
         return mini_batches
-
-    @torch.no_grad()
-    def _recompute_logprobs(self, mini_batches: Sequence[_MiniBatch]) -> None:
-        """Store old log-probs and routes of each micro-batch, before the first update. Collective under ZeRO-3."""
-        for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
-            self._ranks.set_activity("recomputing old log-probs")
-            self._forward(micro_batch, self._build_batch(micro_batch))
 
     def _update(self, mini_batch: _MiniBatch, *, step: int, lr: float, is_first: bool) -> Metrics:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks.
@@ -218,7 +222,7 @@ class PolicyLearner:
                 # Only tokens with a log-prob: the other tokens of a row depend on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is micro_batches[-1])
-            metrics.add_mean("learner/loss", loss.detach())
+            metrics.add("learner/loss", "mean", loss.detach())
             own_metrics.merge(metrics)
             if columns is not None:
                 self._loss_columns.append(columns)
@@ -231,18 +235,22 @@ class PolicyLearner:
             metrics.merge(rank_metrics)
         if routing_sums:
             metrics.merge(self._measure_routing(torch.stack(routing_sums).sum(dim=0), denominators))
-        metrics.merge(_measure_gradient(norms))
+        total_norm = math.hypot(*norms.values())
+        metrics.add("learner/grad_norm", "mean", total_norm)
+        for component, norm in norms.items():
+            metrics.add(f"learner/grad_norm/{component}", "mean", norm)
+        metrics.add("learner/nonfinite_updates", "sum", float(not math.isfinite(total_norm)))
         return metrics
 
     def _measure_routing(self, own_sums: torch.Tensor, denominators: LossDenominators) -> Metrics:
-        """Return how the routers spread the tokens of all ranks. Collective; `own_sums` are of `sum_routing`."""
+        """Return how the routers spread the tokens of all ranks, given this rank's `sum_routing`. Collective."""
         sums = own_sums.cpu()
         self._ranks.all_reduce([sums])
         routing = summarize_routing(self._policy.routers, sums)
         scored_tokens = denominators.policy_tokens_with_gradient + denominators.demonstration_tokens
         metrics = Metrics()
-        metrics.add_mean("policy/router_load_entropy", routing.load_entropy, scored_tokens)
-        metrics.add_mean("policy/router_margin", routing.margin, scored_tokens)
+        metrics.add("policy/router_load_entropy", "mean", routing.load_entropy, scored_tokens)
+        metrics.add("policy/router_margin", "mean", routing.margin, scored_tokens)
         return metrics
 
     def _compute_loss(
@@ -267,21 +275,15 @@ class PolicyLearner:
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
         result = self._objective.compute_loss(tokens, denominators, step=step, compare_with_sampler=is_first)
-        if is_first:
-            result.metrics.merge(self._measure_route_differences(batch))
-        return result
-
-    def _measure_route_differences(self, batch: Batch) -> Metrics:
-        """Return how often the routers would have chosen other experts than the engine; nothing without its routes."""
-        metrics = Metrics()
-        if batch.engine_routes_XTK is not None:
+        if is_first and batch.engine_routes_XTK is not None:
             # Only tokens with a log-prob count, as for the router's load: a prompt runs once for each part that its
             # group is split into.
             counts = count_differences(self._policy.routers, batch.engine_routes_XTK, batch.predictor_index_N)
             choices = counts.differing_choices / len(self._policy.routers)
-            metrics.add_ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)
-            metrics.add_ratio("rollout/route_diff_choices_frac", choices, counts.tokens)
-        return metrics
+            metrics = result.metrics
+            metrics.add("rollout/route_diff_tokens_frac", "ratio", float(counts.differing_tokens), counts.tokens)
+            metrics.add("rollout/route_diff_choices_frac", "ratio", choices, counts.tokens)
+        return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
         """Return the log-probs of a micro-batch. Its first pass stores the log-probs and routes that later ones use."""
@@ -330,24 +332,3 @@ class _MiniBatch(NamedTuple):
 def _oldest_last(mini_batch: _MiniBatch) -> list[bool]:
     """Return a sort key: mini-batches with on-policy tokens first, then those with tokens of the version before."""
     return [count == 0 for count in mini_batch.denominators.policy_tokens_with_gradient_by_staleness]
-
-
-def _component_learning_rates(lr: float, options: OptimizerConfig) -> dict[str, float]:
-    """Return the learning rates of components that have their own, by metric; `lr` is that of the others."""
-    rates = {}
-    for component in COMPONENTS:
-        lr_scale = options.component_lr(component) / options.lr
-        if lr_scale != 1.0:
-            rates[f"learner/lr/{component}"] = lr * lr_scale
-    return rates
-
-
-def _measure_gradient(norms: Mapping[Component, float]) -> Metrics:
-    """Return metrics of an update's gradient, from the norm of each component."""
-    metrics = Metrics()
-    total_norm = math.hypot(*norms.values())
-    metrics.add_mean("learner/grad_norm", total_norm)
-    for component, norm in norms.items():
-        metrics.add_mean(f"learner/grad_norm/{component}", norm)
-    metrics.add_sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
-    return metrics

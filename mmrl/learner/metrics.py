@@ -46,66 +46,15 @@ class Metrics:
     _metrics: dict[str, _Metric] = field(default_factory=dict)
     _unread: list[_UnreadMetric] = field(default_factory=list)
 
-    def add_sum(self, name: str, value: float | Tensor) -> None:
-        """Add a scalar to a sum over all parts of a step."""
-        self._add(name, "sum", value)
+    def add(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
+        """Add a scalar to a metric.
 
-    def add_mean(self, name: str, share: float | Tensor, weight: float = 1.0) -> None:
-        """Add a micro-batch's share of a mean, a scalar: the sum over its tokens, divided by those of the whole update.
-
-        `weight` is what it was divided by, or 1 for a value that weighs the same in every update.
+        sum: a sum over all parts of a step.
+        mean: over the tokens of an update. A micro-batch adds its share: the sum over its tokens, divided by the number
+            of tokens in the whole update, which is `weight`; 1 for a value that weighs the same in every update.
+        ratio: a quotient whose denominator is known only once all parts are merged. `weight` adds to the denominator.
+        max, min: the largest or the smallest value.
         """
-        self._add(name, "mean", share, weight)
-
-    def add_ratio(self, name: str, numerator: float, denominator: float) -> None:
-        """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
-        self._add(name, "ratio", numerator, denominator)
-
-    def keep_max(self, name: str, value: float | Tensor) -> None:
-        """Keep the largest value, a scalar."""
-        self._add(name, "max", value)
-
-    def keep_min(self, name: str, value: float | Tensor) -> None:
-        """Keep the smallest value, a scalar."""
-        self._add(name, "min", value)
-
-    def keep_worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
-        """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
-        index_1 = values_N.argmax().reshape(1)  # [1]: the CPU would have to read a scalar index
-        columns = (values_N, tokens.response_N)
-        pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
-        self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
-
-    def merge(self, other: Metrics) -> None:
-        """Merge in the metrics of another part of the same update: a micro-batch, or a rank's whole share."""
-        for name, metric in other._metrics.items():
-            self._add(name, *metric)
-        self._unread += other._unread
-
-    def read_tensors(self) -> None:
-        """Fetch all values that are still tensors, in one transfer."""
-        if not self._unread:
-            return
-        unread, self._unread = self._unread, []
-        numbers = iter(torch.cat([metric.value.double().reshape(-1) for metric in unread]).tolist())
-        for metric in unread:
-            value = next(numbers)
-            if metric.experiences:
-                rollout = metric.experiences[int(next(numbers))].rollout
-                value = WorstToken(value)
-                sample = rollout.prompt.sample
-                value.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
-            self._add(metric.name, metric.kind, value, metric.weight)
-
-    def values(self) -> dict[str, float]:
-        """Return the value of each metric. A ratio is 0 if nothing was counted."""
-        self.read_tensors()
-        values = {}
-        for name, metric in self._metrics.items():
-            values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
-        return values
-
-    def _add(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
         if isinstance(value, Tensor):
             self._unread.append(_UnreadMetric(name, kind, value, weight))
             return
@@ -123,6 +72,42 @@ class Metrics:
             weight = known.weight + weight if kind == "ratio" else known.weight
         self._metrics[name] = _Metric(kind, value, weight)
 
+    def keep_worst_token(self, name: str, values_N: Tensor, tokens: TokenTable) -> None:
+        """Keep the largest value, with the rollout of its token, as a `WorstToken`."""
+        index_1 = values_N.argmax().reshape(1)  # [1]: the CPU would have to read a scalar index
+        columns = (values_N, tokens.response_N)
+        pair = torch.cat([column.index_select(0, index_1).double() for column in columns])
+        self._unread.append(_UnreadMetric(name, "max", pair, experiences=tokens.experiences))
+
+    def merge(self, other: Metrics) -> None:
+        """Merge in the metrics of another part of the same update: a micro-batch, or a rank's whole share."""
+        for name, metric in other._metrics.items():
+            self.add(name, *metric)
+        self._unread += other._unread
+
+    def read_tensors(self) -> None:
+        """Fetch all values that are still tensors, in one transfer."""
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, []
+        numbers = iter(torch.cat([metric.value.double().reshape(-1) for metric in unread]).tolist())
+        for metric in unread:
+            value = next(numbers)
+            if metric.experiences:
+                rollout = metric.experiences[int(next(numbers))].rollout
+                value = WorstToken(value)
+                sample = rollout.prompt.sample
+                value.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
+            self.add(metric.name, metric.kind, value, metric.weight)
+
+    def values(self) -> dict[str, float]:
+        """Return the value of each metric. A ratio is 0 if nothing was counted."""
+        self.read_tensors()
+        values = {}
+        for name, metric in self._metrics.items():
+            values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
+        return values
+
 
 def merge_updates(updates: Iterable[Metrics]) -> Metrics:
     """Return the metrics of several updates, each of which is merged and read.
@@ -135,9 +120,9 @@ def merge_updates(updates: Iterable[Metrics]) -> Metrics:
         for name, metric in update._metrics.items():
             if metric.kind == "mean":
                 # The mean has all its shares by now, so this is the sum over the update's tokens.
-                merged.add_ratio(name, metric.value * metric.weight, metric.weight)
+                merged.add(name, "ratio", metric.value * metric.weight, metric.weight)
             else:
-                merged._add(name, *metric)
+                merged.add(name, *metric)
     return merged
 
 
@@ -188,8 +173,8 @@ def measure_tokens(
     metrics = Metrics()
     count = denominators.policy_tokens_with_gradient
     for name, total in sums.items():
-        metrics.add_mean(name, total.double() / count, count)
-    metrics.keep_min("policy/importance_ratio_min", ratio_N.min())
+        metrics.add(name, "mean", total.double() / count, count)
+    metrics.add("policy/importance_ratio_min", "min", ratio_N.min())
     metrics.keep_worst_token("policy/importance_ratio_max", ratio_N, sampled)
     columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
     return metrics, LossColumns(sampled.experiences, sampled.response_N, columns)
@@ -208,7 +193,7 @@ def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metr
         if count:
             share = difference_N.where(sampled.staleness_N == staleness, 0.0).sum().double() / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
-            metrics.add_sum(names[staleness], share)
+            metrics.add(names[staleness], "sum", share)
     if any(denominators.policy_tokens_with_gradient_by_staleness):
         recent_N = difference_N.where(sampled.staleness_N <= 1, 0.0)
         metrics.keep_worst_token("rollout/logprob_diff_max", recent_N, sampled)

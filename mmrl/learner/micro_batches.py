@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.batch import Batch, BatchMedia, PackedGroup, Placeholders, group_by_prompt
+from mmrl.policy.batch import Batch, PackedGroup, Placeholders, collect_media, group_by_prompt
 from mmrl.policy.expert_routing import UNKNOWN_EXPERT
 from mmrl.types import Experience, ImageRef, VideoRef
 
@@ -39,11 +39,9 @@ class MicroBatch:
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
     """Deal whole groups to `count` mini-batches in turn. Replayed groups are the last, so each mini-batch gets some."""
-    group_numbers: dict[tuple[str, str], int] = {}  # by prompt, in order of first appearance
     mini_batches: list[list[Experience]] = [[] for _ in range(count)]
-    for experience in experiences:
-        number = group_numbers.setdefault(experience.rollout.prompt.group_key, len(group_numbers))
-        mini_batches[number % count].append(experience)
+    for number, group in enumerate(group_by_prompt(experiences)):
+        mini_batches[number % count] += group
     return mini_batches
 
 
@@ -143,20 +141,12 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
 
     `patch_dim` is the number of values in a patch. `shared_prefix` packs it like the batches of other ranks.
     """
-    no_patches, no_grids = torch.zeros(0, patch_dim), torch.zeros(0, 3, dtype=torch.int64)
     return Batch(
         input_ids_BL=torch.tensor([[pad_id]]),
         token_types_BL=torch.zeros(1, 1, dtype=torch.int64),
         position_ids_3BL=torch.zeros(3, 1, 1, dtype=torch.int64),
         packed_groups=(PackedGroup(1, ()),) if shared_prefix else None,
-        media=BatchMedia(
-            image_patches_MD=no_patches,
-            image_grids_I3=no_grids,
-            image_keys=(),
-            video_patches_MD=no_patches,
-            video_grids_V3=no_grids,
-            video_keys=(),
-        ),
+        media=replace(collect_media([]), image_patches_MD=torch.zeros(0, patch_dim)),
         target_ids_N=torch.zeros(0, dtype=torch.int64),
         predictor_index_N=torch.zeros(0, dtype=torch.int64),
         temperature_N=torch.zeros(0),

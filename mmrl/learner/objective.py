@@ -55,7 +55,8 @@ class Objective:
 
         `policy_loss_fn` is the function that `options.policy_loss` names.
         """
-        self._options, self._policy_loss_fn = options, policy_loss_fn
+        self._options = options
+        self._policy_loss_fn = policy_loss_fn
         self._coefficient = partial(coefficient, total=total_steps)
         self.needs_reference = options.kl.coef > 0.0  # there is a KL penalty
         self.has_entropy_bonus = options.entropy.coef > 0.0
@@ -124,7 +125,7 @@ class Objective:
             imitated = tokens.select(tokens.in_sft_loss_N)
             nll = -imitated.current_logprobs_N.sum() / denominators.sft_loss_tokens
             loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
-            metrics.add_mean("learner/sft_loss_nats", nll.detach(), denominators.sft_loss_tokens)
+            metrics.add("learner/sft_loss_nats", "mean", nll.detach(), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
             rl_loss, rl_metrics, columns = self._rl_loss(sampled, denominators, step)
@@ -139,7 +140,11 @@ class Objective:
         options = self._options
         old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
         old_N = old_N.detach()
-        ratio_N = self._importance_ratios(sampled, old_N)
+        log_ratio_N = sampled.current_logprobs_N - old_N
+        if options.log_ratio_clip is not None:
+            # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
+            log_ratio_N = log_ratio_N.clamp(-options.log_ratio_clip, options.log_ratio_clip)
+        ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
 
         advantage_N, penalty_N, kl_N = sampled.advantages_N, torch.zeros_like(ratio_N), None
         if self.needs_reference:
@@ -183,17 +188,6 @@ class Objective:
         )
         return LossResult(loss, metrics, columns)
 
-    def _importance_ratios(self, sampled: TokenTable, old_N: Tensor) -> Tensor:
-        """Return the probability of each token, or of its sequence, under the policy now over that under the old one.
-
-        Source: PPO (arXiv:1707.06347, eq. 6); of sequences, GSPO (arXiv:2507.18071).
-        """
-        log_ratio_N, bound = sampled.current_logprobs_N - old_N, self._options.log_ratio_clip
-        if bound is not None:
-            # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
-            log_ratio_N = log_ratio_N.clamp(-bound, bound)
-        return importance_ratios(log_ratio_N, sampled.sequence_N, self._options.importance_ratio_level)
-
     def _reference_kl(self, sampled: TokenTable) -> Tensor:
         """Return the KL divergence from the reference at each token, [N]."""
         options = self._options.kl
@@ -206,27 +200,22 @@ class Objective:
         return estimate_kl(policy_N, sampled.reference_logprobs_N, options.estimator, log_ratio_clip=bound)
 
     def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
-        """Return the policy loss of each token, [N]."""
+        """Return the policy loss of each token, [N].
+
+        A user's function is called once for each response, so its result does not depend on micro-batches or ranks.
+
+        Raises:
+            UserError: the function does not return a tensor [S] that depends on `logprobs`.
+        """
         options = self._options
-        if self._policy_loss_fn is not None:
-            return self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
         match options.policy_loss:
             case "clip":
                 return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
             case "cispo":
                 return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
-        raise ValueError(f"no function was loaded for the policy loss {options.policy_loss.fn!r}")
-
-    def _custom_policy_loss(
-        self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor
-    ) -> Tensor:
-        """Return the user's loss of each token, [N].
-
-        The function is called once for each response, so the result does not depend on micro-batches or ranks.
-
-        Raises:
-            UserError: the function does not return a tensor [S] that depends on `logprobs`.
-        """
+        name = options.policy_loss.fn
+        if self._policy_loss_fn is None:
+            raise ValueError(f"no function was loaded for the policy loss {name!r}")
         # `bincount` gives 0 for responses without tokens; the function is not called for them.
         lengths = list(filter(None, torch.bincount(sampled.response_N).tolist()))
         columns_N = (sampled.current_logprobs_N, old_N, advantage_N.detach())
@@ -235,8 +224,8 @@ class Objective:
         for logprobs_S, old_S, advantages_S in zip(*split_columns, strict=True):
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
-            loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
-            _check_custom_loss(loss_S, logprobs_S, getattr(self._options.policy_loss, "fn", ""))
+            loss_S = self._policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
+            _check_custom_loss(loss_S, logprobs_S, name)
             losses.append(loss_S)
         return torch.cat(losses)
 

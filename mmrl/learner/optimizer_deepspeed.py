@@ -31,7 +31,8 @@ from torch.nn.functional import pad
 
 from mmrl.config.schema import Component, DeepspeedConfig, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.policy import ModelRunner, PolicyModel
+from mmrl.policy.model_runner import ModelRunner
+from mmrl.policy.policy import PolicyModel
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000  # elements gathered at a time during export: 200 MB of bfloat16 weights
@@ -45,7 +46,8 @@ class DeepspeedModel(ModelRunner):
     def __init__(self, policy: PolicyModel, options: DeepspeedConfig, ranks: Ranks) -> None:
         """Hand the model of a policy to DeepSpeed. Collective."""
         super().__init__(policy.model)
-        self.options, self.ranks = options, ranks
+        self.options = options
+        self.ranks = ranks
         self.parameters_by_component = policy.trained_by_component
         self._is_gathered = False
         # DeepSpeed would compile its shared-memory collectives at this moment, which needs a compiler.

@@ -29,7 +29,9 @@ class ReferencePolicy:
         `initial_copy` is used in place of a new copy. It must equal the policy now and never change, as a policy
         without its adapter does.
         """
-        self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
+        self._options = options
+        self._trained_policy = policy
+        self._ranks = ranks or SingleProcess()
         self.policy = initial_copy or policy.frozen_copy()
         """The copy of the policy, whose log-probs the KL penalty compares with."""
         self.is_frozen = options.update == "never"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mmrl.config.schema import RlStage
 from mmrl.plan.stage_plan import Plan
-from mmrl.policy.policy import VISION_CACHE_BYTES
+from mmrl.policy.vision_cache import VISION_CACHE_BYTES
 
 PHASES = ("generating", "learning", "updating")
 _FIXED_GB = 2.0  # CUDA context, libraries and what the allocator leaves unused: assumed, not computed

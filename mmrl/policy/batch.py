@@ -1,19 +1,24 @@
 """Packs and pads: experiences become the tensors of a forward pass.
 
-The learner's batch is one row that holds each prompt once, before all of its responses, and no padding:
+The learner's batch is one row without padding, which holds each prompt once, followed by all of its responses. For a
+prompt `a b` with the responses `c` and `d e`, and a prompt `f` with the response `g`:
 
-    prompt | first | second second second | prompt' prompt' | first' first' ...
+    input_ids           a b | c | d e | f | g
+    position_ids        0 1 | 2 | 2 3 | 0 | 1    each response continues from its prompt
+    target_ids          c d e g
+    predictor_index     1 1 3 5                  places in the row of the tokens that predict them: b b d f
 
-A response attends to its prompt and itself, and its positions continue from the prompt's. It may contain images and
-videos that tools showed: patches come in the order of placeholders in the row. The plain layout, one padded row for
-each response, must give the same log-probs and gradients.
+A response attends to its prompt and itself. It may contain images and videos that tools showed; patches come in the
+order of placeholders in the row. The plain layout, one padded row for each response, must give the same log-probs and
+gradients.
 
-Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
+Suffixes of tensor names, one letter an axis, here and in the files that refer to this list:
 
     N   trained tokens of a batch, or of a `TokenTable`, which has a row for each
     S   tokens of one prompt or response; in a loss, tokens of a response that the policy sampled
-    B   rows, L their columns, T all their tokens, B x L; P columns of prompts or responses padded on the left
-    C   tokens of a chunk, R rows to sample from, V tokens of the vocabulary, W hidden channels
+    B   rows, L their columns, T all their tokens, B x L
+    P   tokens of a prompt, or columns of prompts or responses padded on the left
+    C   tokens of a chunk, R rows of a cache or to sample from, V tokens of the vocabulary, W hidden channels
     X   layers with experts, K experts of a token
     M   patches, D values of a patch, I images; V is videos in `video_grids_V3` and `second_per_grid_V`
     3   axes of a position or of a grid: time, height, width

@@ -30,7 +30,8 @@ class ChatTemplate:
 
     def __init__(self, hf_processor: ProcessorMixin, options: Mapping[str, object]) -> None:
         """Prepare to render with these options of the template, `model.chat` in a config."""
-        self._hf_processor, self._options = hf_processor, dict(options)
+        self._hf_processor = hf_processor
+        self._options = dict(options)
         self.render = lru_cache(_TEXT_CACHE_SIZE)(self._render)
         self.tokenize = lru_cache(_TEXT_CACHE_SIZE)(self._tokenize)
 

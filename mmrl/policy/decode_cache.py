@@ -2,12 +2,13 @@
 
 The learner shares prompts in another way: `mmrl.policy.shared_prefix_attention`.
 
-Each new token attends to its prompt and to the row's own tokens. The queries of all rows of a prompt form one long
-query for one copy of the prompt's keys; each row's own keys are attended to separately; and the two outputs are merged
-by their log-sum-exps in float32, which is exact. The literature calls this cascade attention.
+A row is a rollout. Its new tokens attend to the row's own tokens and, in another call, to the prompt: the queries of
+all rows of a prompt form one long query for the one copy of its keys. The two outputs of a token are merged in float32,
+weighted by their sums of exponentials, which is exact. The literature calls this cascade attention.
 
-Letters in shapes: B prompts, P columns of padded prompts, N rows of a prompt, R rows, S columns of a row's own tokens,
-T new columns, H query heads, K key heads, G = H / K, D channels of a head.
+Letters in shapes: B prompts, P columns of padded prompts, N rows of a prompt, R rows, S columns of a row's own tokens
+(after those of its prompt, where prompts are not shared), T new columns, H query heads, K key heads, G = H / K, D
+channels of a head.
 
 Source: Hydragen, arXiv:2402.05099v2, section 3.
 """
@@ -46,15 +47,16 @@ class DecodeCache:
         self.cache = prompts
         self._shares_prompts = shares_prompts and not any(prompts.is_sliding)
         # The last layer is an attention layer in every family.
-        self._device, self._dtype = device, _ = prompts.layers[-1].device, prompts.layers[-1].dtype
+        self._device = prompts.layers[-1].device
+        self._dtype = prompts.layers[-1].dtype
         self._prompt_of_row = list(prompt_of_row)
         # 1 for a token and 0 for padding in the columns of `cache`, int64; None if no column is padding.
-        self._keep_RK: torch.Tensor | None = None
-        self._keep_BP = None if keep_BP.all() else send(keep_BP.bool(), device)
-        rows = send_numbers(self._prompt_of_row, device)
+        self._keep_RS: torch.Tensor | None = None
+        self._keep_BP = None if keep_BP.all() else send(keep_BP.bool(), self._device)
+        rows = send_numbers(self._prompt_of_row, self._device)
         if not self._shares_prompts:
             prompts.reorder_cache(rows)
-            self._keep_RK = send(keep_BP, device)[rows]
+            self._keep_RS = send(keep_BP, self._device)[rows]
             return
         for number, layer in enumerate(prompts.layers):
             if isinstance(layer, LinearAttentionLayer):
@@ -71,37 +73,36 @@ class DecodeCache:
         return arguments
 
     def extend_mask(self, keep_RT: torch.Tensor) -> torch.Tensor:
-        """Add columns, where `keep_RT` is 1 for tokens, int64; return the attention mask of their forward, [R, S]."""
-        before = [] if self._keep_RK is None else [self._keep_RK]
-        self._keep_RK = torch.cat([*before, keep_RT], dim=1)
-        return self._keep_RK
+        """Add columns, in which `keep_RT` is 1 for tokens, int64; return their attention mask, [R, S]."""
+        before = [] if self._keep_RS is None else [self._keep_RS]
+        self._keep_RS = torch.cat([*before, keep_RT], dim=1)
+        return self._keep_RS
 
     def extend_mask_by_token(self) -> torch.Tensor | None:
-        """Add a column with a token in each row; return the mask of its forward: [R, S], [R, 1, 1, S], or None."""
-        if self._keep_RK is None:
+        """Add a column with a token in each row; return its attention mask, [R, S] or [R, 1, 1, S], or None."""
+        if self._keep_RS is None:
             return None
-        self._keep_RK = F.pad(self._keep_RK, (0, 1), value=1)
+        self._keep_RS = F.pad(self._keep_RS, (0, 1), value=1)
         # transformers checks in each step if a mask of two dimensions hides anything, which would wait for a GPU.
-        return _to_bias(self._keep_RK[:, None, None].bool(), self._dtype) if self._shares_prompts else self._keep_RK
+        return _to_bias(self._keep_RS[:, None, None].bool(), self._dtype) if self._shares_prompts else self._keep_RS
 
     def keep_rows(self, kept: Sequence[int]) -> list[int]:
         """Drop all rows but `kept`; rows from the end fill the gaps. Return the old number of the row in each place.
 
-        A prompt whose last row is dropped goes in the same way. With the prompts 0 1 1 2 2 of five rows and `kept`
-        1 3 4, the result is 3 1 4: these rows had the prompts 2 1 2, which move to the places 0 and 1, so they have the
-        prompts 0 1 0 now.
+        A prompt whose last row is dropped goes in the same way. If five rows have the prompts 0 1 1 2 2 and `kept` is
+        1 3 4, the result is 3 1 4. These rows had the prompts 2 1 2; prompt 2 moves to place 0, so they are now 0 1 0.
         """
         row_moves = _plan_moves(kept, self._device)
         order = row_moves.order
         self._prompt_of_row = [self._prompt_of_row[row] for row in order]
         if not self._shares_prompts:
             order_R = send_numbers(order, self._device)
-            assert self._keep_RK is not None  # set above, for rows that do not share prompts
-            self._keep_RK = self._keep_RK[order_R]
+            assert self._keep_RS is not None  # set above, for rows that do not share prompts
+            self._keep_RS = self._keep_RS[order_R]
             self.cache.reorder_cache(order_R)
             return order
-        if self._keep_RK is not None:
-            self._keep_RK = row_moves.apply(self._keep_RK)
+        if self._keep_RS is not None:
+            self._keep_RS = row_moves.apply(self._keep_RS)
         prompt_moves = _plan_moves(sorted(set(self._prompt_of_row)), self._device)
         place_of_prompt = {prompt: place for place, prompt in enumerate(prompt_moves.order)}
         self._prompt_of_row = [place_of_prompt[prompt] for prompt in self._prompt_of_row]
@@ -177,16 +178,16 @@ class DecodeCache:
 
 
 class _Moves(NamedTuple):
-    """Fills the places of dropped rows in a tensor [R, ...] with rows from its end. All layers share one object.
+    """Fills the places of dropped rows in a tensor [R, ...] with rows from its end.
 
     Where rows 1 3 4 of five are kept, the places 0 and 2 are free: `to` is 0 2, `start` is 3 4, and `order` is 3 1 4.
-
-    An index in CPU memory would make the CPU wait for a GPU at each use.
     """
 
     order: list[int]  # numbers of the rows that are left, in their new places
-    to: torch.Tensor  # places that are filled, int64
-    start: torch.Tensor  # where the rows come from that fill them, int64
+    # Places that are filled, and the rows that fill them, int64. On the device, where they serve all layers: an index
+    # in CPU memory would make the CPU wait for a GPU at each use.
+    to: torch.Tensor
+    start: torch.Tensor
 
     def apply(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move the rows of a tensor [R, ...] in place; return those that are left, as a part of its memory."""
@@ -201,7 +202,8 @@ class _SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers ha
     def __init__(self, prompts: DynamicLayer) -> None:
         super().__init__()
         self.prompt_keys, self.prompt_values = prompts.keys, prompts.values
-        self.dtype, self.device, self.is_initialized = prompts.dtype, prompts.device, True
+        self.dtype, self.device = prompts.dtype, prompts.device
+        self.is_initialized = True
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
         self._length = 0

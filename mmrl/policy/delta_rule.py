@@ -1,19 +1,23 @@
 """The gated delta rule in plain torch, with its own backward pass.
 
-The rule reads and writes a state S for each head, token by token:
+Each head has a state S, [K, V], which stores values by keys of length 1: S^T k is the value for k. Token t lets S decay
+by exp(g_t), moves the value for its key by the share beta_t towards v_t, and reads the value for its query:
 
-    S_t = exp(g_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T        o_t = S_t^T q_t
+    u_t = beta_t (v_t - exp(g_t) S_(t-1)^T k_t)        S_t = exp(g_t) S_(t-1) + k_t u_t^T        o_t = S_t^T q_t
 
-Tokens are handled in chunks. Within a chunk, u_t is the value that token t writes along k_t. A triangular system gives
-all u, and matrix products carry the state from chunk to chunk:
+Tokens are handled in chunks, by matrix products. Let S be the state before a chunk, and b the running sum of g in it.
+The value for a key contains what earlier tokens of the chunk wrote. Without decay, the first two write
+
+    u_1 = beta_1 (v_1 - S^T k_1)        u_2 = beta_2 (v_2 - S^T k_2 - (k_2.k_1) u_1)
+
+so all u of a chunk solve a triangular system. The outputs, and the state S' after the chunk, follow from them:
 
     (I + A) u = beta (v - exp(b) k S)           A_ts = beta_t exp(b_t - b_s) k_t.k_s  for s < t
     o = exp(b) q S + P u                        P_ts = exp(b_t - b_s) q_t.k_s         for s <= t
-    S' = exp(b_C) S + k^T exp(b_C - b) u        b: cumulative sum of g in the chunk, b_C its last element
+    S' = exp(b_C) S + k^T exp(b_C - b) u        b_C: the last b of the chunk
 
-transformers' own function leaves the derivative to autograd, which keeps some twenty tensors of the size of the values
-for each token. Here six are kept, query heads that share a key are not repeated, and chunks have the length that
-leaves least padding.
+transformers leaves the derivative to autograd, which keeps some twenty tensors as large as the values. Here six are
+kept, value heads share the queries and keys of their key head, and the length of chunks leaves the least padding.
 
 Letters in shapes: N sequences, S tokens, G key heads, R value heads for each key head, H = G R value heads, K and V
 channels of a key and of a value, X chunks, C tokens of a chunk.
@@ -86,13 +90,7 @@ def gated_delta_step(
 ) -> torch.Tensor:
     """Run the rule over one token of each sequence, change `state` in place, and return outputs [N, H, V], float32.
 
-    Args:
-        query: [N, G, K]; value heads g R to (g + 1) R - 1 share query and key g.
-        key: [N, G, K].
-        value: [N, H, V].
-        log_decay: g, at most 0, [N, H].
-        write_strength: beta, between 0 and 1, [N, H].
-        state: [N, H, K, V], contiguous, float32.
+    The arguments are those of `gated_delta_rule` without the axis S; `state` is float32 and contiguous.
     """
     repeats = value.shape[1] // key.shape[1]
     query_key = torch.stack([query, key], dim=2).float().repeat_interleave(repeats, dim=1)
@@ -134,7 +132,13 @@ class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: torch.Tensor, d_state: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
-        """Return the gradients of the six inputs, given those of outputs [N, S, H, V] and states [N, H, K, V]."""
+        """Return the gradients of the six inputs, given those of outputs [N, S, H, V] and states [N, H, K, V].
+
+        From the last chunk to the first, where r is the right side of the system:
+
+            du = P^T do + exp(b_C - b) k dS'        dr = (I + A)^-T du
+            dS = exp(b_C) dS' + q^T exp(b) do - k^T beta exp(b) dr
+        """
         written, states, *kept = ctx.saved_tensors
         chunks, length = _Chunks(*kept), d_output.shape[1]
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
@@ -186,7 +190,7 @@ class _GatedDeltaRule(torch.autograd.Function):
 def _prepare_chunks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, log_decay: torch.Tensor, write_strength: torch.Tensor
 ) -> _Chunks:
-    """Divide the arguments of the rule into chunks of equal length, and compute what does not depend on the state."""
+    """Cut the arguments of the rule into chunks of equal length, and compute what does not depend on the state."""
     length, heads = query.shape[1], (query.shape[2], value.shape[2] // query.shape[2])
     num_chunks = -(-length // _MAX_CHUNK)
     size = -(-length // num_chunks)
@@ -219,9 +223,9 @@ def _prepare_chunks(
 def _product_gradients(
     chunks: _Chunks, written: torch.Tensor, d_out: torch.Tensor, d_value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return gradients through products with keys of the chunk.
+    """Return the gradients, through A and P, of queries and keys, and of the exponents b_t - b_s for s < t.
 
-    The first is of queries and keys, [X, N, G, 2 C, K], the second of b_t - b_s for s < t, [X, N, G, R, C, C].
+    Their shapes are [X, N, G, 2 C, K] and [X, N, G, R, C, C].
     """
     size = written.shape[-2]
     key = chunks.query_key[..., size:, :]
@@ -240,9 +244,9 @@ def _decay_gradient(
 ) -> torch.Tensor:
     """Return the gradient of the log-decays, [X, N, G, R, C], from those of the exponents that contain them.
 
-    g_j is in the exponents b_t - b_s with s < j <= t, in b_t of a read with j <= t, in b_C - b_t of a write with t < j,
-    and in b_C. All these are added up, and each has the decay as a factor. Adding up the gradients of b_t for t >= j
-    would be simpler; but pairs with j <= s would have to cancel, and for fast decays their rounding would hide the sum.
+    g_j is a term of the exponents b_t - b_s for s < j <= t, of b_t (reads) for j <= t, of b_C - b_t (writes) for t < j,
+    and of b_C; the gradients of these are summed. Summing the gradients of b_t over t >= j would be simpler, but there
+    pairs with j <= s must cancel, and for fast decays their rounding errors would hide the sum.
 
     Shapes: d_pairs [X, N, G, R, C, C], d_reads and d_writes [X, N, G, R, C], d_end [X, N, G, R].
     """

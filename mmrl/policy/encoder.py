@@ -101,9 +101,13 @@ class PromptEncoder:
         """
         # Not the bundle itself, which may hold the model.
         hf_processor, family = bundle.processor, bundle.family
-        self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
-        self.media_cache, self._add_instruction = media_cache, add_instruction
-        self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
+        self.hf_processor = hf_processor
+        self.family = family
+        self.response_format = response_format
+        self.media_cache = media_cache
+        self._add_instruction = add_instruction
+        self._max_prompt_tokens = max_prompt_tokens
+        self._limit_key = limit_key
         self.video_refusal = ""  # why videos cannot be used, and what to do; empty if they can
         self.image_format = family.image_format(hf_processor)
         self._chat_template = ChatTemplate(hf_processor, chat)
@@ -250,9 +254,8 @@ class PromptEncoder:
         )
 
     def _media_layout(self, ref: MediaRef) -> MediaLayout:
-        return self._image_layout(ref) if isinstance(ref, ImageRef) else self._video_layout(ref)
-
-    def _image_layout(self, ref: ImageRef) -> MediaLayout:
+        if isinstance(ref, VideoRef):
+            return self._video_layout(ref)
         patch_size = self.image_format.patch_size
         original = self.media_cache.image_size(ref)
         resized = self._resized_image_size(original)

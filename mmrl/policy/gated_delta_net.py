@@ -1,15 +1,17 @@
-"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after a cache of padded rows.
+"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after cached rows.
 
 Two parts of the layer link tokens: a causal convolution over the last few tokens, and a recurrent state for each
 head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
 and each of its responses starts from the state and the last columns that the prompt ends with. Gradients of all
 responses add up in the prompt, because autograd sums over every use of a tensor.
 
-Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or responses)
-of a batch, R cached rows, S columns of a padded batch, H value heads, K and V channels of a key and of a value.
+Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution or of all heads together, N pieces
+(prompts or responses) of a batch, R cached rows, S columns of a padded batch or of the convolution's window, G key
+heads, H value heads, K and V channels of a key and of a value.
 
-The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with zeros, or flash-linear-attention's
-kernel, over pieces one after the other in one row.
+`fork_forward` runs a packed row, `append_forward` new tokens after cached rows, and `step_forward` a single one on a
+CPU. All else is left to transformers. The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with
+zeros, or flash-linear-attention's kernel, over pieces one after the other in one row.
 
 Source: Gated Delta Networks, arXiv:2412.06464v3, section 3.
 """
@@ -66,7 +68,7 @@ class AppendPlan(NamedTuple):
 
     leftward_RS: torch.Tensor  # column that each column takes, so that a row's tokens begin in the first one
     tokens_RS: torch.Tensor  # numbers of the tokens, moved to the left, among all columns of all rows; R S for padding
-    window_RS: torch.Tensor  # columns of the next window in the old window and the tokens after it, [R, window length]
+    window_RS: torch.Tensor  # columns of the next window in the old window and the tokens after it
     rightward_RS: torch.Tensor  # column that each column takes, so that a row's outputs end in the last one
 
 
@@ -161,8 +163,8 @@ def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: 
     output_RSHV, last_state = _apply_rule(layer, inputs, plan.tokens_RS, state.recurrent_states[0])
     cache.update_recurrent_state(last_state, layer.layer_idx)
 
-    output_RSV = torch.take_along_dim(output_RSHV.flatten(2), plan.rightward_RS[..., None], dim=1)
-    return _project(layer, output_RSV.view_as(output_RSHV), layer.in_proj_z(hidden_RSW))
+    output_RSC = torch.take_along_dim(output_RSHV.flatten(2), plan.rightward_RS[..., None], dim=1)
+    return _project(layer, output_RSC.view_as(output_RSHV), layer.in_proj_z(hidden_RSW))
 
 
 def plan_append(mask_RS: torch.Tensor, window_length: int) -> AppendPlan:
@@ -336,7 +338,7 @@ def _apply_rule(
 
 
 def _split_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
-    """Return the queries and keys [..., key heads, K] and values [..., H, V] in the channels of `mixed` [..., C]."""
+    """Return the queries and keys [..., G, K] and the values [..., H, V] in the channels of `mixed`, [..., C]."""
     query, key, value = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     query, key = (torch.unflatten(part, -1, (-1, layer.head_k_dim)) for part in (query, key))
     return query, key, torch.unflatten(value, -1, (-1, layer.head_v_dim))

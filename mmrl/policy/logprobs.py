@@ -82,14 +82,16 @@ class LogprobRequest:
     chunk_tokens: int  # tokens whose logits are computed at a time; logits of a whole batch would not fit into memory
 
 
-def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tensor:
-    """Return the logits [..., V] of hidden states [..., W], computed and returned in float32.
+def compute_logits(hidden: torch.Tensor, weight_VW: torch.Tensor, *, is_float32: bool) -> torch.Tensor:
+    """Return the logits [..., V] of hidden states [..., W], in their dtype or computed and returned in float32.
 
-    The weights are converted `_SLICE_ROWS` rows at a time, which avoids a float32 copy of all of them.
+    For float32 the weights are converted `_SLICE_ROWS` rows at a time, which avoids a float32 copy of all of them.
 
     Source: MiniMax-M1, arXiv:2506.13585, "Computational Precision Mismatch in Generation and Training"; ScaleRL,
     arXiv:2510.13786: rounded to bfloat16, the logits of sampler and learner differ enough to move importance ratios.
     """
+    if not is_float32:
+        return hidden @ weight_VW.T
     if hidden.is_cuda and hidden.dtype == weight_VW.dtype == torch.bfloat16 and not torch.is_grad_enabled():
         # A product of two bfloat16 numbers is exact in float32, and CUDA can sum and return products in float32: the
         # same result from faster kernels, which vLLM uses too. Autograd does not support them.
@@ -129,7 +131,7 @@ class LogprobHead(nn.Linear):
         In `use_request`, return log-probabilities and entropies, both float32 [N] in nats.
         """
         if self._request is None:
-            return float32_logits(hidden, self.weight) if self.is_float32 else super().forward(hidden)
+            return compute_logits(hidden, self.weight, is_float32=self.is_float32)
         # Tokens are scored inside this call, because hooks of modules run around it, such as those by which DeepSpeed
         # gathers sharded weights.
         hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
@@ -161,7 +163,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
             hidden_CW = hidden_NW[chunk]
-            logits_CV = _chunk_logits(hidden_CW, weight_VW, is_float32=is_float32)
+            logits_CV = compute_logits(hidden_CW, weight_VW, is_float32=is_float32)
             logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
             scored_N[chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
             probs_CV = logprobs_CV.exp()
@@ -196,7 +198,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             # Changed in place below, so another backward pass computes it again.
             probs_CV, ctx.probs_CV = ctx.probs_CV, None
             if probs_CV is None:
-                logits_CV = _chunk_logits(hidden_CW, weight_VW, is_float32=ctx.is_float32)
+                logits_CV = compute_logits(hidden_CW, weight_VW, is_float32=ctx.is_float32)
                 probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
             d_logprob_C1 = d_scored_N[chunk, None] / temperature_C1
             # In place, because each pass over [C, V] costs as much as some layers of a small model.
@@ -218,13 +220,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return d_hidden_NW, d_weight, None, None, None
 
 
-def _chunk_logits(hidden_CW: torch.Tensor, weight_VW: torch.Tensor, *, is_float32: bool) -> torch.Tensor:
-    """Return the logits of a chunk, [C, V], in float32 or in the dtype of the hidden states."""
-    return float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
-
-
 def _hidden_gradient(d_logits_CV: torch.Tensor, weight_VW: torch.Tensor, *, is_float32: bool) -> torch.Tensor:
-    """Return the gradient of the hidden states of a chunk, [C, W], as `_chunk_logits` computes with them."""
+    """Return the gradient of the hidden states of a chunk, [C, W], computed in the dtype of `compute_logits`."""
     if not is_float32:
         return d_logits_CV.to(weight_VW.dtype) @ weight_VW
     d_hidden_CW = torch.zeros(len(d_logits_CV), weight_VW.shape[1], device=weight_VW.device)

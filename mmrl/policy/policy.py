@@ -1,44 +1,35 @@
 """The model in training: frozen components, log-probabilities of responses, and generation on a key-value cache.
 
-`VisionCache` keeps the outputs of a frozen vision tower, computed once for each image or video, while there is room.
-
-Suffixes of tensor names: B rows, L columns, P prompt columns, N trained tokens, R sampled rows, S new columns,
-K cached columns, V tokens of the vocabulary, M patches, D values of a patch. In `routes_XTK`: X layers with experts, T
-tokens of all rows, K experts of a token.
+Suffixes of tensor names as in `mmrl.policy.batch`.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
 from mmrl.config.schema import COMPONENTS, Component
-from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.batch import Batch, BatchMedia, LeftPaddedBatch, collect_media
 from mmrl.policy.expert_routing import find_routers, set_routes
 from mmrl.policy.families import ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
+from mmrl.policy.model_runner import ModelRunner
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
+from mmrl.policy.vision_cache import VisionCache
 from mmrl.types import UserError
-from mmrl.utils.byte_cache import ByteCache
-from mmrl.utils.picklable_lock import PicklableLock
 from mmrl.utils.torch_transfer import send_numbers
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
     from mmrl.policy.decode_cache import DecodeCache
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
-VISION_CACHE_BYTES = 2**30  # features of images and videos that a frozen tower has seen
 _NO_MEDIA = collect_media([])
 
 
@@ -47,55 +38,6 @@ class TokenLogprobs(NamedTuple):
 
     logprobs_N: torch.Tensor
     entropies_N: torch.Tensor
-
-
-class ModelRunner:
-    """Calls a model and reads its weights, which this process holds whole.
-
-    `mmrl.learner.optimizer_deepspeed.DeepspeedModel` does the same for weights that may be sharded over ranks; then
-    every call is collective.
-    """
-
-    uses_deepspeed = False  # if so, ranks must run the same layers, and copies of the model need care
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
-        """Return the output of the model's forward."""
-        return self.model(**arguments)
-
-    def gather_all(self) -> AbstractContextManager[None]:
-        """Hold the whole model on every rank inside this block; each rank may then call it on its own."""
-        return nullcontext()
-
-    def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
-        """Hold these weights whole on every rank inside this block."""
-        return nullcontext()
-
-    def copy_model(self, shared: Iterable[nn.Parameter]) -> PreTrainedModel:
-        """Return a copy of the model that shares these of its weights."""
-        # `deepcopy` takes what its memo holds as already copied.
-        return copy.deepcopy(self.model, {id(parameter): parameter for parameter in shared})
-
-    def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights one by one in full shape, each valid until the next one. All ranks must take all of them."""
-        yield from parameters.items()
-
-    def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return this rank's share of the weights by name, each in its full shape."""
-        share = balanced_range(list(map(torch.numel, parameters.values())), ranks)
-        return dict(list(parameters.items())[share.start : share.stop])
-
-    def compute_gradient(
-        self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
-    ) -> list[torch.Tensor]:
-        """Return the gradient of a scalar loss in each parameter, in its shape and dtype; no update uses it.
-
-        If the weights are sharded, return this rank's piece of each gradient, [elements].
-        """
-        # Zeros where the loss does not depend on the parameter, such as the vision tower's without an image.
-        return list(torch.autograd.grad(loss(), parameters, materialize_grads=True))
 
 
 class PolicyModel:
@@ -326,7 +268,7 @@ class PolicyModel:
 
     def _make_vision_cache(self, frozen: Collection[Component]) -> VisionCache | None:
         is_frozen = self._may_cache_vision and set(_VISION_COMPONENTS) <= set(frozen)
-        return VisionCache(VISION_CACHE_BYTES) if is_frozen else None
+        return VisionCache() if is_frozen else None
 
     def banned_ids(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         """Return the ids that a response must never contain, in ascending order.
@@ -344,80 +286,3 @@ class PolicyModel:
         if self._vision_cache is None:
             return nullcontext()
         return self._vision_cache.cached_forward(self.model.get_submodule(self.family.vision_module), media)
-
-
-class VisionFeatures(NamedTuple):
-    """The vision tower's output for one image or video, [tokens, W] with W the language model's hidden size."""
-
-    tokens: torch.Tensor  # features that replace the embeddings of the placeholders, [tokens, W]
-    # Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families.
-    deepstack: tuple[torch.Tensor, ...]
-    output_class: type[ModelOutput]  # class of the tower's output, whose fields the model reads
-
-    @staticmethod
-    def from_output(output: ModelOutput) -> VisionFeatures:
-        """Return what the tower computed for one image or video, without its activations."""
-        deepstack = [layer.detach() for layer in output.get("deepstack_features") or ()]
-        return VisionFeatures(output.pooler_output.detach(), tuple(deepstack), type(output))
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all tensors, in bytes."""
-        return sum(tensor.nbytes for tensor in (self.tokens, *self.deepstack))
-
-
-class VisionCache:
-    """Vision features by the key of their image or video; the least recently used leave when it is full."""
-
-    def __init__(self, max_bytes: int) -> None:
-        """Keep at most `max_bytes` of features, but always the last one."""
-        self._features: ByteCache[str, VisionFeatures] = ByteCache(max_bytes)
-        # Asynchronous rollouts encode in a separate thread.
-        self._lock = PicklableLock()
-
-    @contextmanager
-    def cached_forward(self, tower: nn.Module, media: BatchMedia) -> Iterator[None]:
-        """Replace the tower's forward inside this block by one that looks its images and videos up in this cache."""
-        encode = tower.forward
-        # A Qwen-VL forward calls the tower first for a batch's images, then for its videos, and not for a kind of which
-        # `media` has none.
-        keys_of_calls = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
-
-        def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
-            """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
-            keys = next(keys_of_calls)
-            return _join_features(self._get_or_encode(keys, patches_MD, grid_thw, partial(encode, **options)))
-
-        # Only `forward` is replaced, so hooks on the module still run.
-        tower.forward = forward
-        try:
-            yield
-        finally:
-            tower.forward = encode
-
-    def _get_or_encode(
-        self, keys: Sequence[str], patches_MD: torch.Tensor, grids: torch.Tensor, encode: Callable[..., ModelOutput]
-    ) -> list[VisionFeatures]:
-        """Return the features of these images or videos; encode and cache the missing ones."""
-        patches_by_medium = torch.split(patches_MD, grids.prod(dim=-1).tolist())
-        found = []
-        for key, patches, grid in zip(keys, patches_by_medium, grids, strict=True):
-            with self._lock:
-                features = self._features.get(key)
-                if features is None:
-                    # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in
-                    # the batch or the cache, or a resumed run would differ from an uninterrupted one.
-                    features = VisionFeatures.from_output(encode(patches, grid_thw=grid[None]))
-                    self._features.put(key, features, features.nbytes)
-            found.append(features)
-        return found
-
-
-def _join_features(features: Sequence[VisionFeatures]) -> ModelOutput:
-    """Return the features of several images or videos as one output of the tower."""
-    output_class = features[0].output_class
-    tokens = torch.cat([item.tokens for item in features])
-    if not features[0].deepstack:
-        return output_class(pooler_output=tokens)
-    layers = zip(*(item.deepstack for item in features), strict=True)
-    return output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))

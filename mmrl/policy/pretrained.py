@@ -161,7 +161,7 @@ def _check_loaded_weights(
 
 
 def _correct_tied_config(model: PreTrainedModel) -> bool:
-    """Return True if the config ties output matrix and embedding but they are two tensors; then correct the config."""
+    """Correct a config that ties output matrix and embedding though they are two tensors; return True if it did."""
     config = model.config
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     if is_tied or not getattr(config, "tie_word_embeddings", False):

@@ -42,9 +42,8 @@ _MAX_CHARACTER_TOKENS = 4  # a character has four bytes at most, and a token one
 class PromptProcessor:
     """Builds prompts and demonstrations, parses rollouts, and provides the tensors of both to sampler and learner.
 
-    An image is opened, resized and cut into patches once: patches of recent prompts stay in a cache of bounded size,
-    under what the model reads, whatever the sample's id. A prompt that has left the cache is encoded again, and must
-    then have the same digest.
+    An image is opened, resized and cut into patches once: a cache of bounded size holds recent prompts. Its keys are
+    what the model reads, not sample ids. A prompt that has left it is encoded again, and must have the same digest.
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:

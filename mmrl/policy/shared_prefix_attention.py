@@ -1,10 +1,16 @@
 """Attention in a packed row, where the responses of a group share one copy of their prompt.
 
-    prompt | first | second second | prompt' | first' ...
+A token sees its prompt and, in its own response, itself and what comes before it. For a prompt of two tokens with
+responses of one and of two, where a row is a query and a column a key:
 
-A response attends to its prompt and to itself. On a CPU no mask is made: the visible part of a group consists of a
-few rectangles and triangles, each a call of the flash kernel, and parts that share queries are merged by their
-log-sum-exps in float32. CUDA has FlexAttention, which skips the blocks that a mask empties.
+    a . . . .       a: the prompt sees itself, causally
+    a a . . .       b: all responses see the prompt
+    b b c . .       c: each response sees itself, causally
+    b b . c .
+    b b . c c
+
+On a CPU no mask is made: a, b and each c is a call of the flash kernel, and the two outputs of a response are merged by
+their log-sum-exps in float32. On CUDA, FlexAttention skips the blocks that a mask empties.
 
 Letters in shapes: T tokens of the row, D channels of a head, H query heads, K key heads, G = H / K.
 """

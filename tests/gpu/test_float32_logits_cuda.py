@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmrl.policy.logprobs import float32_logits
+from mmrl.policy.logprobs import compute_logits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -14,6 +14,6 @@ def test_a_gpu_sums_bfloat16_products_in_float32():
     weight = torch.randn(1000, 256, generator=generator).bfloat16()
     expected = hidden.double() @ weight.double().T
     with torch.no_grad():
-        found = float32_logits(hidden.cuda(), weight.cuda())
+        found = compute_logits(hidden.cuda(), weight.cuda(), is_float32=True)
     assert found.dtype == torch.float32 and found.shape == expected.shape
     assert (found.cpu() - expected).abs().max() < 1e-4  # in bfloat16 up to 0.25: logits reach 70

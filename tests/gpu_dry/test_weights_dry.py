@@ -10,7 +10,7 @@ from mmrl.config.schema import DeepspeedConfig, LoraConfig, OptimizerConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.policy import ModelRunner
+from mmrl.policy.model_runner import ModelRunner
 from mmrl.rollout.weight_sync import PolicyWeightStream, iter_with_fingerprints
 from mmrl.types import TrainingState
 

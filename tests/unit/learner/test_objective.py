@@ -389,12 +389,12 @@ def update_metrics(*parts, weight):
     update = Metrics()
     for part in parts:
         own = Metrics()
-        own.add_mean("mean", part / weight, weight)
-        own.add_mean("per_update", part)
-        own.add_sum("sum", part)
-        own.add_ratio("ratio", part, 2.0)
-        own.keep_max("max", part)
-        own.keep_min("min", part)
+        own.add("mean", "mean", part / weight, weight)
+        own.add("per_update", "mean", part)
+        own.add("sum", "sum", part)
+        own.add("ratio", "ratio", part, 2.0)
+        own.add("max", "max", part)
+        own.add("min", "min", part)
         update.merge(own)
     return update
 
@@ -419,5 +419,5 @@ def test_updates_weigh_by_their_tokens():
 
 def test_a_ratio_of_nothing_is_0():
     metrics = Metrics()
-    metrics.add_ratio("ratio", 0.0, 0)
+    metrics.add("ratio", "ratio", 0.0, 0)
     assert metrics.values() == {"ratio": 0.0}
