@@ -61,10 +61,6 @@ class Metrics:
         """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
         self._add(name, "ratio", numerator, denominator)
 
-    def keep_max(self, name: str, value: float | Tensor) -> None:
-        """Keep the largest value, a scalar."""
-        self._add(name, "max", value)
-
     def keep_min(self, name: str, value: float | Tensor) -> None:
         """Keep the smallest value, a scalar."""
         self._add(name, "min", value)

@@ -387,15 +387,18 @@ def test_correction_weights_are_averaged():
 def update_metrics(*parts, weight):
     """Metrics of an update whose parts have these sums over tokens, of `weight` tokens in all."""
     update = Metrics()
+    scores = Scores(torch.zeros(1), torch.zeros(1), torch.zeros(1), None)
+    table = make_token_table([make_experience("p", 1.0)], LossConfig(), **scores._asdict())
     for part in parts:
         own = Metrics()
         own.add_mean("mean", part / weight, weight)
         own.add_mean("per_update", part)
         own.add_sum("sum", part)
         own.add_ratio("ratio", part, 2.0)
-        own.keep_max("max", part)
+        own.keep_worst_token("max", torch.tensor([part]), table)
         own.keep_min("min", part)
         update.merge(own)
+    update.read_tensors()
     return update
 
 
