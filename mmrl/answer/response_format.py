@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -181,7 +181,7 @@ class ResponseFormat:
             answer_type: type of the answer.
             earlier_sections: for a continuation, the parts of the first response, which need not come again.
         """
-        parts = self._split(text)
+        parts = _SPLITTERS[self.style](text, self._tags)
         value, problem = None, parts.content_problem
         if parts.content is not None:
             content = parts.content.strip()
@@ -221,25 +221,20 @@ class ResponseFormat:
         start = 0 if self.style == "boxed" else text.find("{")
         if self.style == "tags":
             # The words of the trigger end where the first tag begins.
-            names = (self.think_tag, *(section.tag for section in self.sections), self.answer_tag)
-            first_tag = _tag_pattern(names).search(text)
+            first_tag = _tag_pattern(self._tags).search(text)
             start = first_tag.start() if first_tag else 0
-        return self.parse(text[max(start, 0) :], answer_type, self._split(first_response).sections)
+        first_sections = _SPLITTERS[self.style](first_response, self._tags).sections
+        return self.parse(text[max(start, 0) :], answer_type, first_sections)
 
     def find_last_answer(self, text: str) -> int | None:
         """Return the index at which the last answer begins, tag or box included, or None if there is none."""
-        return self._split(text).answer_start
+        return _SPLITTERS[self.style](text, self._tags).answer_start
 
-    def _split(self, text: str) -> SplitResponse:
+    @property
+    def _tags(self) -> tuple[str, ...]:
+        """Tags or fields of all parts, the answer's last."""
         # Thinking is split off even where the format has none: it is then a separate problem, not loose words.
-        leading_tags = (self.think_tag, *(section.tag for section in self.sections))
-        match self.style:
-            case "tags":
-                return split_tags(text, (*leading_tags, self.answer_tag), self.answer_tag)
-            case "boxed":
-                return split_boxed(text, leading_tags)
-            case "json":
-                return split_json(text, (*leading_tags, self.answer_tag), self.answer_tag)
+        return (self.think_tag, *(section.tag for section in self.sections), self.answer_tag)
 
     def _expected_sections(self) -> dict[str, bool]:
         """Return the parts that may come before the answer, in order: name to True if it is required."""
@@ -314,14 +309,15 @@ def check_opening(text: str, opening: str, sample_id: str) -> None:
         )
 
 
-def split_tags(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
-    """Split `<think>..</think><answer>..</answer>`; `names` are the tags of all parts, with no text outside them."""
-    parts, problems, _ = _find_tagged_sections(text, names)
+def split_tags(text: str, tags: tuple[str, ...]) -> SplitResponse:
+    """Split `<think>..</think><answer>..</answer>`, no text outside; `tags` are of all parts, the answer's last."""
+    answer_tag = tags[-1]
+    parts, problems, _ = _find_tagged_sections(text, tags)
     answers = [part for part in parts if part.name == answer_tag]
     ends = [0, *(part.end for part in parts)]
     gaps = [text[end : part.start].strip() for end, part in zip(ends, parts, strict=False)]
     content, problem = _take_single_answer(text, answers, f"no {answer_tag} tag")
-    inner_tag = None if content is None else _tag_pattern(names).search(content)
+    inner_tag = None if content is None else _tag_pattern(tags).search(content)
     if inner_tag:
         content, problem = None, f"nested tags: {inner_tag[0]} inside <{answer_tag}>"
     return SplitResponse(
@@ -334,9 +330,9 @@ def split_tags(text: str, names: tuple[str, ...], answer_tag: str) -> SplitRespo
     )
 
 
-def split_boxed(text: str, names: tuple[str, ...]) -> SplitResponse:
+def _split_boxed(text: str, tags: tuple[str, ...]) -> SplitResponse:
     r"""Split `<think>..</think> Some words. \boxed{..}`: one box outside the tags, followed by punctuation at most."""
-    sections, problems, end = _find_tagged_sections(text, names)
+    sections, problems, end = _find_tagged_sections(text, tags[:-1])
     starts = [0, *(section.end for section in sections)]
     ends = [*(section.start for section in sections), end]
     answers: list[TaggedSection] = []
@@ -353,8 +349,9 @@ def split_boxed(text: str, names: tuple[str, ...]) -> SplitResponse:
     return SplitResponse(content, problem, sections, problems, answer_start=answer_start)
 
 
-def split_json(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
+def _split_json(text: str, names: tuple[str, ...]) -> SplitResponse:
     """Split `{"think": "..", "answer": ..}`: one JSON object with the answer as its last field, and nothing else."""
+    answer_tag = names[-1]
     try:
         fields = parse_json(text.strip())
     except ValueError as error:
@@ -440,3 +437,9 @@ def _take_single_answer(
     if text[answers[0].end :].strip(allowed_after):
         return None, "text after the answer"
     return answers[0].content, ""
+
+
+_SPLITTERS: Mapping[str, Callable[[str, tuple[str, ...]], SplitResponse]] = MappingProxyType(
+    {"tags": split_tags, "boxed": _split_boxed, "json": _split_json}
+)
+"""By style: splits a response, given the tags or fields of all parts, the answer's last."""

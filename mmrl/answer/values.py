@@ -133,29 +133,23 @@ def _validate_number(value: object) -> int | float:
     return value
 
 
-def _validate_numbers(value: object, count: int, name: str) -> tuple[float, ...]:
+def _validate_numbers(count: int, name: str, value: object) -> tuple[float, ...]:
+    """Return `count` numbers. Those of a box or of a span of time have to be in order."""
     if not isinstance(value, list | tuple) or len(value) != count:
         raise ValueError(f"not {name}")
     for number in value:
         # True is an int to Python. NaN fails every comparison, so the bound refuses it too.
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) <= _MAX_COORDINATE:
+        if type(number) is bool or not isinstance(number, (int, float)) or not abs(number) <= _MAX_COORDINATE:
             raise ValueError(f"not {name}")
-    return tuple(map(float, value))
-
-
-def _validate_box(value: object) -> tuple[float, ...]:
-    x1, y1, x2, y2 = box = _validate_numbers(value, 4, "a box")
-    # The area too, since it can underflow to 0 and would then be divided by.
-    if not (x1 < x2 and y1 < y2 and (x2 - x1) * (y2 - y1) > 0.0):
-        raise ValueError("inverted or empty box")
-    return box
-
-
-def _validate_span(value: object) -> tuple[float, ...]:
-    start, end = span = _validate_numbers(value, 2, "a span of time")
-    if not 0 <= start < end:
+    numbers = tuple(map(float, value))
+    if name == "a box":
+        x1, y1, x2, y2 = numbers
+        # The area too, since it can underflow to 0 and would then be divided by.
+        if not (x1 < x2 and y1 < y2 and (x2 - x1) * (y2 - y1) > 0.0):
+            raise ValueError("inverted or empty box")
+    elif name == "a span of time" and not 0 <= numbers[0] < numbers[1]:
         raise ValueError("inverted, empty or negative span of time")
-    return span
+    return numbers
 
 
 def _validate_list_type(value: object) -> Sequence[Any]:
@@ -237,7 +231,7 @@ def _build_action(name: object, arguments: object) -> Action:
     for key, argument in arguments.items():
         count = COORDINATE_KEYS.get(key)
         if count:
-            _validate_numbers(argument, count, f"{count} numbers in {key!r}")
+            _validate_numbers(count, f"{count} numbers in {key!r}", argument)
     return Action(name, _validate_json(arguments))
 
 
@@ -358,12 +352,12 @@ _VALIDATORS: Mapping[AnswerType, Callable[[object], Any]] = MappingProxyType(
         AnswerType.TEXT: _validate_text,
         AnswerType.CHOICE: _validate_choice,
         AnswerType.NUMBER: _validate_number,
-        AnswerType.BOX: _validate_box,
+        AnswerType.BOX: partial(_validate_numbers, 4, "a box"),
         AnswerType.BOXES: partial(_validate_items, partial(validate_region, key="bbox_2d")),
-        AnswerType.POINT: partial(_validate_numbers, count=2, name="a point"),
+        AnswerType.POINT: partial(_validate_numbers, 2, "a point"),
         AnswerType.POINTS: partial(_validate_items, partial(validate_region, key="point_2d")),
-        AnswerType.SPAN: _validate_span,
-        AnswerType.SPANS: partial(_validate_items, _validate_span),
+        AnswerType.SPAN: partial(_validate_numbers, 2, "a span of time"),
+        AnswerType.SPANS: partial(_validate_items, partial(_validate_numbers, 2, "a span of time")),
         AnswerType.PERMUTATION: _validate_permutation,
         AnswerType.ACTION: _validate_action,
         AnswerType.LIST: _validate_list,

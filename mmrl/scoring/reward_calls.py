@@ -48,10 +48,16 @@ class RewardCaller:
         options: ScoringConfig,
         media_opener: MediaOpener | None,
         workers: RewardWorkers,
+        *,
+        is_trial: bool = False,
     ) -> None:
-        """Store the terms, which see pictures through `media_opener`, and the processes that run some of them."""
+        """Store the terms, which see pictures through `media_opener`, and the processes that run some of them.
+
+        In a trial, before the first step, a worker that hangs or dies is an error, the highest value stands for that of
+        a costly service, and responses need not meet conditions on rollouts, whose features they lack.
+        """
         self.terms, self.counted_terms, self.media_opener = tuple(terms), find_counted_terms(terms), media_opener
-        self.options, self.workers = options, workers
+        self.options, self.workers, self.is_trial = options, workers, is_trial
         self._terms_by_name = {term.name: term for term in terms}
         self._sample_conditions = {term.name: term.options.sample_when for term in terms}
         self._condition_columns = {column for when in self._sample_conditions.values() for column in when}
@@ -94,24 +100,31 @@ class RewardCaller:
         all_pending = [self._make_pending(pair, evaluation=evaluation) for pair in pairs]
         # The first round calls the terms of all responses, each later one the fallbacks of those that failed.
         while due := [pending for pending in all_pending if pending.terms]:
-            calls = [(pending, term) for pending in due for term in pending.terms]
-            outcomes = self.call_terms([(term, pending.pair) for pending, term in calls])
-            for (pending, term), outcome in zip(calls, outcomes, strict=True):
-                pending.outcomes[term.name] = outcome
+            calls: list[tuple[_PendingResponse, BoundTerm]] = []
+            for pending in due:
+                for term in pending.terms:
+                    if self.is_trial and term.is_costly:
+                        pending.outcomes[term.name] = RewardValue(term.declaration.high, "not asked")
+                    else:
+                        calls.append((pending, term))
+            # Workers get all of their calls at once, so that none idles.
+            worker_calls = [RewardCall(term.name, *pending.pair) for pending, term in calls if self.workers.runs(term)]
+            worker_outcomes = iter(self.workers.call(worker_calls, is_trial=self.is_trial) if worker_calls else [])
+            with use_media_opener(self.media_opener):
+                for pending, term in calls:
+                    in_worker = self.workers.runs(term)
+                    outcome = next(worker_outcomes) if in_worker else call_reward(term.reward, *pending.pair)
+                    pending.outcomes[term.name] = outcome
             for pending in due:
                 pending.terms = self._list_fallbacks(pending)
         return [pending.outcomes for pending in all_pending]
 
-    def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]]) -> list[RewardOutcome]:
-        """Return the outcomes of calls. Workers get all of their calls at once, so that none idles."""
-        worker_calls = [RewardCall(term.name, *pair) for term, pair in calls if self.workers.runs(term)]
-        worker_outcomes = iter(self._call_in_workers(worker_calls) if worker_calls else [])
-        outcomes = []
+    def call_term(self, term: BoundTerm, response: Response, sample: Sample) -> RewardOutcome:
+        """Return the outcome of one call of a term, without its fallbacks."""
+        if self.workers.runs(term):
+            return self.workers.call([RewardCall(term.name, response, sample)])[0]
         with use_media_opener(self.media_opener):
-            for term, pair in calls:
-                in_worker = self.workers.runs(term)
-                outcomes.append(next(worker_outcomes) if in_worker else call_reward(term.reward, *pair))
-        return outcomes
+            return call_reward(term.reward, response, sample)
 
     def find_fallback(
         self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample
@@ -142,15 +155,8 @@ class RewardCaller:
         """Return the config's policy for a failure that no fallback replaces."""
         return self.options.on_error if failure.error_kind is RewardErrorKind.ERROR else self.options.on_missing_score
 
-    def close(self) -> None:
-        """End the worker processes, if any were started."""
-        self.workers.close()
-
-    def _call_in_workers(self, calls: Sequence[RewardCall]) -> list[RewardOutcome]:
-        return self.workers.call(calls)
-
     def _applies_to_rollout(self, term: BoundTerm, response: Response) -> bool:
-        return matches_rollout(term.options.when, response)
+        return self.is_trial or matches_rollout(term.options.when, response)
 
     def _make_pending(self, pair: ScoringPair, *, evaluation: bool) -> _PendingResponse:
         """Return a response with the terms to call first. Raises UserError if no term applies to it."""
@@ -181,13 +187,8 @@ class RewardCaller:
             fallback = self.find_fallback(term, failure, *pending.pair)
             if fallback is None and failure.counts_low_end:
                 pending.outcomes[term.name] = RewardValue(term.declaration.low, failure.reason)
-            elif fallback is None:
-                self._check_failure(term, failure, *pending.pair)
-            elif fallback.name not in pending.outcomes:
+            elif fallback is None and self.failure_action(failure) == "stop":
+                raise make_error(term.name, failure, *pending.pair)
+            elif fallback is not None and fallback.name not in pending.outcomes:
                 fallbacks[fallback.name] = fallback
         return list(fallbacks.values())
-
-    def _check_failure(self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample) -> None:
-        """Raise a RewardError if the config says to stop at a failure that no fallback replaces."""
-        if self.failure_action(failure) == "stop":
-            raise make_error(term.name, failure, response, sample)

@@ -57,37 +57,24 @@ class RewardWorkers:
         """Return True if calls of a term are made here, not in this process."""
         return term.name in self._terms
 
-    def call(self, calls: Sequence[RewardCall]) -> list[RewardOutcome]:
-        """Return the outcomes of calls. A process that hangs or dies costs one call.
+    def call(self, calls: Sequence[RewardCall], *, is_trial: bool = False) -> list[RewardOutcome]:
+        """Return the outcomes of calls. A process that hangs or dies costs one call; in a trial, it is an error.
 
-        Raises:
-            RewardProcessError: no process can be started.
-            RewardError: a sample cannot be sent to a process.
-            KeyboardInterrupt: this process was told to stop while a reward hangs.
-        """
-        with self._closed_at_errors():
-            pool = self._start({})
-            futures = pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
-            pool.wait_for_calls(futures)
-            return _read_outcomes(futures, calls)
-
-    def try_calls(self, calls: Sequence[RewardCall]) -> list[RewardOutcome]:
-        """Return the outcomes of calls before the first step, where a process that hangs or dies is an error.
-
-        If this starts the processes, each reward is called once before workers are forked, with a longer deadline,
+        If a trial starts the processes, each reward is called once before workers are forked, with a longer deadline,
         since it may import libraries.
 
         Raises:
-            RewardProcessError: no process can be started, or one hung, died or exceeded a limit.
+            RewardProcessError: no process can be started; or, in a trial, one hung, died or exceeded a limit.
             RewardError: a sample cannot be sent to a process.
             KeyboardInterrupt: this process was told to stop while a reward hangs.
         """
         with self._closed_at_errors():
-            pool = self._start({call.term: call for call in calls})
+            pool = self._start({call.term: call for call in calls} if is_trial else {})
             futures = pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
             # A reward that hangs may hang on every sample, and each call would cost its deadline.
-            pool.wait_for_calls(futures, stop_at_error=True)
-            self._raise_if_killed(futures, calls)
+            pool.wait_for_calls(futures, stop_at_error=is_trial)
+            if is_trial:
+                self._raise_if_killed(futures, calls)
             return _read_outcomes(futures, calls)
 
     def close(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
 
-from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
+from mmrl.config.schema import ScoringConfig
 from mmrl.config.schema.rewards import RewardTransformConfig
 from mmrl.scoring.reward_calls import NOT_FOR_ROLLOUT, OutcomesByTerm, RewardCaller, ScoringPair
 from mmrl.scoring.reward_workers import RewardWorkers
@@ -31,13 +30,6 @@ ROLLOUT_STEP_PREFIX = "step/"
 """Failures of rollout steps are counted under this and the step's name, next to the names of reward terms."""
 
 
-class _FailedChain(NamedTuple):
-    """A reward term that failed, together with all its fallbacks."""
-
-    failures: dict[str, RewardFailure]  # by term name, in the order of the calls
-    action: RewardFailurePolicy  # for the last failure
-
-
 class RewardFunctionScorer:
     """Scores rollouts by reward terms that fit together (`check_terms`)."""
 
@@ -50,7 +42,7 @@ class RewardFunctionScorer:
 
     def close(self) -> None:
         """End the worker processes of rewards, if any were started."""
-        self.caller.close()
+        self.caller.workers.close()
 
     @property
     def term_weights(self) -> dict[str, float]:
@@ -161,10 +153,15 @@ class RewardFunctionScorer:
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
-            for chain in self._find_failed_chains(outcomes):
-                if chain.action != "fallback":
-                    failures |= chain.failures
-                skip_group |= chain.action == "skip_group"
+            for term in self.caller.counted_terms:
+                if not isinstance(outcomes.get(term.name), RewardFailure):
+                    continue
+                deciders = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
+                failed = {name: failure for name in deciders if isinstance(failure := outcomes[name], RewardFailure)}
+                if len(failed) == len(deciders):  # no fallback gave a value
+                    action = self.caller.failure_action(failed[deciders[-1]])
+                    failures |= {} if action == "fallback" else failed
+                    skip_group |= action == "skip_group"
             judged.append((rollout, failures))
             if not failures:
                 kept.append(rollout)
@@ -173,16 +170,6 @@ class RewardFunctionScorer:
             kept, scores = [], []
         dropped = [Dropped(rollout, failures) for rollout, failures in judged if failures or skip_group]
         return Group(prompt=prompt, rollouts=tuple(kept), scores=tuple(scores), dropped=tuple(dropped))
-
-    def _find_failed_chains(self, outcomes: OutcomesByTerm) -> Iterator[_FailedChain]:
-        """For each counted term whose whole fallback chain failed, yield the failures and the policy for them."""
-        for term in self.caller.counted_terms:
-            if isinstance(outcomes.get(term.name), RewardFailure):
-                chain = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
-                last = outcomes[chain[-1]]  # all others failed
-                if isinstance(last, RewardFailure):
-                    failures = {name: failure for name in chain if isinstance(failure := outcomes[name], RewardFailure)}
-                    yield _FailedChain(failures, self.caller.failure_action(last))
 
     def _find_replacement(self, term: BoundTerm, outcomes: OutcomesByTerm) -> tuple[RewardValue, dict[str, str]]:
         """Return the value that stands for a failed term, and its entries in `Score.decided_by`.

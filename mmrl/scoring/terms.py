@@ -67,6 +67,12 @@ class BoundTerm:
         return self.declaration.fn.__module__.startswith(("mmrl.", "mmrl_rewards."))
 
     @property
+    def is_costly(self) -> bool:
+        """True if each call costs a request or a model."""
+        option = self.declaration.costly_with
+        return self.declaration.uses_service and (option is None or self.reward.args.get(option) is not None)
+
+    @property
     def timeout_s(self) -> float | None:
         """Seconds that a call may take; None if neither the term nor the reward sets a limit."""
         return self.declaration.timeout_s if self.options.timeout_s is None else self.options.timeout_s

@@ -10,23 +10,13 @@ from itertools import islice
 from time import monotonic
 
 from mmrl.answer import ResponseFormat
-from mmrl.scoring.outcomes import RewardError, RewardOutcome, is_unscorable, make_error
+from mmrl.scoring.outcomes import RewardError, is_unscorable, make_error
 from mmrl.scoring.reward_calls import RewardCaller, ScoringPair
-from mmrl.scoring.reward_workers import RewardCall
 from mmrl.scoring.scorer import RewardFunctionScorer
 from mmrl.scoring.term_checks import check_parts
 from mmrl.scoring.terms import BoundTerm
 from mmrl.scoring.trial_responses import build_attacks, make_samples, make_trial_response
-from mmrl.types import (
-    AnswerType,
-    Response,
-    RewardErrorKind,
-    RewardFailure,
-    RewardValue,
-    Sample,
-    UserError,
-    use_media_opener,
-)
+from mmrl.types import AnswerType, Response, RewardFailure, Sample, UserError, use_media_opener
 
 _MAX_BATCH_SIZE = 1000
 _BATCH_S = 1.0  # batches grow while they take less
@@ -40,6 +30,11 @@ class RewardTrial:
     def __init__(self, scorer: RewardFunctionScorer, response_format: ResponseFormat) -> None:
         """Store the scorer, and the format in which responses are written for it."""
         self._scorer, self._caller, self._response_format = scorer, scorer.caller, response_format
+        # A bug stops the trial, whatever the config says. A reward that abstains does not.
+        options = scorer.caller.options.model_copy(update={"on_error": "stop", "on_missing_score": "skip"})
+        self._trial_caller = RewardCaller(
+            scorer.caller.terms, options, scorer.caller.media_opener, scorer.caller.workers, is_trial=True
+        )
         # Terms whose service was asked. Asking for further rows would cost requests and show nothing new.
         self._asked_services: set[str] = set()
 
@@ -95,26 +90,34 @@ class RewardTrial:
     def _check_batch(self, batch: Sequence[Sample], *, evaluation: bool) -> dict[str, str]:
         """Call every reward for each sample; return those that a reward cannot score, by id with the reason."""
         pairs: list[ScoringPair] = []
+        terms_of_pairs: list[list[BoundTerm]] = []
         for sample in batch:
             terms = self._caller.terms_with_fallbacks(sample, evaluation=evaluation)
             for term in terms:
-                if _is_costly(term) and term.name not in self._asked_services:
+                if term.is_costly and term.name not in self._asked_services:
                     self._asked_services.add(term.name)
                     self._try_wrong_answers(term, sample)
             for text in ("", self._build_correct_text(sample)):
                 pairs.append((self._make_response(sample, text, terms), sample))
-        caller = _TrialCaller(self._caller)
-        for (_, sample), outcomes in zip(pairs, caller.call(pairs, evaluation=evaluation), strict=True):
+                terms_of_pairs.append(terms)
+        all_outcomes = self._trial_caller.call(pairs, evaluation=evaluation)
+        abstained: dict[str, str] = {}
+        for (response, sample), terms, outcomes in zip(pairs, terms_of_pairs, all_outcomes, strict=True):
             # Raises a UserError if a term requires another that does not apply to the sample.
             self._scorer.combine_outcomes(sample, outcomes)
-        return caller.abstained
+            for term in terms:
+                failure = outcomes.get(term.name)
+                # Where a fallback was called, its own outcome counts.
+                if isinstance(failure, RewardFailure) and term.fallback_term not in outcomes:
+                    abstained.setdefault(sample.id, str(make_error(term.name, failure, response, sample)))
+        return abstained
 
     def _try_wrong_answers(self, term: BoundTerm, sample: Sample) -> RewardError | None:
         """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
 
         A costly service is asked about one wrong answer only, and any failure of it is raised.
         """
-        answer_type, is_costly = sample.target.answer_type, _is_costly(term)
+        answer_type, is_costly = sample.target.answer_type, term.is_costly
         response_format = self._response_format
         correct = self._make_response(sample, self._build_correct_text(sample), [term])
         with use_media_opener(self._caller.media_opener):
@@ -127,7 +130,7 @@ class RewardTrial:
                 continue
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
-            outcome = self._caller.call_terms([(term, (response, sample))])[0]
+            outcome = self._caller.call_term(term, response, sample)
             if not isinstance(outcome, RewardFailure) or outcome.counts_low_end:
                 continue
             if not is_costly and self._caller.find_fallback(term, outcome, response, sample):
@@ -151,49 +154,3 @@ class RewardTrial:
             return self._response_format.build_example(sample.target)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-
-
-class _TrialCaller(RewardCaller):
-    """Calls the terms of a batch, but no costly service. A failure is an error, whatever the config says.
-
-    An abstention that no fallback replaces is noted in `abstained` instead.
-    """
-
-    def __init__(self, caller: RewardCaller) -> None:
-        """Create a caller of the same terms in the same worker processes."""
-        super().__init__(caller.terms, caller.options, caller.media_opener, caller.workers)
-        self.abstained: dict[str, str] = {}  # sample id → reason
-
-    def call_terms(self, calls: Sequence[tuple[BoundTerm, ScoringPair]]) -> list[RewardOutcome]:
-        """Return the outcomes of calls; for a costly service, which is not asked, the highest value."""
-        outcomes = iter(super().call_terms([call for call in calls if not _is_costly(call[0])]))
-        return [
-            RewardValue(term.declaration.high, "not asked") if _is_costly(term) else next(outcomes) for term, _ in calls
-        ]
-
-    def find_fallback(
-        self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample
-    ) -> BoundTerm | None:
-        """Return the term that decides in place of one that failed, but None for a bug, which is to be fixed first."""
-        is_bug = failure.error_kind is RewardErrorKind.ERROR
-        return None if is_bug else super().find_fallback(term, failure, response, sample)
-
-    def _call_in_workers(self, calls: Sequence[RewardCall]) -> list[RewardOutcome]:
-        return self.workers.try_calls(calls)
-
-    def _applies_to_rollout(self, term: BoundTerm, response: Response) -> bool:
-        """Return True: a response that was not sampled lacks the features of a rollout that `when` may require."""
-        return True
-
-    def _check_failure(self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample) -> None:
-        """Note that the sample cannot be scored, or raise a RewardError for any other failure."""
-        error = make_error(term.name, failure, response, sample)
-        if not is_unscorable(failure):
-            raise error
-        self.abstained.setdefault(sample.id, str(error))
-
-
-def _is_costly(term: BoundTerm) -> bool:
-    """Return True for a reward whose calls cost a request or a model."""
-    option = term.declaration.costly_with
-    return term.declaration.uses_service and (option is None or term.reward.args.get(option) is not None)

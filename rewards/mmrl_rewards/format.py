@@ -48,7 +48,7 @@ def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answe
     Departures: pairs of tags count instead of single ones, so nested, empty and repeated tags earn nothing. One share
     is for faults that no count of tags shows.
     """
-    found = split_tags(response.text, tags, tags[-1])
+    found = split_tags(response.text, tags)
     order = [section.name for section in found.sections]
     times = Counter(order)
     filled = {section.name for section in found.sections if section.content.strip() and times[section.name] == 1}
