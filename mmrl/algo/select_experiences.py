@@ -240,10 +240,8 @@ def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None
 
 def _in_range(group: Group, reward_range: GroupRewardRangeConfig) -> bool:
     """Return True if the term's mean over the group is in range, or the term does not apply to the group."""
-    values = []
-    for score in group.scores:
-        if reward_range.term in score.terms:
-            values.append(score.terms[reward_range.term].value)
+    term = reward_range.term
+    values = [score.terms[term].value for score in group.scores if term in score.terms]
     if not values:
         return True
     if reward_range.require_mixed and max(values) - min(values) <= EQUALITY_TOLERANCE:
