@@ -51,7 +51,6 @@ class ExperienceSelector:
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Log-probs that a stale rollout's importance ratio divides by; None: as for a fresh one, by `loss.old_logprobs`.
-    # Groups carried over always use the recorded ones.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     # True with async or partial rollouts. Their staleness is logged, and that of groups carried over.
     rollouts_span_versions: bool = False
