@@ -51,7 +51,6 @@ class ExperienceSelector:
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Log-probs that a stale rollout's importance ratio divides by; None: as for a fresh one, by `loss.old_logprobs`.
-    # Groups carried over always use the recorded ones.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     # True with async or partial rollouts. Their staleness is logged, and that of groups carried over.
     rollouts_span_versions: bool = False
@@ -240,10 +239,8 @@ def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None
 
 def _in_range(group: Group, reward_range: GroupRewardRangeConfig) -> bool:
     """Return True if the term's mean over the group is in range, or the term does not apply to the group."""
-    values = []
-    for score in group.scores:
-        if reward_range.term in score.terms:
-            values.append(score.terms[reward_range.term].value)
+    term = reward_range.term
+    values = [score.terms[term].value for score in group.scores if term in score.terms]
     if not values:
         return True
     if reward_range.require_mixed and max(values) - min(values) <= EQUALITY_TOLERANCE:

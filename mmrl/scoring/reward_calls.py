@@ -100,19 +100,21 @@ class RewardCaller:
         all_pending = [self._make_pending(pair, evaluation=evaluation) for pair in pairs]
         # The first round calls the terms of all responses, each later one the fallbacks of those that failed.
         while due := [pending for pending in all_pending if pending.terms]:
-            calls: list[tuple[_PendingResponse, BoundTerm]] = []
-            for pending in due:
-                for term in pending.terms:
-                    if self.is_trial and term.is_costly:
+            calls = [(pending, term) for pending in due for term in pending.terms]
+            if self.is_trial:
+                for pending, term in calls:
+                    if term.is_costly:
                         pending.outcomes[term.name] = RewardValue(term.declaration.high, "not asked")
-                    else:
-                        calls.append((pending, term))
+                calls = [(pending, term) for pending, term in calls if not term.is_costly]
+            worker_terms = self.workers.terms
+            worker_calls = [
+                RewardCall(term.name, *pending.pair) for pending, term in calls if term.name in worker_terms
+            ]
             # Workers get all of their calls at once, so that none idles.
-            worker_calls = [RewardCall(term.name, *pending.pair) for pending, term in calls if self.workers.runs(term)]
             worker_outcomes = iter(self.workers.call(worker_calls, is_trial=self.is_trial) if worker_calls else [])
             with use_media_opener(self.media_opener):
                 for pending, term in calls:
-                    in_worker = self.workers.runs(term)
+                    in_worker = term.name in worker_terms
                     outcome = next(worker_outcomes) if in_worker else call_reward(term.reward, *pending.pair)
                     pending.outcomes[term.name] = outcome
             for pending in due:
@@ -121,7 +123,7 @@ class RewardCaller:
 
     def call_term(self, term: BoundTerm, response: Response, sample: Sample) -> RewardOutcome:
         """Return the outcome of one call of a term, without its fallbacks."""
-        if self.workers.runs(term):
+        if term.name in self.workers.terms:
             return self.workers.call([RewardCall(term.name, response, sample)])[0]
         with use_media_opener(self.media_opener):
             return call_reward(term.reward, response, sample)

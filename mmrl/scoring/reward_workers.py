@@ -44,18 +44,14 @@ class RewardWorkers:
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig, media_opener: MediaOpener | None) -> None:
         """Choose the terms that run here; no process is started before the first call."""
         self._options, self._media_opener = options, media_opener
-        self._terms: dict[str, BoundTerm] = {}  # by name; those that run here
+        self.terms: dict[str, BoundTerm] = {}  # by name; those that run here
         self._timeouts_s: dict[str, float] = {}  # seconds that a call of each may take
         for term in terms:
             is_isolated = options.custom_rewards == "worker" and not term.comes_with_mmrl
             if options.workers or term.timeout_s is not None or is_isolated:
-                self._terms[term.name] = term
+                self.terms[term.name] = term
                 self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
         self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
-
-    def runs(self, term: BoundTerm) -> bool:
-        """Return True if calls of a term are made here, not in this process."""
-        return term.name in self._terms
 
     def call(self, calls: Sequence[RewardCall], *, is_trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls. A process that hangs or dies costs one call; in a trial, it is an error.
@@ -86,7 +82,7 @@ class RewardWorkers:
     def _start(self, warm_up_calls: Mapping[str, RewardCall]) -> WorkerPool[RewardCall, RewardOutcome]:
         """Return the running processes. If there are none, start them, and make `warm_up_calls`, one for each term."""
         if self._pool is None:
-            loaders = {name: term.load_reward for name, term in self._terms.items()}
+            loaders = {name: term.load_reward for name, term in self.terms.items()}
             timeouts_s = {name: first_call_timeout_s(self._timeouts_s[name]) for name in warm_up_calls}
             self._pool = WorkerPool(
                 partial(_load_rewards, loaders, list(warm_up_calls.values()), timeouts_s, self._media_opener),
@@ -116,7 +112,7 @@ class RewardWorkers:
             error = future.exception() if future.done() else None
             if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
                 failure = make_error(call.term, worker_failure(error), call.response, call.sample)
-                place = self._terms[call.term].declaration.place
+                place = self.terms[call.term].declaration.place
                 raise RewardProcessError(
                     f"{failure}. Every step could lose time or rollouts to such calls: fix the reward ({place}), or "
                     "raise its timeout_s or rewards.worker_limits if it needs more"

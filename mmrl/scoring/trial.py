@@ -25,7 +25,7 @@ _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 
 
 class RewardTrial:
-    """Tries the rewards of a scorer on samples. A costly service is asked about one sample only."""
+    """Tries the rewards of a scorer on samples."""
 
     def __init__(self, scorer: RewardFunctionScorer, response_format: ResponseFormat) -> None:
         """Store the scorer, and the format in which responses are written for it."""
@@ -35,7 +35,7 @@ class RewardTrial:
         self._trial_caller = RewardCaller(
             scorer.caller.terms, options, scorer.caller.media_opener, scorer.caller.workers, is_trial=True
         )
-        # Terms whose service was asked. Asking for further rows would cost requests and show nothing new.
+        # Terms whose costly service was asked. Asking for further rows would cost requests and show nothing new.
         self._asked_services: set[str] = set()
 
     def check_in_batches(self, samples: Iterable[Sample], *, evaluation: bool = False) -> Iterator[dict[str, str]]:
