@@ -9,13 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrl.config.schema import (
-    CustomEngineConfig,
-    CustomStepConfig,
-    EnvironmentConfig,
-    RolloutStepConfigs,
-    ToolsConfig,
-)
+from mmrl.config.schema import CustomEngineConfig, CustomStepConfig, EnvironmentConfig, RolloutStepConfigs, ToolsConfig
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.rollout.tools.workers import load_tool
 from mmrl.utils.plugins import load_plugin

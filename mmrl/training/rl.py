@@ -141,7 +141,7 @@ def generate_round(parts: RlParts, state: TrainingState, timer: StepTimer) -> tu
     With partial rollouts, unfinished groups go to `state.unfinished`.
     """
     # A round consists of the groups that an earlier one left unfinished, followed by new prompts. Each rank works on
-    # its own slice of that sequence: here on its part of the unfinished groups, and by `own_rows` on that of the rest.
+    # its own slice of that sequence; the source takes the part of the new prompts by `own_rows`.
     num_unfinished = len(state.unfinished)
     num_prompts = parts.prompts_per_round - num_unfinished
     prompts = build_prompts(parts, state, num_prompts, timer)

@@ -23,13 +23,7 @@ from mmrl.training.health import HealthMonitor
 from mmrl.training.media_recheck import find_changed_media
 from mmrl.training.rl import RlParts, run_rl_stage
 from mmrl.training.run_checkpoints import OptimizerState
-from mmrl.training.stage import (
-    StageServices,
-    build_callbacks,
-    build_learner,
-    build_optimizer,
-    open_stage,
-)
+from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
 
 

@@ -34,12 +34,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
 from mmrl.rollout.engines.vllm_requests import START_PROMPT, START_SAMPLING
-from mmrl.rollout.engines.vllm_weight_transfer import (
-    KEY_VARIABLE,
-    FingerprintedSource,
-    parse_fingerprints,
-    send_files,
-)
+from mmrl.rollout.engines.vllm_weight_transfer import KEY_VARIABLE, FingerprintedSource, parse_fingerprints, send_files
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
 from mmrl.types import UserError
@@ -69,13 +64,7 @@ class Replica:
     """A client of one vLLM server. It owns the server's process if it starts the server itself."""
 
     def __init__(
-        self,
-        url: str,
-        options: VllmServerConfig,
-        *,
-        command: Sequence[str] = (),
-        device: str = "",
-        log: Path = Path(),
+        self, url: str, options: VllmServerConfig, *, command: Sequence[str] = (), device: str = "", log: Path = Path()
     ) -> None:
         """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 

@@ -85,7 +85,7 @@ class ServerEngine(RolloutEngine):
     def generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
     ) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request; requests of a replica that fails are divided again."""
+        """Return the continuations of each request. Those of a replica that fails are divided among all again."""
         layers = self._expert_layers if record_routes else ()
         self._context.activity.begin_count("rollout", sum(request.num_samples for request in requests))
         answers: dict[int, list[GeneratedTokens]] = {}

@@ -131,10 +131,7 @@ class FingerprintedSource(WeightSource):
 
 
 def send_files(
-    weights: Iterable[tuple[str, torch.Tensor]],
-    call_workers: Callable[..., object],
-    *,
-    file_bytes: int = _FILE_BYTES,
+    weights: Iterable[tuple[str, torch.Tensor]], call_workers: Callable[..., object], *, file_bytes: int = _FILE_BYTES
 ) -> None:
     """Write weights to one file after another, and have a server's workers read each.
 

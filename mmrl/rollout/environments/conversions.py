@@ -30,8 +30,8 @@ def observe_blocks(blocks: Iterable[Mapping[str, Any]], separator: str = "") -> 
 def encode_picture(picture: object) -> bytes:
     """Return a picture as a PNG or JPEG file: from its bytes, base64, a data URL, a Pillow image, or pixels.
 
-    Pixels are uint8 [height, width, 3], as an array or nested lists of numbers; others, or more than the default of
-    `data.media_limits.max_pixels`, raise UserError.
+    Pixels are uint8 [height, width, 3], as an array or nested lists of numbers. Raises UserError for any others, and
+    for more than the default of `data.media_limits.max_pixels`.
     """
     if isinstance(picture, bytes):
         return picture

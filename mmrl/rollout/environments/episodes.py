@@ -75,7 +75,7 @@ class CloseEpisode(NamedTuple):
 
 
 class TryToMake(NamedTuple):
-    """A request to make an environment and to close it, which finds out early that none can be made."""
+    """A request to make an environment and close it, so that a UserError in making it ends the run at once."""
 
     key: int  # decides the process, as the key of an episode does
 
@@ -209,9 +209,9 @@ class _Episodes:
     episodes: dict[int, _OpenEpisode] = field(default_factory=dict)
 
     def __call__(self, request: _Request) -> _Outcome:
-        """Do what a request asks for.
+        """Do what a request asks for, and return the outcome of its action.
 
-        Returns None if that is no action, or if the episode is not here and the request has no time to repeat it.
+        None if it has no action, or if the episode is not in this process and the request has no time to replay it.
         """
         match request:
             case TryToMake():

@@ -57,7 +57,7 @@ class TrlEnvironment:
 
 
 def make(*, fn: str, args: dict[str, Any] | None = None) -> Environment:
-    """Call `fn`, `package.module:Class` or an absolute path, with `args`; raises UserError if it makes none."""
+    """Call `fn`, `package.module:Class` or an absolute path, with `args`; raises UserError if that has no `reset`."""
     instance = load_function(fn, Path.cwd(), role="environment")(**(args or {}))
     if not callable(getattr(instance, "reset", None)):
         raise UserError(f"fn={fn!r}: an environment for TRL has a method `reset`")

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from operator import attrgetter
 
 from mmrl.config.schema import BlindProbeConfig
@@ -48,25 +47,26 @@ class BlindProbe:
         """
         if step % self.options.every:
             return batch
-        corrupted: dict[int, Sequence[Prompt]] = {}
+        prompts: list[Prompt] = []
+        group_of_prompt: list[int] = []  # index of the group that each of `prompts` was made from
         for group_index, group in enumerate(batch.groups):
             if self.options.corruption == LOOKED_PROBE:
-                corrupted[group_index] = list(map(self._keep_shown_parts, sorted(group, key=attrgetter("index"))))
-                continue
-            prompt = self._corrupt_prompt(group[0].prompt, step)
-            if prompt is not None:
-                corrupted[group_index] = [prompt]
-        prompts, count = list(chain.from_iterable(corrupted.values())), self.options.rollouts_per_prompt
-        generated = iter(self.context.sampler.generate(prompts, count, self.context.sampling_params, step=step))
-        groups = []
-        for group_prompts in corrupted.values():
-            groups.append(tuple(chain.from_iterable(islice(generated, len(group_prompts)))))
-        probe_batch = RolloutBatch(groups=tuple(groups))
+                corrupted = list(map(self._keep_shown_parts, sorted(group, key=attrgetter("index"))))
+            else:
+                prompt = self._corrupt_prompt(group[0].prompt, step)
+                corrupted = [] if prompt is None else [prompt]
+            prompts += corrupted
+            group_of_prompt += [group_index] * len(corrupted)
+        count, sampling_params = self.options.rollouts_per_prompt, self.context.sampling_params
+        generated = self.context.sampler.generate(prompts, count, sampling_params, step=step)
+        rollouts_of: dict[int, tuple[Rollout, ...]] = {}  # by index of the group
+        for group_index, rollouts in zip(group_of_prompt, generated, strict=True):
+            rollouts_of[group_index] = (*rollouts_of.get(group_index, ()), *rollouts)
+        probe_batch = RolloutBatch(groups=tuple(rollouts_of.values()))
         for rollout_step in self.steps:
             probe_batch = rollout_step(probe_batch, step=step)
         # The metrics of `probe_batch` are dropped: the metrics of a batch count only rollouts that train.
-        rollouts = dict(zip(corrupted, probe_batch.groups, strict=True))
-        return with_probe(batch, step_name(self.options), rollouts)
+        return with_probe(batch, step_name(self.options), dict(zip(rollouts_of, probe_batch.groups, strict=True)))
 
     def _corrupt_prompt(self, prompt: Prompt, step: int) -> Prompt | None:
         """Return the prompt with its media hidden, or None if it has none that this corruption applies to.

@@ -83,7 +83,7 @@ class EnvironmentStep:
     probe: str | None = None  # the probe that these rollouts belong to; its name follows "~" in their samples' ids
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with every episode played to its end or to a limit; UserError if `on_error` is `stop`."""
+        """Return the batch with every episode played to its end or to a limit. Raises as `_take_turn`."""
         played, metrics = self._play(list(chain.from_iterable(batch.groups)), step)
         remaining = iter(played)
         groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
@@ -102,7 +102,7 @@ class EnvironmentStep:
         return list(map(self.processor.parse_rollout, played)), metrics
 
     def _play(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Rollout], dict[str, float]]:
-        """Play an episode of each rollout, at a step of the stage; return the longer rollouts and metrics of all."""
+        """Play the episode of each rollout; return the rollouts with all turns, and metrics of all episodes."""
         counts: Counter[str] = Counter()
         episodes = list(map(_Episode, rollouts))
         playing = dict(enumerate(episodes))
@@ -129,10 +129,9 @@ class EnvironmentStep:
     def _take_turn(
         self, episode: _Episode, request: EpisodeRequest, outcome: EpisodeReply | RewardFailure, *, is_last: bool
     ) -> Counter[str]:
-        """Add the outcome of an action to its episode, show what follows it unless that is over, and return counts.
+        """Add the outcome of an action to its episode, and show the observation unless the episode is over.
 
-        Raises:
-            UserError: the environment failed, and `on_error` is `stop`.
+        Returns counts. Raises UserError if the environment failed and `on_error` is `stop`.
         """
         counts: Counter[str] = Counter()
         failure = outcome if isinstance(outcome, RewardFailure) else None

@@ -18,7 +18,7 @@ class GreedyResponses:
     """Adds the greedy response to each prompt to the probes of a batch."""
 
     context: RolloutContext
-    steps: Sequence[RolloutStep] = ()  # all rollouts go through them
+    steps: Sequence[RolloutStep] = ()  # that ordinary rollouts go through too
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with a greedy response to each prompt, under the name `GREEDY_PROBE`."""

@@ -228,7 +228,7 @@ def cut_text(text: str, limit: int) -> str:
 
 
 def encode_part(processor: PromptProcessor, ref: MediaRef) -> Segment:
-    """Return the segment of `ref`. Raises ValueError, in words for the model, if the file has no such part."""
+    """Return the segment that shows `ref`. Raises ValueError, in words for the model, if the file has no such part."""
     try:
         return processor.build_tool_segment(ref)
     except MediaRangeError as error:

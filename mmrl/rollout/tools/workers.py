@@ -16,13 +16,7 @@ from mmrl.types import Action, ImageCrop, MediaResult, Sample, UserError, VideoC
 from mmrl.utils.observations import check_media_result, encodable
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
-from mmrl.utils.worker_pool import (
-    WorkerDiedError,
-    WorkerLimitError,
-    WorkerPool,
-    WorkerStartError,
-    WorkerTimeoutError,
-)
+from mmrl.utils.worker_pool import WorkerDiedError, WorkerLimitError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
 
 if TYPE_CHECKING:
