@@ -197,11 +197,11 @@ class TokenSpan:
             UserError: placeholders, grids and patches of what a tool showed disagree.
             ValueError: it contains a placeholder that no tool showed, or a trained token that is banned.
         """
-        sample_id, placeholders = rollout.prompt.sample.id, processor.placeholders
+        placeholders = processor.placeholders
         ids: list[int] = []
-        # An empty first piece, for responses without tokens.
-        positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
+        items, tensors = [], []
         routes: list[RoutePiece] = []
+        positions = [torch.zeros(3, 0, dtype=torch.int64)]  # an empty first piece, for responses without tokens
         next_position = 0
         for segment in rollout.segments:
             if not segment.token_ids:
@@ -214,8 +214,8 @@ class TokenSpan:
             if segment.observation is not None:
                 shown = processor.tool_media_tensors(segment.observation)
                 item = MediaItem(segment.observation.ref, segment.observation.grid, segment.observation.digest)
-                shown_to = f"sample {sample_id}: what rollout {rollout.index} was shown"
-                check_placeholders(segment.token_ids, [item], shown, placeholders, owner=shown_to)
+                owner = f"sample {rollout.prompt.sample.id}: what rollout {rollout.index} was shown"
+                check_placeholders(segment.token_ids, [item], shown, placeholders, owner=owner)
                 items.append(item)
                 tensors.append(shown)
                 steps_3S = shown.position_ids_3P
