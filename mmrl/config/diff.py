@@ -5,47 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
+
+from pydantic import BaseModel
 
 from mmrl.config.load import flatten_settings
 from mmrl.config.schema import Config
+from mmrl.config.schema.base import NO_EFFECT, ChangeableOnResume, models_in
 from mmrl.config.yaml_tree import PlainValue
 from mmrl.utils.plugins import IN_MEMORY_PACKAGE
 
-_NO_EFFECT = "no result depends on it"
-_BAD_DATA_EFFECT = "results depend on it only where data cannot be used or were changed"
-_ROUNDING_EFFECT = "results may differ in the last digits"
-# Patterns of dotted paths, and the effect of a new value on a resumed run. Any other change needs a new run.
-CHANGEABLE_ON_RESUME: Final = (
-    ("run.dir", _NO_EFFECT),
-    ("logging.rollouts.*", _NO_EFFECT),
-    ("checkpoints.*", _NO_EFFECT),
-    ("evaluation.benchmarks*", _NO_EFFECT),
-    ("logging.trackers*", _NO_EFFECT),
-    ("logging.project", _NO_EFFECT),
-    ("data.media_workers", _NO_EFFECT),
-    ("data.on_bad_sample", _BAD_DATA_EFFECT),
-    ("data.on_changed_data", _BAD_DATA_EFFECT),
-    ("data.media_timeout_s", _NO_EFFECT),
-    # A run that ended because something took too long can only continue with more time.
-    ("distributed.timeout_s", _NO_EFFECT),
-    ("rollout.server.*timeout_s", _NO_EFFECT),
-    ("rollout.*.max_restarts", _NO_EFFECT),
-    ("rewards.workers", _NO_EFFECT),
-    ("rewards.custom_rewards", _NO_EFFECT),
-    ("*.worker_limits.*", _NO_EFFECT),
-    ("stages.*.max_nonfinite_steps", _NO_EFFECT),
-    ("stages.*.max_steps_without_signal", _NO_EFFECT),
-    ("stages.*.health.*", _NO_EFFECT),
-    ("rollout.logprob_check.*", _NO_EFFECT),
-    ("run.cpu_threads", _ROUNDING_EFFECT),
-    ("evaluation.batch_size", _ROUNDING_EFFECT),
-    ("model.gradient_checkpointing", _ROUNDING_EFFECT),
-    ("model.logits_chunk_tokens", _ROUNDING_EFFECT),
-    ("stages.*.micro_batch_groups", _ROUNDING_EFFECT),
-    ("stages.*.micro_batch_tokens", _ROUNDING_EFFECT),
-)
 _LENGTHENED = "the run is lengthened"
 # Sections of a stage that may decay over its steps, with the key of the curve.
 _DECAYS: Final = (
@@ -95,12 +64,27 @@ def _make_change(key: str, old: Mapping[str, PlainValue], new: Mapping[str, Plai
         return SettingChange(key, *values, None if obstacle else _LENGTHENED, obstacle)
     section, _, name = key.rpartition(".")
     if name == "decay_steps" and not _moves_decay(section, old, new):
-        return SettingChange(key, *values, _NO_EFFECT)
+        return SettingChange(key, *values, NO_EFFECT.effect)
     is_source = re.fullmatch(r"data\.\w+\.\d+\.fn", key) is not None
     if is_source and all(value.startswith(f'"{IN_MEMORY_PACKAGE}.') for value in values):
         return SettingChange(key, *values, _IN_MEMORY_ROWS_EFFECT)
-    effect = next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
-    return SettingChange(key, *values, effect)
+    return SettingChange(key, *values, _find_effect(key))
+
+
+def _find_effect(key: str) -> str | None:
+    """Return the effect of a new value on a resumed run: that of the key, or of a section around it, in the schema."""
+    models: Sequence[type[BaseModel]] = (Config,)
+    for word in key.split("."):
+        if word.isdecimal():  # an entry of a list, whose section is known already
+            continue
+        fields = [model.model_fields[word] for model in models if word in model.model_fields]
+        models = []
+        for field in fields:
+            for note in field.metadata:
+                if isinstance(note, ChangeableOnResume):
+                    return note.effect
+            models += models_in(field.annotation)
+    return None
 
 
 def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> str:

@@ -29,6 +29,7 @@ import mmrl_rewards
 from mmrl.cli.main import build_parser
 from mmrl.config.recipes import BY_HARDWARE, Header, group_by_task, iter_recipes, read_header
 from mmrl.config.schema import Config, EvalConfig
+from mmrl.config.schema.base import ChangeableOnResume, models_in
 from mmrl.log.metric_registry import METRICS
 from mmrl.scoring.registry import builtin_rewards
 
@@ -121,6 +122,9 @@ def render_config() -> str:
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         for key, field in section.model_fields.items():
             meaning = one_line(field.description or "")
+            for note in field.metadata:
+                if isinstance(note, ChangeableOnResume):
+                    meaning += f" May change when a run is resumed: {note.effect}."
             lines.append(f"| `{key}` | {describe_field_type(field)} | {describe_default(field)} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
@@ -136,16 +140,6 @@ def iter_sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
                 path += f" (kind: {get_args(section.model_fields['kind'].annotation)[0]})"
             yield path, section
             yield from iter_sections(section, f"{path}.")
-
-
-def models_in(annotation: object) -> list[type[BaseModel]]:
-    """Return the models that a type mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    models = []
-    for argument in get_args(annotation):
-        models += models_in(argument)
-    return models
 
 
 def contains_tuple(annotation: object) -> bool:

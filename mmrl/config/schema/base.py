@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +39,18 @@ FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 # A letter first: `stages.0.steps` on the command line is then an index, and never a name.
 Identifier = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeableOnResume:
+    """Marks a key whose value, and everything below it, may change when a run is resumed."""
+
+    effect: str  # of the new value on the resumed run
+
+
+NO_EFFECT: Final = ChangeableOnResume("no result depends on it")
+BAD_DATA_EFFECT: Final = ChangeableOnResume("results depend on it only where data cannot be used or were changed")
+ROUNDING_EFFECT: Final = ChangeableOnResume("results may differ in the last digits")
 SampleConditions = dict[str, tuple[str, ...]]
 """Allowed values by name: of `task`, or of a column of `meta`. A sample must meet all conditions."""
 ROLLOUT_PREFIX = "rollout."
@@ -70,6 +83,16 @@ class FunctionConfig(StrictModel):
     """Options that the function is called with."""
 
 
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    """Return the models that a type mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    models = []
+    for argument in get_args(annotation):
+        models += models_in(argument)
+    return models
+
+
 def find_choice_form(value: object) -> str:
     """Return the union tag of a setting: `function` for a `FunctionConfig`, `name` for the name of a built-in."""
     # With a tag, pydantic reports errors only for the form that was written; without one, for every form of the union.
@@ -83,9 +106,9 @@ class WorkerLimitsConfig(StrictModel):
     killed and replaced, and the call that it was running fails.
     """
 
-    memory_mib: PositiveInt = 4096
+    memory_mib: Annotated[PositiveInt, NO_EFFECT] = 4096
     """Memory that a worker may hold, in MiB. A page shared by several processes counts as an equal share for each."""
-    processes: PositiveInt = 64
+    processes: Annotated[PositiveInt, NO_EFFECT] = 64
     """Processes that a worker may have at a time, itself included."""
 
 

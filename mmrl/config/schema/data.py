@@ -9,6 +9,8 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import (
+    BAD_DATA_EFFECT,
+    NO_EFFECT,
     FunctionConfig,
     NonNegativeFloat,
     NonNegativeInt,
@@ -105,13 +107,13 @@ class DataConfig(StrictModel):
     """Sources that a stage's `validation` is measured on; they are never trained on."""
     test: tuple[DataSourceConfig, ...] = ()
     """Sources whose rewards are compared before and after the run; they have no other use."""
-    on_bad_sample: Literal["stop", "skip"] = "stop"
+    on_bad_sample: Annotated[Literal["stop", "skip"], BAD_DATA_EFFECT] = "stop"
     """For an unreadable medium, an unusable row or a target that a reward cannot score: `stop` ends the run, `skip`
     leaves the sample out, counted and listed."""
     on_too_long: Literal["stop", "skip"] = "stop"
     """For a prompt beyond `model.max_prompt_tokens`: `stop` ends the run before it begins; `skip` leaves the sample
     out, counted and listed. Prompts are never cut."""
-    on_changed_data: Literal["stop", "warn"] = "stop"
+    on_changed_data: Annotated[Literal["stop", "warn"], BAD_DATA_EFFECT] = "stop"
     """For a resumed run whose rows or media have changed: `stop` ends the run before anything is written; `warn`
     lists the differences, records them in the manifest and continues."""
     media_roots: tuple[str, ...] = (".",)
@@ -119,10 +121,10 @@ class DataConfig(StrictModel):
     `dir` is set and this key is not, media must lie in `dir`."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
     """Kinds of URLs that may name a medium; `http` includes https. A URL is fetched once, when samples are read."""
-    media_workers: Workers = 0
+    media_workers: Annotated[Workers, NO_EFFECT] = 0
     """Processes that open media: all media when the run starts, then the next step's media while a step trains. 0
     opens media in the main process, between steps."""
-    media_timeout_s: Seconds = 1800.0
+    media_timeout_s: Annotated[Seconds, NO_EFFECT] = 1800.0
     """Seconds that a media process may take for one sample before it is killed; then `on_bad_sample` applies."""
     streaming: StreamingConfig | None = None
     """Set this for sources that do not fit in memory, or have no end; several sources then need weights. A resumed

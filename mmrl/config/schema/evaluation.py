@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl.config.schema.base import (
+    NO_EFFECT,
+    ROUNDING_EFFECT,
     BatchSize,
     FileName,
     NonNegativeInt,
@@ -41,7 +43,7 @@ class EvalGenerationConfig(StrictModel):
     """Temperature that responses are sampled at; 0 is greedy."""
     max_new_tokens: NumTokens = 512
     """A response that reaches this many tokens is cut."""
-    batch_size: BatchSize = 64
+    batch_size: Annotated[BatchSize, ROUNDING_EFFECT] = 64
     """Prompts that are generated at a time."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its response, as in training; no step may depend on whether a response is correct."""
@@ -111,7 +113,7 @@ class BenchmarkConfig(StrictModel):
 class TrainingEvalConfig(EvalGenerationConfig):
     """Evaluation of a run: generation, and benchmarks."""
 
-    benchmarks: tuple[BenchmarkConfig, ...] = ()
+    benchmarks: Annotated[tuple[BenchmarkConfig, ...], NO_EFFECT] = ()
     """Benchmarks that are run during training, with the generation settings of this section."""
 
     def benchmark_temperature(self, benchmark: BenchmarkConfig) -> float:

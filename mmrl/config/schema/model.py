@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import (
     COMPONENTS,
+    ROUNDING_EFFECT,
     Component,
     DecayRate,
     Dimension,
@@ -188,9 +189,9 @@ class ModelConfig(StrictModel):
     lora: LoraConfig | None = None
     """Train a low-rank adapter, not the weights. The exported model contains the merged adapter; RUN/adapter holds
     only the adapter."""
-    gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
+    gradient_checkpointing: Annotated[tuple[Literal["vision", "language"], ...], ROUNDING_EFFECT] = ()
     """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
-    logits_chunk_tokens: NumTokens = 1024
+    logits_chunk_tokens: Annotated[NumTokens, ROUNDING_EFFECT] = 1024
     """Tokens whose logits are in memory at a time in training; each token takes 12 bytes per vocabulary entry."""
     min_pixels: PositiveInt = 3136  # 4 x 28 x 28: 4 tokens of Qwen2-VL
     """Images of a smaller area, in pixels, are enlarged to it."""

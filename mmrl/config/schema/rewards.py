@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import (
+    NO_EFFECT,
     ROLLOUT_PREFIX,
     FunctionConfig,
     Identifier,
@@ -145,10 +146,10 @@ class ScoringConfig(StrictModel):
 
     combine: Literal["sum", "product", "min"] = "sum"
     """Computation of the total. `sum`: of weight x value. `product`: of value^weight. `min`: the smallest value."""
-    workers: Workers = 0
+    workers: Annotated[Workers, NO_EFFECT] = 0
     """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; rewards that declare a
     deadline, and users' rewards, run in a worker process even then."""
-    custom_rewards: Literal["worker", "main_process"] = "worker"
+    custom_rewards: Annotated[Literal["worker", "main_process"], NO_EFFECT] = "worker"
     """Process that runs users' rewards and group rewards. `worker`: a process with a deadline and limits.
     `main_process`: the main process if `workers` is 0; nothing stops a reward that hangs there."""
     timeout_s: Seconds = 10.0

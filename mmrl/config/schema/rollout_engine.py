@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import (
+    NO_EFFECT,
     BatchSize,
     FunctionConfig,
     NonNegativeInt,
@@ -42,7 +43,7 @@ class VllmConfig(StrictModel):
     """Sequences that are generated at a time."""
     tensor_parallel_size: NumParallel = 1
     """GPUs that one replica of a server spans."""
-    max_restarts: NonNegativeInt = 1
+    max_restarts: Annotated[NonNegativeInt, NO_EFFECT] = 1
     """Times that a failed engine is restarted, in a run of one process. After each restart the requests that failed are
     repeated."""
 
@@ -59,11 +60,12 @@ class VllmServerConfig(StrictModel):
     weight_transfer: Literal["file", "nccl", "ipc"] = "file"
     """Transport of new weights: `file` through shared memory (works everywhere, on one machine), `nccl` to
     another GPU or machine, `ipc` on the learner's own GPU."""
-    startup_timeout_s: Seconds = 900.0
+    startup_timeout_s: Annotated[Seconds, NO_EFFECT] = 900.0
     """Seconds that a replica may take to start before it counts as failed."""
-    timeout_s: Seconds = 600.0
+    # A run that ended because something took too long can only continue with more time.
+    timeout_s: Annotated[Seconds, NO_EFFECT] = 600.0
     """Seconds that a request may take before it counts as failed."""
-    max_restarts: NonNegativeInt = 1
+    max_restarts: Annotated[NonNegativeInt, NO_EFFECT] = 1
     """Times that a failed replica is restarted; after each restart its unanswered prompts are sent again."""
 
     @model_validator(mode="after")
@@ -102,7 +104,7 @@ class RolloutConfig(StrictModel):
     """Options of the engine `vllm`, and of the servers that the run starts."""
     server: VllmServerConfig = VllmServerConfig()
     """Options of the engine `vllm_server`."""
-    logprob_check: LogprobCheckConfig = LogprobCheckConfig()
+    logprob_check: Annotated[LogprobCheckConfig, NO_EFFECT] = LogprobCheckConfig()
     """Comparison of the engine's log-probabilities with the learner's."""
 
     @model_validator(mode="after")

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mmrl.config.schema.base import (
+    NO_EFFECT,
+    ROUNDING_EFFECT,
     FileName,
     FunctionConfig,
     NonNegativeInt,
@@ -60,11 +62,11 @@ class RunConfig(StrictModel):
 
     name: FileName
     """Name of the run, of its directory and of its exported model."""
-    dir: str = "runs/{name}"  # no f-string: the run fills the name in
+    dir: Annotated[str, NO_EFFECT] = "runs/{name}"  # no f-string: the run fills the name in
     """Folder that everything of the run is written to; `{name}` is the run's name."""
     seed: Seed = 0
     """Seed that every random choice derives from."""
-    cpu_threads: Workers = 0
+    cpu_threads: Annotated[Workers, ROUNDING_EFFECT] = 0
     """CPU threads that torch uses; 0 is one per core."""
 
 
@@ -82,11 +84,11 @@ class RolloutRecordsConfig(StrictModel):
 class LoggingConfig(StrictModel):
     """Files of a run that people read."""
 
-    rollouts: RolloutRecordsConfig = RolloutRecordsConfig()
+    rollouts: Annotated[RolloutRecordsConfig, NO_EFFECT] = RolloutRecordsConfig()
     """Which rollouts are recorded, and how much of them."""
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...], NO_EFFECT] = ()
     """Trackers that the run reports to. Keys, servers and teams come from environment variables (docs/trackers.md)."""
-    project: Annotated[str, Field(min_length=1)] = "mmrl"
+    project: Annotated[str, Field(min_length=1), NO_EFFECT] = "mmrl"
     """Project that the run belongs to in its trackers; MLflow calls it an experiment."""
 
     @field_validator("trackers")
@@ -99,7 +101,8 @@ class LoggingConfig(StrictModel):
 class DistributedConfig(StrictModel):
     """Timeouts of the processes of one run, started by `mmrl train --nproc`, torchrun or deepspeed."""
 
-    timeout_s: Seconds = 1800.0
+    # A run that ended because something took too long can only continue with more time.
+    timeout_s: Annotated[Seconds, NO_EFFECT] = 1800.0
     """Seconds that a process waits for another before the run ends. After a sixth of this time without progress, the
     process prints its activity and stacks, and the activity of each other process."""
 
@@ -155,7 +158,7 @@ class Config(StrictModel):
     """Stages in order, each starting from the weights of the previous stage."""
     evaluation: TrainingEvalConfig = TrainingEvalConfig()
     """Generation of responses in validation and test, and benchmarks that are run during training."""
-    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    checkpoints: Annotated[CheckpointsConfig, NO_EFFECT] = CheckpointsConfig()
     """Steps at which checkpoints are saved, and which of them are kept."""
     distributed: DistributedConfig = DistributedConfig()
     """Seconds that the processes of a run wait for each other."""

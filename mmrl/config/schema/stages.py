@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from mmrl.config.schema.base import (
+    NO_EFFECT,
+    ROUNDING_EFFECT,
     BatchSize,
     Coefficient,
     Component,
@@ -144,10 +146,10 @@ class TrainingStage(StrictModel):
     """Components that this stage does not train; null takes `model.freeze`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW; each stage starts with a new optimizer."""
-    micro_batch_groups: PositiveInt = 8
+    micro_batch_groups: Annotated[PositiveInt, ROUNDING_EFFECT] = 8
     """At most this many groups share a forward pass; in an sft stage, each demonstration is a group. The gradient does
     not depend on this key."""
-    micro_batch_tokens: PositiveInt = 16384
+    micro_batch_tokens: Annotated[PositiveInt, ROUNDING_EFFECT] = 16384
     """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
     single sequence gets its own pass. The gradient does not depend on this key."""
     validation: ValidationConfig | None = None
@@ -156,7 +158,7 @@ class TrainingStage(StrictModel):
     """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group.
     Sharing does not change the gradient; the first gradients are computed both ways and compared. `auto` is `on`
     unless `model.attn_implementation` is `eager`."""
-    max_nonfinite_steps: PositiveInt = 5
+    max_nonfinite_steps: Annotated[PositiveInt, NO_EFFECT] = 5
     """The run ends after this many steps in a row with an update whose gradient is not finite. Such an update changes
     no weight; the samples of the step are kept."""
 
@@ -261,9 +263,9 @@ class RlStage(TrainingStage):
     track_rewards: tuple[str, ...] = ()
     """Reward terms whose group mean is recorded each time a sample is drawn. `data_order` uses the records, and so do
     later `select` stages, for which they are written to RUN/outputs/NAME.jsonl."""
-    health: HealthConfig = HealthConfig()
+    health: Annotated[HealthConfig, NO_EFFECT] = HealthConfig()
     """Thresholds beyond which a warning is printed."""
-    max_steps_without_signal: PositiveInt = 20
+    max_steps_without_signal: Annotated[PositiveInt, NO_EFFECT] = 20
     """The run ends after this many steps in a row in which no rollout of the current step has a nonzero advantage."""
 
     @property
