@@ -2,13 +2,13 @@
 
 A checkpoint is a folder, `checkpoints/00-000100` for example, of these files:
 
-    model.safetensors   the weights that training changes, and a fingerprint of all others, which are the base model's
-    optimizer.pt        AdamW's moments, float32 masters, and the weights of a reference that moves
-    rng.pt              the states of rank 0's torch generators; all other random numbers derive from seeds
-    state.json          the `TrainingState`: stage, step, position in the data, replay buffer, unfinished rollouts ...
-    score.json          the last value of the metric that the best checkpoint is chosen by
-    config.yaml         the run's settings
-    hashes.json         the sha256 of every other file
+    model.safetensors     the weights that training changes, and a fingerprint of all others, which are the base model's
+    optimizer.pt          AdamW's moments, float32 masters, and the weights of a reference that moves
+    rng.pt                the states of rank 0's torch generators; all other random numbers derive from seeds
+    state.json            the `TrainingState`: stage, step, position in the data, replay buffer, unfinished rollouts ...
+    ranking_metric.json   the last value of the metric that the best checkpoint is chosen by
+    config.yaml           the run's settings
+    hashes.json           the sha256 of every other file
 
 They are written to the partial folder `checkpoints/.00-000100.partial`: `write_part` below writes a rank's files and
 their hashes, and `merge_part_hashes` joins the hashes of all ranks. The checkpoint exists, complete, once
@@ -46,10 +46,10 @@ WEIGHTS_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.pt"
 RNG_FILE: Final = "rng.pt"
 STATE_FILE: Final = "state.json"
-SCORE_FILE: Final = "score.json"
+RANKING_METRIC_FILE: Final = "ranking_metric.json"
 CONFIG_FILE: Final = "config.yaml"
 # Rank 0 writes these; every rank writes its own weights and optimizer files.
-COMMON_FILES: Final = (RNG_FILE, STATE_FILE, SCORE_FILE, CONFIG_FILE)
+COMMON_FILES: Final = (RNG_FILE, STATE_FILE, RANKING_METRIC_FILE, CONFIG_FILE)
 OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
 
 
@@ -127,7 +127,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
         names += COMMON_FILES
         _torch_save(dict(snapshot.rng), folder / RNG_FILE)
         (folder / STATE_FILE).write_text(json_codec.dumps(snapshot.state))
-        (folder / SCORE_FILE).write_text(json.dumps(snapshot.ranking_metric))
+        (folder / RANKING_METRIC_FILE).write_text(json.dumps(snapshot.ranking_metric))
         (folder / CONFIG_FILE).write_text(snapshot.config_yaml)
     # Last, since this file shows the other ranks that the part is complete.
     write_part_hashes(folder, names, part_file_names(ranks.size)[ranks.rank])
@@ -169,7 +169,7 @@ def load_state(folder: Path) -> TrainingState:
 def read_ranking_metric(folder: Path) -> float | None:
     """Return the metric that a checkpoint is ranked by; None if it had no value yet, or the file is damaged."""
     try:
-        metric = json.loads((folder / SCORE_FILE).read_text())
+        metric = json.loads((folder / RANKING_METRIC_FILE).read_text())
     except (OSError, ValueError):
         # Damage is reported when the checkpoint is loaded; ranking the others must not fail for it.
         return None

@@ -77,7 +77,7 @@ def test_benchmark_runs_every_seventh_step_and_at_the_end_of_each_stage(taken):
 def test_best_checkpoint_is_chosen_by_a_benchmark(taken):
     for name, scored in (("00-000007", "00-000007"), ("01-000000", "00-000014"), ("02-000000", "01-000008")):
         report = json.loads((taken / "run" / "benchmarks" / "ten" / scored / "report.json").read_text())
-        score = json.loads((taken / "run" / "checkpoints" / name / "score.json").read_text())
+        score = json.loads((taken / "run" / "checkpoints" / name / "ranking_metric.json").read_text())
         assert score == report["strict"]["value"], name
 
 

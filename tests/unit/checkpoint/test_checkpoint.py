@@ -26,7 +26,10 @@ from mmrl.config.schema import BestCheckpointConfig, CheckpointsConfig
 from mmrl.distributed.ranks import SingleProcess, balanced_range
 from mmrl.types import TrainingState, UserError
 
-FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "score.json", "config.yaml")
+FILES = (
+    *("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "ranking_metric.json"),
+    "config.yaml",
+)
 ASYNC = CheckpointsConfig(async_save=True)
 BEST = BestCheckpointConfig(metric="m")
 
@@ -309,10 +312,10 @@ def test_unknown_checkpoint_is_refused_with_those_that_exist(six_checkpoints, na
 def test_checkpoint_with_a_damaged_score_is_not_the_best_or_refused(tmp_path, six_checkpoints):
     folder = Path(shutil.copytree(six_checkpoints, tmp_path / "checkpoints"))
     for step, content in ((2, "0."), (3, '"high"')):
-        (folder / f"00-00000{step}" / "score.json").write_text(content)
+        (folder / f"00-00000{step}" / "ranking_metric.json").write_text(content)
     assert checkpoint.find_checkpoint(folder, "best", BEST, refuse_warnings).name == "00-000005"
-    (folder / "00-000002" / "score.json").write_text("0.95")
-    with pytest.raises(UserError, match=r"00-000002 is damaged \(score.json"):
+    (folder / "00-000002" / "ranking_metric.json").write_text("0.95")
+    with pytest.raises(UserError, match=r"00-000002 is damaged \(ranking_metric.json"):
         checkpoint.find_checkpoint(folder, "best", BEST, refuse_warnings)
 
 
