@@ -117,28 +117,18 @@ def _explain_stage(config: Config, index: int) -> str:
                 f"each step: {stage.prompts_per_step} prompts x {stage.group_size} rollouts = {num_rollouts} rollouts, "
                 f"updates: {num_updates}"
             )
-            lines += _format_rl_objective(stage, config.rewards)
+            lines += [_format_reward(config.rewards), *_format_advantage(stage.advantage), *_format_loss(stage)]
         case SftStage():
             lines.append(f"each step: {stage.prompts_per_step} samples, updates: 1")
-            lines += _format_sft_objective(stage)
+            lines += [
+                "L = -(1/N) Σ_i Σ_t log π(y_t | image, question, y_<t)",
+                f"y: the sample's {stage.target_field}; N: {stage.loss_on} tokens of a step, over which both sums run",
+            ]
     steps = () if stage.kind == "select" else stage.rollout_steps
     for step in steps:
         if isinstance(step, schema.RethinkConfig):
             lines += [f"WARNING: {bias}" for bias in step.list_biases()]
     return "\n  ".join(lines)
-
-
-def _format_sft_objective(stage: SftStage) -> list[str]:
-    """Return the loss of a supervised stage, a formula a line."""
-    return [
-        "L = -(1/N) Σ_i Σ_t log π(y_t | image, question, y_<t)",
-        f"y: the sample's {stage.target_field}; N: {stage.loss_on} tokens of a step, over which both sums run",
-    ]
-
-
-def _format_rl_objective(stage: RlStage, rewards: RewardsConfig) -> list[str]:
-    """Return reward, advantage and loss of an rl stage, a formula a line."""
-    return [_format_reward(rewards), *_format_advantage(stage.advantage), *_format_loss(stage)]
 
 
 def _format_reward(rewards: RewardsConfig) -> str:

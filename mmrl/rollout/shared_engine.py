@@ -17,7 +17,6 @@ from mmrl.config.schema import (
     CustomEngineConfig,
     CustomStepConfig,
     EnvironmentConfig,
-    EvalGenerationConfig,
     RethinkConfig,
     RlStage,
     SampleStage,
@@ -212,17 +211,16 @@ def check_custom_engine(engine: RolloutEngine, owner: str) -> None:
 
 
 def build_sampling_params(
-    options: SamplingConfig | EvalGenerationConfig | EvalConfig,
+    options: SamplingConfig | EvalConfig,
     banned_token_ids: tuple[int, ...],
     stop_strings: tuple[str, ...],
 ) -> SamplingParams:
-    """Return the sampling parameters of a stage, of an evaluation during training, or of a benchmark."""
+    """Return the sampling parameters of a stage or of an evaluation."""
     generation = options.evaluation if isinstance(options, EvalConfig) else options
-    # An evaluation during training (EvalGenerationConfig) has neither top-p nor top-k.
     return SamplingParams(
         temperature=generation.temperature,
-        top_p=1.0 if isinstance(options, EvalGenerationConfig) else options.top_p,
-        top_k=0 if isinstance(options, EvalGenerationConfig) else options.top_k,
+        top_p=options.top_p,
+        top_k=options.top_k,
         banned_token_ids=banned_token_ids,
         stop=stop_strings,
         max_new_tokens=generation.max_new_tokens,

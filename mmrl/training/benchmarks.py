@@ -107,7 +107,8 @@ class TrainingBenchmarks:
         Raises:
             UserError: questions cannot be asked, or not with the evaluation's rollout steps.
         """
-        self._run, config = run, run.config
+        config = run.config
+        self._run = run
         self._first_training_stage = config.stages.index(config.training_stages[0])
         # `mmrl eval` prints its progress; a stage has its own progress bar.
         self._silent_console = Console(quiet=True, activity=run.console.activity)

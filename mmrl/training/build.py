@@ -17,7 +17,7 @@ from time import monotonic
 import torch
 
 from mmrl.config import Config
-from mmrl.config.schema import EvalGenerationConfig, RethinkConfig, RlStage, SampleStage, SamplingConfig
+from mmrl.config.schema import RethinkConfig, RlStage, SampleStage, SamplingConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
@@ -114,7 +114,7 @@ class RunComponents(RunSetup):
     banned_token_ids: tuple[int, ...]  # tokens that no response may contain
     engine: SharedEngine
 
-    def build_sampling_params(self, options: SamplingConfig | EvalGenerationConfig) -> SamplingParams:
+    def build_sampling_params(self, options: SamplingConfig) -> SamplingParams:
         """Return the distribution that rollouts are drawn from, with this model's banned tokens and stop strings."""
         return build_sampling_params(options, self.banned_token_ids, self.processor.response_format.all_stop_strings)
 

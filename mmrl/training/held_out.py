@@ -7,36 +7,31 @@ from collections.abc import Container, Sequence
 from functools import partial
 from statistics import fmean
 
-from mmrl.config import Config
+from mmrl.config import Config, load_eval_config
 from mmrl.distributed.exchanges import measure_on_all_ranks
+from mmrl.evaluation.eval_settings import inherit_settings
+from mmrl.evaluation.session import build_eval_pipeline
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.rollout_records import list_scored_records
-from mmrl.rollout.pipeline import build_pipeline
-from mmrl.rollout.steps.base import RolloutContext
 from mmrl.training.build import RunComponents
 from mmrl.types import EvalRewards, Group, Sample, TrainingState
-from mmrl.utils.seeds import derive_seed
 
 
 class HeldOutEvaluation:
     """Answers held-out samples with the current weights and scores the answers. Every call is collective."""
 
     def __init__(self, run: RunComponents, logger: MetricsLogger) -> None:
-        """Build the pipeline of the config's `evaluation`."""
+        """Build the pipeline of the config's `evaluation`, which is that of `mmrl eval run:validation`."""
         self._run, self._logger = run, logger
-        options, seed = run.config.evaluation, run.config.run.seed
-        rollout_context = RolloutContext(
-            sampler=run.engine.make_sampler(seed, "evaluation"),
-            scorer=run.scorer,
+        self._pipeline = build_eval_pipeline(
+            load_eval_config(inherit_settings(run.config, by_rule=False), "the config", ()),
+            run.scorer,
+            engine=run.engine,
             processor=run.processor,
-            sampling_params=run.build_sampling_params(options),
-            group_size=1,
-            prompts_per_step=options.batch_size,
-            seed=derive_seed(seed, "evaluation"),
+            banned_token_ids=run.banned_token_ids,
             tool_runner=run.tool_runner,
             custom_steps=run.functions.evaluation_steps,
         )
-        self._pipeline = build_pipeline(options.rollout_steps, rollout_context)
 
     def measure(self, samples: tuple[Sample, ...], state: TrainingState) -> EvalRewards:
         """Return the reward of each sample under the weights of `state.version`, and warn of terms that failed."""

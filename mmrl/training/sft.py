@@ -66,14 +66,14 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
             # A demonstration is a group of one rollout, without a reward.
             unscored = Score(terms={}, total=math.nan)
             own_groups = [Group(prompt=demo.prompt, rollouts=(demo,), scores=(unscored,)) for demo in demonstrations]
-            groups = gather_groups(own_groups, ranks, parts.media_ranks)
+            selected = select_demonstrations(gather_groups(own_groups, ranks, parts.media_ranks))
             parts.engine.sleep()
-            metrics |= parts.learner.step(make_experiences(groups), step=state.step)
+            metrics |= parts.learner.step(selected.experiences, step=state.step)
 
         # No weight sync: validation, benchmarks and stages that sample sync the weights before they generate.
         state.step, state.version = state.step + 1, state.version + 1
         state.data_position += stage.prompts_per_step
-        result = TrainStepResult(selected=select_demonstrations(groups), metrics=metrics, seconds=timer.seconds)
+        result = TrainStepResult(selected=selected, metrics=metrics, seconds=timer.seconds)
         for callback in parts.callbacks:
             callback.on_step_end(state, result)
 
@@ -89,14 +89,9 @@ def build_demonstration(stage: SftStage, parts: SftParts, sample: Sample, step: 
     )
 
 
-def make_experiences(groups: Sequence[Group]) -> list[Experience]:
-    """Return an experience for each demonstration: the likelihood is its loss, so its advantage is 0."""
-    return [Experience(rollout=group.rollouts[0], advantage=0.0) for group in groups]
-
-
 def select_demonstrations(groups: Sequence[Group]) -> SelectedExperiences:
-    """Return the demonstrations of all ranks as callbacks expect them."""
-    experiences = tuple(make_experiences(groups))
+    """Return all demonstrations as experiences. Their likelihood is the loss, so their advantage is 0."""
+    experiences = tuple(Experience(rollout=group.rollouts[0], advantage=0.0) for group in groups)
     rows = tuple((experience,) for experience in experiences)
     return SelectedExperiences(
         groups=tuple(groups), experiences_by_group=rows, experiences=experiences, has_signal=False

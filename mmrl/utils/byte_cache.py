@@ -37,7 +37,8 @@ class ByteCache(Generic[KeyT, ValueT]):
             return
         self._entries[key] = (value, num_bytes)
         self._used_bytes += num_bytes
-        excess, leaving = self._used_bytes - self._max_bytes, []
+        leaving = []
+        excess = self._used_bytes - self._max_bytes
         # The loop stops once enough entries leave: a full cache may hold a hundred thousand small images.
         for candidate, (_, size) in self._entries.items():
             if excess <= 0 or (self._keep_last and candidate == key):

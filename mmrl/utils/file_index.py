@@ -100,7 +100,8 @@ class FileIndex:
                 self._path.expanduser().unlink(missing_ok=True)
                 self._open()
             except (sqlite3.Error, OSError) as second_error:
-                self._database, error, is_damaged = None, second_error, False
+                self._database = None
+                error, is_damaged = second_error, False
         if is_damaged:
             self.problems.append(f"{self._path}: damaged ({error}), so a new one is begun and media are opened again")
         else:

@@ -114,9 +114,9 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         else:
             server = _share_server(os.getpid(), shared_imports, limits)
             self._workers = _WorkerStarter(server, setup, limits)
-        self._queue, self._make_error = _TaskQueue(num_workers, max_batch_size), make_error
+        self._queue = _TaskQueue(num_workers, max_batch_size)
         self._threads: list[Thread] = []
-        self._num_workers, self._fork_each_call = num_workers, fork_each_call
+        self._num_workers, self._fork_each_call, self._make_error = num_workers, fork_each_call, make_error
         # Finalize must not hold the pool itself, or the pool would never be collected.
         # Runs at the latest when the interpreter exits, but not in a fork of this process, which does not own the pool.
         self.close = Finalize(self, _close, (self._queue, self._workers, self._threads), exitpriority=0)

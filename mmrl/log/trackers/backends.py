@@ -77,8 +77,10 @@ class _Tensorboard:
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._restart, self._text_pb = Event, SessionLog(status=SessionLog.START), text_pb
-        self._config, folder = run.config, run.folder / "tensorboard"
+        self._event, self._text_pb = Event, text_pb
+        self._restart = SessionLog(status=SessionLog.START)
+        self._config = run.config
+        folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
         # Readers take the files of a folder in the order of their names.
         name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
@@ -126,7 +128,8 @@ class _Wandb(Tracker):
     def __init__(self, run: RunFacts) -> None:
         import wandb
 
-        self._image, quiet = wandb.Image, {"console": "off", "silent": True}
+        self._image = wandb.Image
+        options = {"console": "off", "silent": True, "x_disable_stats": True}
         self._run = wandb.init(
             dir=str(run.folder / "trackers"),
             id=run.id,
@@ -135,7 +138,7 @@ class _Wandb(Tracker):
             name=run.name,
             config=dict(run.config),
             allow_val_change=True,
-            settings={**quiet, "x_disable_stats": True, "x_transaction_log_flush_interval": _WANDB_FLUSH_S},
+            settings={**options, "x_transaction_log_flush_interval": _WANDB_FLUSH_S},
         )
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
@@ -164,7 +167,8 @@ class _Trackio:
 
         # The name must be unique, because Trackio finds the run to continue by its name.
         name = f"{run.name}-{run.id}"
-        self._image, self._rows = trackio.Image, partial(SQLiteStorage.get_logs, run.project, name)
+        self._image = trackio.Image
+        self._rows = partial(SQLiteStorage.get_logs, run.project, name)
         self._is_local = not any(map(os.environ.get, ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")))
         options = {"resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self._run = trackio.init(run.project, name, config=dict(run.config), **options)
@@ -199,7 +203,8 @@ class _Mlflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         from mlflow import MlflowClient, entities
 
-        self._entities, folder, uri = entities, run.folder / "trackers", os.environ.get("MLFLOW_TRACKING_URI")
+        self._entities = entities
+        folder, uri = run.folder / "trackers", os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{folder}/mlflow.db")
         experiment = self._client.get_experiment_by_name(run.project)
         experiment_id = experiment.experiment_id if experiment else None

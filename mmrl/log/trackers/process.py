@@ -135,7 +135,8 @@ class RunReader:
     """Reads metrics.jsonl and timings.jsonl while a run writes them."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir, self._ends = run_dir, dict[Path, int]()  # bytes that were read of each file
+        self._run_dir = run_dir
+        self._ends: dict[Path, int] = {}  # bytes that were read of each file
         self._global_steps = GlobalSteps()
 
     def read_new(self) -> list[StepRow]:
@@ -226,7 +227,8 @@ class Follower:
     def __init__(self, run_dir: RunDir, config: Config, base_dir: Path, name: str) -> None:
         """Follow the run of `config`, whose relative files start from `base_dir`; nothing is read or sent yet."""
         self._run_dir, self._config, self._base_dir = run_dir, config, base_dir
-        self._name, self._path = name, run_dir.trackers / f"{name}.json"
+        self._name = name
+        self._path = run_dir.trackers / f"{name}.json"  # the mark
         self._tracker: Tracker | None = None
 
     def send_new(self) -> Tracker:
@@ -263,10 +265,14 @@ class Follower:
             if not key.startswith("data"):
                 settings[f"manifest.{key}"] = value
         texts = {key: str(mask_secret(key, value)) for key, value in settings.items()}
-        name, project, folder = self._config.run.name, self._config.logging.project, self._run_dir.path.resolve()
-        tracker = TRACKERS[self._name](
-            RunFacts(id=self._mark.id, name=name, project=project, folder=folder, config=texts)
+        facts = RunFacts(
+            id=self._mark.id,
+            name=self._config.run.name,
+            project=self._config.logging.project,
+            folder=self._run_dir.path.resolve(),
+            config=texts,
         )
+        tracker = TRACKERS[self._name](facts)
         self._mark.sent = tracker.begin(self._mark.step, self._mark.sent)
         return tracker
 

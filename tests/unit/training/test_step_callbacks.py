@@ -29,11 +29,11 @@ def evaluate(tiny, scorer, *, batch_size, ranks=None):
         gather_for_sampling=nullcontext,
     )
     run = SimpleNamespace(
-        config=make_config(evaluation={"batch_size": batch_size}),
+        config=make_config(evaluation={"batch_size": batch_size, "max_new_tokens": tiny.params.max_new_tokens}),
         engine=engine,
         scorer=scorer,
         processor=tiny.processor,
-        build_sampling_params=lambda options: tiny.params,
+        banned_token_ids=tiny.params.banned_token_ids,
         tool_runner=None,
         functions=SimpleNamespace(evaluation_steps={}),
         console=Console(out, quiet=ranks.rank > 0),
