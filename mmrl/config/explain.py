@@ -9,11 +9,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from mmrl.config import schema
 from mmrl.config.load import DEFAULT_ORIGIN, LoadedConfig, flatten_settings
 from mmrl.config.schema import Config, RlStage, SftStage
+from mmrl.config.schema.base import StrictModel
 from mmrl.config.schema.rewards import RewardsConfig
 
 _WIDTH = 120
@@ -82,18 +81,18 @@ def _format_value(value: object) -> str:
             return str(value) or "''"
 
 
-def _explain_section(section: BaseModel, path: str) -> Iterator[str]:
+def _explain_section(section: StrictModel, path: str) -> Iterator[str]:
     """Yield a line for each key of a section that differs from its default, with its value and description."""
     values = section.model_dump(mode="json")
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
-        if key in _SELF_EVIDENT or value == field.get_default(call_default_factory=True):
+        if key in _SELF_EVIDENT or section.has_default(key):
             continue
         key_path = f"{path}.{key}" if path else key
         entries = {key_path: value}
         if isinstance(value, tuple):
             entries = {f"{key_path}.{index}": entry for index, entry in enumerate(value)}
-        sections = {name: entry for name, entry in entries.items() if isinstance(entry, BaseModel)}
+        sections = {name: entry for name, entry in entries.items() if isinstance(entry, StrictModel)}
         for name, entry in sections.items():
             yield from _wrap(f"{name}: {type(entry).__doc__}")
             yield from _explain_section(entry, name)

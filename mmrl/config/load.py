@@ -119,7 +119,7 @@ def _list_warnings(config: Config, root: ConfigNode) -> list[str]:
 
 
 def check_is_list(name: str, given: object) -> None:
-    """Raise a UserError for one function or text in place of a list: a text would be read letter by letter."""
+    """Raise a UserError for one function or text in place of a list: text would be read letter by letter."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise UserError(f"{name} must be a list, got {given!r:.80}; put it in brackets")
 
@@ -163,7 +163,7 @@ def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
 
 
 def _find_origin(loaded: LoadedConfig, key: str) -> str:
-    """Return where somebody wrote a setting, or one beside it if it has its default; at last, the config's file."""
+    """Return the origin of a setting; if it has its default, that of one beside it, or else the config's file."""
     section = key
     while section:
         for leaf, origin in loaded.origins.items():

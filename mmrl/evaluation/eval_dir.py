@@ -77,7 +77,7 @@ class EvalDir:
         return before
 
     def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Claim the folder, which is one of a training run, and delete whatever else it holds.
+        """Claim a folder of a training run; if it holds the evaluation of other weights, empty it first.
 
         Raises:
             UserError: the folder cannot be written.

@@ -94,7 +94,7 @@ class _StageProgress:
 @contextmanager
 def repeat_in_thread(work: Callable[[], None], pause_s: float, longest_pause_s: float) -> Iterator[None]:
     """Call `work` in a thread while this block runs, after pauses that double from `pause_s` to `longest_pause_s`."""
-    ended = Event()  # until then the thread keeps on, also while the block hangs, so that the user notices
+    ended = Event()  # while the block hangs, the thread goes on calling, so that the user notices
 
     def repeat(pause_s: float) -> None:
         while not ended.wait(pause_s):
@@ -114,7 +114,7 @@ class Console:
     """Prints progress, messages and tables, on a terminal or into a pipe."""
 
     def __init__(self, file: TextIO | None = None, *, quiet: bool = False, activity: Activity | None = None) -> None:
-        """Print to `file`, or to standard output; with `quiet`, for all ranks but 0, to neither.
+        """Print to `file`, by default standard output. With `quiet`, for all ranks but 0, print nothing.
 
         `activity` is shown while a stage is running.
         """

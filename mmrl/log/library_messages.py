@@ -33,7 +33,7 @@ class _Repetitions(logging.Filter):
 
 @contextmanager
 def log_library_messages(file: Path, *, rank: int = 0) -> Iterator[None]:
-    """Append what libraries log and warn of inside this block to `file`, which is made with the first message.
+    """Append what libraries log inside this block, warnings included, to `file`; the first message creates it.
 
     Each message is written once. Errors are printed on standard error as well.
     """

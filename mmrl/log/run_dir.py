@@ -62,7 +62,7 @@ class RunDir:
         self.reference_weights = path / "reference_weights"  # weights of fixed KL references, a folder for each stage
         self.engine = path / "engine"  # for a rollout engine in another process: model, current adapter, log
         self.benchmarks = path / "benchmarks"  # results: a folder for each benchmark, in it one for each evaluation
-        self.trackers = path / "trackers"  # how far each tracker is, and what trackers write on this machine
+        self.trackers = path / "trackers"  # what each tracker has received, and what trackers write on this machine
         self.tensorboard = path / "tensorboard"  # event files of TensorBoard
         self.adapter = path / "adapter"  # only the final LoRA adapter, in peft's format, if the run trains one
         self.model = path / "model"  # the final Hugging Face folder, written last: a run that has it is finished
@@ -317,7 +317,7 @@ def _wait_for_lock(lock: int, path: Path) -> None:
     takes a moment, so a run that is started right after a kill has to wait.
 
     Raises:
-        UserError: another process has held it all the while.
+        UserError: another process still holds it after `_LOCK_WAIT_S` seconds.
     """
     until = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -332,7 +332,7 @@ def _wait_for_lock(lock: int, path: Path) -> None:
 
 
 def _describe_new_run(path: Path) -> str:
-    """Return how to train on from the weights of the run in a directory."""
+    """Return the command that starts a new run from the weights of the run in a directory."""
     model, prefix = path / "model", "start a new run from its model:"
     if not model.exists():
         model, prefix = Path("DIR"), f"start a new run from its weights: mmrl export {path} --out DIR, then"

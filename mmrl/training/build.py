@@ -232,7 +232,7 @@ def load_processor_early(setup: RunSetup) -> ProcessorBundle | None:
 
 
 def build_scratch_processor(setup: RunSetup, samples: Sequence[Sample]) -> ProcessorBundle:
-    """Return the processor of a model from scratch, made from the samples; the run's own if it resumes with others.
+    """Return the processor of a model from scratch, made from the samples; the saved one if a run resumes with others.
 
     Samples that have changed since the run began would make another tokenizer, which the trained weights do not fit.
     """

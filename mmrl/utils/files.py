@@ -102,7 +102,7 @@ def report_write_errors(path: Path, remedy: str = _RESUME) -> Iterator[None]:
 
 
 def check_not_deleted(path: Path) -> None:
-    """Raise a UserError if a run directory, or a file in it, has gone: a writer would create it again."""
+    """Raise a UserError if a run directory, or a file in it, was deleted: a writer would create it again."""
     if not path.exists():
         lost = path if path.parent.exists() else path.parent
         raise UserError(

@@ -106,7 +106,7 @@ def observation_digest(observation: Observation) -> str:
 
 
 def ask_expert(environment: Environment) -> str | Action:
-    """Return the action that the environment's expert would take; raises UserError if it has none, or names none."""
+    """Return the action that the environment's expert would take; raises UserError without an expert or action."""
     expert = getattr(environment, "expert", None)
     if expert is None:
         raise UserError(f"{type(environment).__name__} has no method `expert`, which makes demonstrations")
@@ -117,5 +117,5 @@ def ask_expert(environment: Environment) -> str | Action:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return words for an error that an environment, or a check of what it returned, has raised."""
+    """Return a message about an error of an environment, or of a check of what it returned."""
     return str(error) if isinstance(error, UserError) else f"the environment raised {type(error).__name__}: {error}"

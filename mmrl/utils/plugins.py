@@ -1,7 +1,7 @@
 """Load functions that YAML names: `package.module:function`, or `./file.py:function` beside the config.
 
-Whatever a user's file does wrong while it is imported becomes one `UserError` with file, line and cause. The original
-exception stays its `__cause__`. `describe_plugin_error` does the same for later errors, when a function is called.
+Any error while a user's file is imported becomes a `UserError` with file, line and cause. The original exception is its
+`__cause__`. `describe_plugin_error` does the same for later errors, when a function is called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOADED_FROM: dict[str, list[str]] = {}
 def load_plugin(
     name: str, base_dir: Path, args: Mapping[str, Any], *, role: str, parameters: Sequence[str]
 ) -> Callable[..., Any]:
-    """Load the function that YAML names and settle its options.
+    """Load the function that YAML names and bind its options.
 
     Args:
         name: `package.module:function` or `./file.py:function`.

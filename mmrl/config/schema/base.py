@@ -73,6 +73,10 @@ class StrictModel(BaseModel):
     # and the JSON Schema show it.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
+    def has_default(self, key: str) -> bool:
+        """Return True if a key has its default value. It may be set: the config that a run saves sets every key."""
+        return bool(getattr(self, key) == type(self).model_fields[key].get_default(call_default_factory=True))
+
 
 class FunctionConfig(StrictModel):
     """A user's function and its options."""

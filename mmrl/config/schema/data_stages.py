@@ -39,13 +39,13 @@ class SampleStage(StrictModel):
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
     group_size: BatchSize = 8
-    """Rollouts that are generated for each prompt."""
+    """Rollouts generated for each prompt."""
     prompts_per_step: BatchSize = 16
     """Prompts whose rollouts are generated and written together."""
     steps: PositiveInt | None = None
     """The stage ends after this many steps at most; when left out, it uses every sample once."""
     sampling: SamplingConfig = SamplingConfig()
-    """Parameters that tokens are sampled with."""
+    """Sampling parameters of the rollouts."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its rollouts: generate, and perhaps rethink."""
 
@@ -121,7 +121,7 @@ class SelectStage(StrictModel):
                 f"metric {self.metric!r} reads tracked rewards, which have no responses: leave out `output` and "
                 "`correct`"
             )
-        if not self.reads_rollouts and self.threshold != SelectStage.model_fields["threshold"].default:
+        if not self.reads_rollouts and not self.has_default("threshold"):
             raise ValueError(f"threshold is for terms of `correct`, which metric {self.metric!r} does not read")
         if self.max_responses is not None and self.output != "responses":
             raise ValueError("`max_responses` limits correct responses; set `output: responses`")

@@ -40,11 +40,11 @@ class EvalGenerationConfig(StrictModel):
     """Generation of responses outside of training."""
 
     temperature: Temperature = 0.0
-    """Temperature that responses are sampled at; 0 is greedy."""
+    """Sampling temperature of responses; 0 is greedy."""
     max_new_tokens: NumTokens = 512
     """A response that reaches this many tokens is cut."""
     batch_size: Annotated[BatchSize, ROUNDING_EFFECT] = 64
-    """Prompts that are generated at a time."""
+    """Prompts answered at a time."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its response, as in training; no step may depend on whether a response is correct."""
 
@@ -79,7 +79,7 @@ class BenchmarkConfig(StrictModel):
     """Responses generated for each question; with several, `benchmark/<name>/pass@k` and `maj@k` are logged for k =
     1, 2, 4, ..."""
     temperature: Temperature | None = None
-    """Temperature that responses are sampled at; `evaluation.temperature` when left out."""
+    """Sampling temperature of responses; `evaluation.temperature` when left out."""
     every: PositiveInt | None = None
     """The benchmark runs every so many steps of a stage; without this key, only before training and after each
     stage."""
@@ -117,7 +117,7 @@ class TrainingEvalConfig(EvalGenerationConfig):
     """Benchmarks that are run during training, with the generation settings of this section."""
 
     def benchmark_temperature(self, benchmark: BenchmarkConfig) -> float:
-        """Return the temperature that a benchmark is taken at."""
+        """Return the sampling temperature of a benchmark."""
         return self.temperature if benchmark.temperature is None else benchmark.temperature
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class LlmJudgeConfig(StrictModel):
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
     """URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1/chat/completions."""
     model: str
-    """Name that the server knows the model by."""
+    """Name of the model on the server."""
     key_file: str | None = None
     """File that holds the bearer token."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
@@ -164,7 +164,7 @@ class LlmJudgeConfig(StrictModel):
     max_tokens: NumTokens = 512
     """The judge's reply is cut at this many tokens."""
     max_concurrency: NumParallel = 8
-    """Requests that are in flight at a time."""
+    """Requests in flight at a time."""
 
 
 class EvalConfig(StrictModel):

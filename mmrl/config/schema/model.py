@@ -28,11 +28,11 @@ class VisionFromScratchConfig(StrictModel):
     """The vision tower of a from-scratch model."""
 
     num_layers: Dimension = 2
-    """Transformer blocks that the tower has."""
+    """Transformer blocks of the tower."""
     hidden_size: Dimension = 64
     """Size of a patch's hidden state; it must be a multiple of 4 x `num_heads`."""
     num_heads: Dimension = 4
-    """Attention heads that each block has."""
+    """Attention heads of each block."""
     intermediate_size: Dimension = 128
     """Size of the inner layer of each feed-forward network."""
     patch_size: Dimension = 8
@@ -52,13 +52,13 @@ class LanguageFromScratchConfig(StrictModel):
     """The language model of a from-scratch model."""
 
     num_layers: Dimension = 2
-    """Transformer blocks that the model has."""
+    """Transformer blocks of the model."""
     hidden_size: Dimension = 96
     """Size of a token's hidden state; it must be a multiple of 2 x `num_heads`."""
     num_heads: Dimension = 4
-    """Attention heads that each block has."""
+    """Attention heads of each block."""
     num_kv_heads: Dimension = 2
-    """Key and value heads that each block has; it must divide `num_heads`."""
+    """Key and value heads of each block; they must divide `num_heads`."""
     intermediate_size: Dimension = 192
     """Size of the inner layer of each feed-forward network."""
     num_experts: Annotated[int, Field(ge=2, le=100_000)] = 4
@@ -89,7 +89,7 @@ class FromScratchConfig(StrictModel):
     """A tiny randomly initialised model of a real Qwen-VL class, with its own tokenizer and processor."""
 
     family: BuiltinFamily = "qwen2_5_vl"
-    """Model class of transformers that is built."""
+    """Model class of transformers to build."""
     vision: VisionFromScratchConfig = VisionFromScratchConfig()
     """The vision tower."""
     language: LanguageFromScratchConfig = LanguageFromScratchConfig()
@@ -181,7 +181,7 @@ class ModelConfig(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation of transformers that is used."""
+    """Attention implementation of transformers."""
     freeze: tuple[Component, ...] = ()
     """Components that are not trained. A stage that sets its own `freeze` uses that list instead."""
     freeze_router: bool = False

@@ -50,7 +50,7 @@ class AdvantageConfig(StrictModel):
     """R - baseline is divided by this: the standard deviation of R in the group (GRPO) or in the step, or nothing
     (Dr.GRPO)."""
     eps: PositiveFraction = 1e-4  # as in TRL
-    """A small number that is added to a standard deviation before dividing by it."""
+    """Small number added to a standard deviation before dividing by it."""
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
     outlier_std: PositiveFloat | None = None
@@ -78,10 +78,8 @@ class AdvantageConfig(StrictModel):
     def _check_fn(self) -> AdvantageConfig:
         if self.fn is None and self.args:
             raise ValueError("`args` are the options of `fn`; set `fn`, or take them out")
-        # Compared with the defaults: a preset may have set them, and not the user.
-        replaced = {"combine": "total", "baseline": "group_mean", "scale": "group_std"}
-        for name, default in replaced.items():
-            if self.fn is not None and getattr(self, name) != default:
+        for name in ("combine", "baseline", "scale"):
+            if self.fn is not None and not self.has_default(name):
                 raise ValueError(
                     f"`fn` computes the advantages, so `{name}: {getattr(self, name)}` would have no effect; take it "
                     "out, or an `algorithm` that sets it"
@@ -90,23 +88,18 @@ class AdvantageConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_credit(self) -> AdvantageConfig:
-        # Compared with the defaults: the config that a run saves states every key.
         readers = {"discount": ("to_go", "gigpo"), "step_weight": ("gigpo",), "compare": ("to_go",)}
         for name, credits in readers.items():
-            value = getattr(self, name)
-            if self.credit not in credits and value != AdvantageConfig.model_fields[name].default:
+            if self.credit not in credits and not self.has_default(name):
                 raise ValueError(
-                    f"`{name}: {value}` has no effect with `credit: {self.credit}`; take it out, or set `credit` to "
-                    f"{' or '.join(credits)}"
+                    f"`{name}: {getattr(self, name)}` has no effect with `credit: {self.credit}`; take it out, or set "
+                    f"`credit` to {' or '.join(credits)}"
                 )
         if self.credit == "broadcast":
             return self
         # These keys compare or change one advantage per rollout, and here each turn has its own.
-        needed: dict[str, tuple[object, ...]] = {"scale": ("group_std", "none"), "batch_normalize": (False,)}
-        needed |= {"combine": ("total",), "baseline": ("group_mean",), "fn": (None,)}
-        needed |= {"outlier_std": (None,), "difficulty_weight": (None,)}
-        for name, values in needed.items():
-            if getattr(self, name) not in values:
+        for name in ("scale", "batch_normalize", "combine", "baseline", "fn", "outlier_std", "difficulty_weight"):
+            if not self.has_default(name) and (name, self.scale) != ("scale", "none"):
                 raise ValueError(
                     f"`credit: {self.credit}` gives each turn its own advantage, which `{name}` is not defined "
                     f"for; leave `{name}` at its default, or use `credit: broadcast`"
@@ -123,9 +116,9 @@ class LossCoefficientConfig(StrictModel):
     """The weight of a term of the loss over the steps of the stage."""
 
     coef: Coefficient = 0.0
-    """Weight that the term has at the first step; 0 leaves the term out."""
+    """Weight of the term at the first step; 0 leaves the term out."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """`constant` keeps the weight; other schedules lower it to `final_frac` of its value at the last step."""
+    """`constant` keeps the weight; other schedules lower it to `final_frac` of it by the last step."""
     final_frac: Fraction = 0.0
     """Share of the weight that is left at the last step."""
     decay_steps: PositiveInt | None = None
@@ -253,11 +246,11 @@ class LossConfig(StrictModel):
         # A function gets no option of the built-in losses.
         is_custom = isinstance(self.policy_loss, CustomPolicyLossConfig)
         for name in ("importance_ratio_level", "clip_low", "clip_high", "dual_clip", "log_ratio_clip"):
-            value = getattr(self, name)
-            if is_custom and value != LossConfig.model_fields[name].default:
+            if is_custom and not self.has_default(name):
                 raise ValueError(
-                    f"`policy_loss.fn` computes its own ratio, so `{name}: {value}` would have no effect; take it out, "
-                    "or an `algorithm` that sets it; options of the function belong in `policy_loss.args`"
+                    f"`policy_loss.fn` computes its own ratio, so `{name}: {getattr(self, name)}` would have no "
+                    "effect; take it out, or an `algorithm` that sets it; options of the function belong in "
+                    "`policy_loss.args`"
                 )
         if self.fixed_length is not None and self.aggregation != "fixed":
             raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
@@ -286,7 +279,7 @@ class ReferenceConfig(StrictModel):
     def _check_update(self) -> ReferenceConfig:
         if self.update == "never" and self.update_every != 1:
             raise ValueError("update_every has no effect on a frozen reference; set `update: ema` or `update: reset`")
-        if self.update != "ema" and self.ema_decay != ReferenceConfig.model_fields["ema_decay"].default:
+        if self.update != "ema" and not self.has_default("ema_decay"):
             raise ValueError(f"ema_decay is for `update: ema`, not for {self.update!r}")
         if self.plateau is not None and (self.update != "reset" or self.update_every != 1):
             raise ValueError("`plateau` is for `update: reset`, without `update_every`")

@@ -13,7 +13,7 @@ class ResponseSectionConfig(StrictModel):
     """A part of a response before its answer, besides the thinking: an observation, for example."""
 
     tag: TagName
-    """Name that the section's tag, or its JSON field, has."""
+    """Name of the section's tag, or of its JSON field."""
     required: bool = True
     """False if a response may leave it out."""
     after_thinking: bool = False
@@ -29,9 +29,9 @@ class ResponseFormatConfig(StrictModel):
     """Place of the answer: in <answer>...</answer>; in \\boxed{...}, after free text; or as the last field of one JSON
     object, whose other fields are the thinking and the sections."""
     answer_tag: TagName = "answer"
-    """Name that the answer's tag, or its JSON field, has."""
+    """Name of the answer's tag, or of its JSON field."""
     think_tag: TagName = "think"
-    """Name that the thinking's tag, or its JSON field, has."""
+    """Name of the thinking's tag, or of its JSON field."""
     sections: tuple[ResponseSectionConfig, ...] = ()
     """Other parts that come before the answer, in their order."""
     stop_at_answer: bool = False

@@ -115,7 +115,7 @@ class RewardTermConfig(BaseRewardConfig):
     requires_above: Number = 0.0
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
-    """Changes that the value goes through before it enters the total."""
+    """Changes to the value before it enters the total."""
     fallback: Fallback = None
     """Name of a term that scores a response if this term abstains or fails; the named term then counts only as a
     fallback. Or the value that replaces a failed call in evaluation, and in training under the failure policy

@@ -40,7 +40,7 @@ class VllmConfig(StrictModel):
     cpu_kv_cache_mib: PositiveInt = 512
     """Size of the KV cache on a machine without a GPU, in MiB."""
     max_num_seqs: BatchSize = 256
-    """Sequences that are generated at a time."""
+    """Sequences generated at a time."""
     tensor_parallel_size: NumParallel = 1
     """GPUs that one replica of a server spans."""
     max_restarts: Annotated[NonNegativeInt, NO_EFFECT] = 1

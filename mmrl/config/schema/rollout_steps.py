@@ -100,7 +100,7 @@ class RethinkConfig(StrictModel):
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    """Temperature that continuations are sampled at; the temperature of first responses when left out."""
+    """Sampling temperature of continuations; that of first responses when left out."""
     max_new_tokens: NumTokens = 512
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0

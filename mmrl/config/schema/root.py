@@ -49,7 +49,7 @@ class CheckpointsConfig(StrictModel):
     keep_last: PositiveInt = 2
     """Number of latest checkpoints to keep."""
     keep_every: PositiveInt | None = None
-    """Also keep, for good, every checkpoint whose step is a multiple of this."""
+    """Never delete a checkpoint whose step is a multiple of this."""
     best: BestCheckpointConfig | None = None
     """Keep the best checkpoint too."""
     async_save: bool = False
@@ -63,7 +63,7 @@ class RunConfig(StrictModel):
     name: FileName
     """Name of the run, of its directory and of its exported model."""
     dir: Annotated[str, NO_EFFECT] = "runs/{name}"  # no f-string: the run fills the name in
-    """Folder that everything of the run is written to; `{name}` is the run's name."""
+    """Folder for everything that the run writes; `{name}` is the run's name."""
     seed: Seed = 0
     """Seed that every random choice derives from."""
     cpu_threads: Annotated[Workers, ROUNDING_EFFECT] = 0

@@ -58,7 +58,7 @@ class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
 
     temperature: Temperature = 1.0
-    """Temperature that tokens are sampled at; 0 is greedy, allowed only in a `sample` stage with `group_size: 1`."""
+    """Sampling temperature; 0 is greedy, allowed only in a `sample` stage with `group_size: 1`."""
     top_p: PositiveFraction = 1.0
     """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
@@ -71,11 +71,11 @@ class ComponentLrConfig(StrictModel):
     """Peak learning rates of model components; components without a rate use the stage's `lr`."""
 
     vision: LearningRate | None = None
-    """Peak rate that the vision tower learns at."""
+    """Peak learning rate of the vision tower."""
     projector: LearningRate | None = None
-    """Peak rate that the projector learns at."""
+    """Peak learning rate of the projector."""
     language: LearningRate | None = None
-    """Peak rate that the language model learns at."""
+    """Peak learning rate of the language model."""
 
 
 class OptimizerConfig(StrictModel):
@@ -234,9 +234,9 @@ class RlStage(TrainingStage):
     prompts_per_step: BatchSize = 16
     """Groups that a step trains on."""
     group_size: BatchSize = 8
-    """Rollouts that are generated for each prompt."""
+    """Rollouts generated for each prompt."""
     sampling: SamplingConfig = SamplingConfig()
-    """Parameters that tokens are sampled with."""
+    """Sampling parameters of the rollouts."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its rollouts: generate, then rethinking, tools or probes."""
     async_rollouts: bool = False

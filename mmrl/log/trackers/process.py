@@ -234,7 +234,7 @@ class Follower:
     def send_new(self) -> Tracker:
         """Send what the tracker lacks, and return the tracker. Its errors are raised; the next call then reopens it."""
         tracker = self._tracker or self._open()
-        # Should this fail, the tracker may have taken a part: the next call opens it anew and asks what it has.
+        # If this fails, the tracker may have received a part: the next call opens it again and asks what it has.
         self._tracker = None
         rows = self._mark.select_unsent(self._reader.read_new())
         for start in range(0, len(rows), _BATCH_ROWS):

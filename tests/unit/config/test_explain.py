@@ -31,10 +31,10 @@ def test_each_setting_is_listed_with_value_and_origin(tmp_path):
         "rewards.terms.0.when {task: [count]}: Samples that it applies to",
         "rewards.terms.1.transform.clip [0.0, 0.9]: Values outside",
         "rewards.terms.2.schedule.points [[0, 1.0], [10, 0.5]]: Pairs of a step",
-        "stages.0.optimizer.lr_by_component.language 1e-05: Peak rate",
+        "stages.0.optimizer.lr_by_component.language 1e-05: Peak learning rate",
         "stages.1.replay.capacity 64: Rollouts that the buffer holds",
         "stages.1.rollout_steps.1: Forced rethinking: finished responses are continued",
-        "stages.1.rollout_steps.1.temperature 0.9: Temperature that continuations are sampled at",
+        "stages.1.rollout_steps.1.temperature 0.9: Sampling temperature of continuations",
         "evaluation.benchmarks.0.every 5: The benchmark runs every so many steps",
     ],
 )
