@@ -4,7 +4,9 @@ The names below are public: programs, notebooks and plug-ins import them from he
 is imported when one of its names is first used, so that `import mmrl` takes milliseconds and loads no torch.
 """
 
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,54 +94,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# The same names as above, by module.
-_PUBLIC = {
-    "mmrl.api.evaluate": ("Evaluation", "evaluate"),
-    "mmrl.api.policy": ("Generation", "Policy"),
-    "mmrl.api.train": ("TrainResult", "train"),
-    "mmrl.benchmarks.benchmark": ("Benchmark",),
-    "mmrl.benchmarks.extraction.text": ("Extraction",),
-    "mmrl.benchmarks.items": ("Item", "ItemResponse"),
-    "mmrl.benchmarks.readers.table_layout": ("TableLayout",),
-    "mmrl.config": ("Config", "LoadedConfig", "load_config"),
-    "mmrl.config.schema": ("Component",),
-    "mmrl.log.metric_registry": ("Metric",),
-    "mmrl.media.pixel_reader": ("PixelReader",),
-    "mmrl.policy.batch": ("BatchMedia",),
-    "mmrl.policy.expert_routing": ("encode_routes",),
-    "mmrl.policy.families": ("ImageFormat", "ModelFamily", "PlaceholderRun", "VideoTimeEncoding"),
-    "mmrl.protocols": ("Sampler",),
-    "mmrl.rollout.engines.base": ("EngineContext", "GenerationRequest", "RolloutEngine"),
-    "mmrl.rollout.engines.hf": ("HfEngine",),
-    "mmrl.rollout.environments.gymnasium": ("GymnasiumEnvironment",),
-    "mmrl.rollout.responses": ("GeneratedTokens", "append_generated", "empty_rollout"),
-    "mmrl.rollout.steps.base": ("RolloutContext", "RolloutStep", "with_metrics"),
-    "mmrl.rollout.weight_sync": ("PolicyWeightStream",),
-    "mmrl.training.build": ("RunComponents",),
-    "mmrl.training.callbacks": ("Callback", "TrainStepResult"),
-    "mmrl.types": (
-        *("LAST_MEDIUM", "Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext"),
-        "Environment",
-        *("Experience", "FinishReason", "Group", "ImageCrop", "ImageRef", "MediaPolicy", "MediaRangeError"),
-        *("Observation", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response", "RewardValue", "Rollout"),
-        *("RolloutBatch", "Sample", "SamplingParams", "Score", "Segment", "SelectedExperiences", "Size", "StepResult"),
-        *("Target", "TrainingState", "Turn", "Unscorable", "UserError", "VideoClip"),
-        *("VideoFrames", "VideoRef", "use_media_opener"),
-    ),
-    "mmrl_rewards.contract": ("TurnRewards", "reward"),
-}
-_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
+
+@cache
+def _modules() -> dict[str, str]:
+    """Return the module of each public name, as the imports above name it: only type checkers run them."""
+    import ast
+
+    modules: dict[str, str] = {}
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {alias.name: node.module for alias in node.names if alias.asname}
+    return modules
 
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used."""
-    if name not in _MODULES:
+    if name not in _modules():
         raise AttributeError(f"module 'mmrl' has no attribute {name!r}")
-    value: object = getattr(import_module(_MODULES[name]), name)
+    value: object = getattr(import_module(_modules()[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """Return the public names, for completion in notebooks and editors."""
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_modules()])
