@@ -25,10 +25,10 @@ from mmrl.policy.expert_routing import find_routers, set_routes
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
+from mmrl.policy.picklable_lock import PicklableLock
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.types import UserError
 from mmrl.utils.byte_cache import ByteCache
-from mmrl.utils.picklable_lock import PicklableLock
 from mmrl.utils.torch_transfer import send_numbers
 
 if TYPE_CHECKING:
