@@ -289,7 +289,7 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
         return
     is_length = all(change.obstacle for change in refused)
     if is_length:
-        head = f"{path} holds this very experiment with another length; it cannot continue with"
+        head = f"{path} holds this experiment with another length; it cannot continue with"
     else:
         _check_version(path)
         head = f"{path} holds the run of another config; these settings differ"

@@ -38,7 +38,7 @@ class SftParts:
     seed: int  # the run's seed, from which random choices derive, with the stage's name
     ranks: Ranks
     media_ranks: dict[str, int]  # `Prompt.digest` → rank that has its images and videos in memory
-    tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
+    completer: DemonstrationCompleter | None = None  # adds results of tools, or plays an environment; None without
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
@@ -57,9 +57,9 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
             build = partial(build_demonstration, stage, parts, step=state.step)
             demonstrations: Sequence[Rollout] = list(map(build, samples))
             metrics: dict[str, float] = {}
-            if parts.tools is not None:
-                demonstrations, tool_metrics = parts.tools.complete(demonstrations)
-                metrics |= sum_metrics(tool_metrics, ranks)
+            if parts.completer is not None:
+                demonstrations, counts = parts.completer.complete(demonstrations)
+                metrics |= sum_metrics(counts, ranks)
         with timer.time("learn"):
             metrics |= count_dropped_samples(stage.prompts_per_step, len(samples), ranks)
             parts.media_ranks.clear()

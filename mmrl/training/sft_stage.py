@@ -32,13 +32,13 @@ def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingSta
             seed=run.config.run.seed,
             ranks=run.ranks,
             media_ranks=media_ranks,
-            tools=build_demonstration_tools(stage, run),
+            completer=build_completer(stage, run),
             activity=run.console.activity,
         )
         run_sft_stage(stage, parts, state)
 
 
-def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:
+def build_completer(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:
     """Return the runner of tool calls in demonstrations, or the player of the environment; None without either."""
     match stage.rollout_steps:
         case (ToolsConfig() as options,):

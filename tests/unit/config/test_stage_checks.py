@@ -101,14 +101,14 @@ MIXTURE = "stages.rl.data_order={kind: mixture, points: [[0, [1]]]}"
         ),
         (["data.streaming={}", "stages.rl.repeat_samples_to=9"], "repeat_samples_to has to know all samples"),
         (["data.train.0.weight=1", "stages.rl.repeat_samples_to=9"], "repeat_samples_to cannot be combined with the"),
-        (["data.train.0.weight=1", "stages.rl.data_order={kind: sorted}"], "'sorted' draws from all samples alike"),
+        (["data.train.0.weight=1", "stages.rl.data_order={kind: sorted}"], "'sorted' draws all samples equally"),
         (
             ["data.train.0.weight=1", "stages.rl.track_rewards=[exact]", "stages.rl.data_order={kind: priority}"],
-            "'priority' draws from all samples alike",
+            "'priority' draws all samples equally",
         ),
         (
             ["data.train.0.weight=1", "stages.rl.data_order={kind: curriculum, phases: [{max_samples: 9}, {}]}"],
-            "'curriculum' draws from all samples alike",
+            "'curriculum' draws all samples equally",
         ),
         (["data.train.0.weight=1", "stages.cold.data_order={kind: sorted}"], "stage 'cold': data_order 'sorted' draws"),
         ([MIXTURE, "stages.rl.repeat_samples_to=9"], "repeat_samples_to has no effect on a mixture"),
