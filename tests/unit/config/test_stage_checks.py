@@ -3,7 +3,8 @@
 import pytest
 from config_samples import SMALL, refused, write
 
-from mmrl.config import cap_steps, load_config
+from mmrl.config import load_config
+from mmrl.training.preflight import effective_config
 
 HARVEST = (
     SMALL.replace("  - kind: rl\n    name: rl\n", "@  - kind: rl\n    name: rl\n")
@@ -121,8 +122,9 @@ def test_settings_of_several_sections_that_contradict_each_other_are_refused(tmp
     assert said in refused(write(tmp_path, SMALL), *overrides)
 
 
-def test_steps_are_capped_in_every_stage_that_has_them(path):
-    capped = cap_steps(load_config(path), 2)
-    steps = [getattr(stage, "steps", "none") for stage in capped.config.stages]
-    assert steps == [2, 2, "none", "none", 2, 2]
-    assert capped.origins["stages.1.steps"] == "command line"
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(2, [2, 2, "none", "none", 2, 2]), (15, [10, 15, "none", "none", 5, 15])]
+)
+def test_steps_are_capped_in_every_stage_that_has_more(path, limit, expected):
+    capped = effective_config(load_config(path), steps=limit)
+    assert [getattr(stage, "steps", "none") for stage in capped.stages] == expected
