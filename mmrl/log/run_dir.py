@@ -313,8 +313,8 @@ def _check_version(path: Path) -> None:
 def _wait_for_lock(lock: int, path: Path) -> None:
     """Take the lock of the open directory `path`.
 
-    The system releases a lock when its process ends, even by a kill. It frees the memory of that process first, which
-    takes a moment, so a run that is started right after a kill has to wait.
+    The system releases a lock when its process ends, even by a kill. It frees the memory of the process first, so a
+    run started right after a kill has to wait for a moment.
 
     Raises:
         UserError: another process still holds it after `_LOCK_WAIT_S` seconds.

@@ -91,7 +91,7 @@ class RunSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedData:
-    """The samples of a run whose images can be opened, with the loader and the cache that opened them."""
+    """The samples of a run whose images open, with the loader and the cache used for them."""
 
     samples: DataSplits
     loader: DatasetLoader

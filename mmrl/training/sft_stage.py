@@ -28,7 +28,7 @@ def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingSta
             processor=run.processor,
             engine=run.engine,
             learner=learner,
-            callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
+            callbacks=build_callbacks(stage, services, learner, optimizer.state),
             seed=run.config.run.seed,
             ranks=run.ranks,
             media_ranks=media_ranks,
