@@ -21,7 +21,6 @@ from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, load_con
 from mmrl.log.rollout_records import RECORDS_VERSION
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
-from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import (
     PARTIAL_SUFFIX,
     remove_leftovers,
@@ -30,6 +29,7 @@ from mmrl.utils.files import (
     temporary_path,
     write_atomically,
 )
+from mmrl.utils.libraries import LIBRARIES, installed_version
 from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
