@@ -83,7 +83,7 @@ def train(
                 raise
             saved = "Saved."
             if not isinstance(stopped, RunInterrupted):
-                saved = "Stopped. What is saved is the last checkpoint, if there is one."
+                saved = "Stopped. This step is not saved; the last checkpoint is, if there is one."
             console.info(f"{saved} Continue with: {resume_command}")
             # Shells report a process that a signal ended with this exit code.
             return 128 + (stop.received or signal.SIGINT)
