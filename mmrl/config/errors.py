@@ -30,7 +30,7 @@ _EXPECTED_TYPES = {
 }
 
 
-def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = Config) -> ConfigProblem | None:
+def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel]) -> ConfigProblem | None:
     """Return one pydantic error as a problem of the tree `root`; None when it only repeats an error further down."""
     place = _locate_error(error["loc"], schema)
     kind, given = error["type"], error["input"]

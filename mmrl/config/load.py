@@ -46,8 +46,8 @@ class LoadedConfig:
     # Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset.
     origins: Mapping[str, str]
     files: tuple[Path, ...]  # `tree_files`, then the overlays
-    data_files: tuple[str, ...] = ()  # PATH of each text `${data}/PATH` in the settings
-    warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
+    data_files: tuple[str, ...]  # PATH of each text `${data}/PATH` in the settings
+    warnings: tuple[str, ...]  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
 ConfigSource: TypeAlias = str | Path | Mapping[str, Any] | LoadedConfig

@@ -329,7 +329,7 @@ class FailedStepLimit:
 
     max_nonfinite_steps: int  # the run ends after so many consecutive steps with a non-finite gradient
     # The run ends after so many consecutive steps without a new rollout of nonzero advantage; None in other stages.
-    max_steps_without_signal: int | None = None
+    max_steps_without_signal: int | None
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Raise UserError if a count of `FailedStepCounter` has reached its limit."""
