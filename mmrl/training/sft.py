@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmrl.config.schema import SftStage
@@ -54,8 +53,9 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
         timer = StepTimer(parts.activity)
         with timer.time("prompt"):
             samples = parts.source.take(state.data_position, stage.prompts_per_step)
-            build = partial(build_demonstration, stage, parts, step=state.step)
-            demonstrations: Sequence[Rollout] = list(map(build, samples))
+            demonstrations: Sequence[Rollout] = [
+                build_demonstration(stage, parts, sample, state.step) for sample in samples
+            ]
             metrics: dict[str, float] = {}
             if parts.completer is not None:
                 demonstrations, counts = parts.completer.complete(demonstrations)
