@@ -111,13 +111,13 @@ class RolloutPipeline(Protocol):
 
 
 class DemonstrationCompleter(Protocol):
-    """Runs the tool calls that demonstrations contain.
+    """Runs the tool calls that demonstrations contain, or lets the expert of an environment play them.
 
-    Called by the supervised loop; implemented in `mmrl.rollout.tools.executor`.
+    Called by the supervised loop; implemented in `mmrl.rollout.tools.executor` and `mmrl.rollout.steps.environment`.
     """
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
-        """Return the demonstrations with tool results inserted, in order, and the counts of calls.
+        """Return the demonstrations with tool results or turns inserted, in order, and counts of them.
 
         Raises:
             UserError: a tool failed, or the completed response would be too long.

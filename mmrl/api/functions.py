@@ -1,8 +1,8 @@
 """Names for functions that exist only in memory: in a notebook cell, a script, or another function.
 
 A config names every function by its module, so such a function gets its own module, `mmrl_in_memory.NAME_DIGEST`.
-In this process the module holds the function itself. Worker processes, which share this process's `sys.path`, find a
-file of that name, which loads a copy. The digest is part of the config, so a run is not resumed with other code.
+In this process the module holds the function itself. Worker processes share this process's `sys.path` and find a file
+of that name there, which loads a copy. The digest is part of the config, so a run is not resumed with other code.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print versions and problems; return 1 if there is a problem."""
-    from mmrl.utils.environment import LIBRARIES, check_torch_companions, installed_build, installed_version
+    from mmrl.utils.libraries import LIBRARIES, check_torch_companions, installed_build, installed_version
 
     if not arguments.quiet:
         print(f"mmrl {mmrl.__version__}, Python {platform.python_version()}")

@@ -8,7 +8,6 @@ from mmrl.config.export import config_json_schema as config_json_schema
 from mmrl.config.export import dump_yaml as dump_yaml
 from mmrl.config.load import ConfigSource as ConfigSource
 from mmrl.config.load import LoadedConfig as LoadedConfig
-from mmrl.config.load import cap_steps as cap_steps
 from mmrl.config.load import check_is_list as check_is_list
 from mmrl.config.load import check_overrides as check_overrides
 from mmrl.config.load import flatten_settings as flatten_settings

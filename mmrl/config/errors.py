@@ -30,12 +30,12 @@ _EXPECTED_TYPES = {
 }
 
 
-def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = Config) -> ConfigProblem | None:
+def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel]) -> ConfigProblem | None:
     """Return one pydantic error as a problem of the tree `root`; None when it only repeats an error further down."""
     place = _locate_error(error["loc"], schema)
     kind, given = error["type"], error["input"]
     if kind.startswith("union_tag"):
-        kinds = tuple(map(_kind_of, _models_in(place.expected)))
+        kinds = tuple(map(_kind_of, _model_choices(place.expected)))
         given = given.get("kind") if isinstance(given, dict) else None
         place = _ErrorPlace((*place.path, "kind"), None, Literal[kinds])
         kind = "literal_error" if kind == "union_tag_invalid" else "missing"
@@ -105,7 +105,7 @@ def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPl
             here = tagged
             continue
         here = _strip_annotated(here)
-        models = _models_in(here)
+        models = _model_choices(here)
         if len(models) > 1:
             here = next(model for model in models if _kind_of(model) == step)
             continue
@@ -138,7 +138,7 @@ def _allowed_values(annotation: object) -> tuple[object, ...]:
     return tuple(values)
 
 
-def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
+def _model_choices(annotation: object) -> tuple[type[BaseModel], ...]:
     """Return the models that a value of this type may be."""
     choices = list(map(_strip_annotated, _union_choices(annotation)))
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
@@ -228,7 +228,7 @@ def _iter_key_paths(owner: type[BaseModel], prefix: tuple[str, ...] = ()) -> Ite
     """Yield the path of every key below a section, outside of lists."""
     for name, field in owner.model_fields.items():
         yield (*prefix, name)
-        for model in _models_in(field.annotation):
+        for model in _model_choices(field.annotation):
             yield from _iter_key_paths(model, (*prefix, name))
 
 

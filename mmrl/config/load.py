@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from mmrl.config.errors import to_problem
 from mmrl.config.reader import COMMAND_LINE_ORIGIN, ConfigReader
 from mmrl.config.recipes import DATA, find_config
-from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
+from mmrl.config.schema import Config, EvalConfig, RlStage
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
     ConfigNode,
@@ -46,9 +46,8 @@ class LoadedConfig:
     # Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset.
     origins: Mapping[str, str]
     files: tuple[Path, ...]  # `tree_files`, then the overlays
-    data_files: tuple[str, ...] = ()  # PATH of each text `${data}/PATH` in the settings
-    warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
-    max_steps: int | None = None  # limit that `cap_steps` has set on the steps of every stage
+    data_files: tuple[str, ...]  # PATH of each text `${data}/PATH` in the settings
+    warnings: tuple[str, ...]  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
 ConfigSource: TypeAlias = str | Path | Mapping[str, Any] | LoadedConfig
@@ -88,7 +87,7 @@ def load_config(
     # Presets come after the overrides: an override may name a preset, and overrides win over its settings.
     root = _apply_presets(root)
     config = _validate(root, Config, reader.problems)
-    loaded = LoadedConfig(
+    return LoadedConfig(
         config=config,
         tree=tree,
         tree_files=tree_files,
@@ -98,9 +97,6 @@ def load_config(
         data_files=data_files,
         warnings=tuple(_list_warnings(config, root)),
     )
-    if isinstance(source, LoadedConfig) and source.max_steps is not None:
-        return cap_steps(loaded, source.max_steps)
-    return loaded
 
 
 def _list_origins(config: Config, root: ConfigNode) -> dict[str, str]:
@@ -204,25 +200,6 @@ def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: S
     for override in overrides:
         root = reader.apply_override(root, override)
     return _validate(_apply_presets(root), EvalConfig, reader.problems)
-
-
-def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
-    """Return the same run with at most `steps` steps in every stage, for a smoke test. Later overrides keep the limit.
-
-    Raises:
-        UserError: fewer than one step.
-    """
-    if steps < 1:
-        raise UserError(f"{COMMAND_LINE_ORIGIN}: --steps must be at least 1, got {steps}")
-    stages = list(loaded.config.stages)
-    origins = dict(loaded.origins)
-    for index, stage in enumerate(stages):
-        if not isinstance(stage, SelectStage) and (stage.steps is None or stage.steps > steps):
-            stages[index] = stage.model_copy(update={"steps": steps})
-            origins[f"stages.{index}.steps"] = COMMAND_LINE_ORIGIN
-    config = loaded.config.model_copy(update={"stages": tuple(stages)})
-    max_steps = min(steps, loaded.max_steps or steps)
-    return replace(loaded, config=config, origins=MappingProxyType(origins), max_steps=max_steps)
 
 
 def read_flat_settings(path: Path) -> dict[str, PlainValue]:

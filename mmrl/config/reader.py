@@ -65,7 +65,7 @@ class ConfigReader:
         if root is None:
             raise UserError(f"{error_prefix}{path} is empty; a config sets run, model, data, rewards and stages")
         if not isinstance(root.value, dict):
-            raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
+            raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, which this is not")
         own = dict(root.value)
         extends = own.pop("extends", None)
         tree = ConfigNode(own, format_origin(1))

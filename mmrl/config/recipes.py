@@ -1,4 +1,4 @@
-"""Recipes and overlays by name, the comments that head them, and the files that they expect below `data.dir`."""
+"""Recipes and overlays by name, the comments at their top, and the files they expect below `data.dir`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_header(path: Path) -> Header:
 
 
 def check_data_files(loaded: LoadedConfig) -> None:
-    """Check that all files that a config names as `${data}/...` exist, before any is read.
+    """Check, before any is read, that the files a config names as `${data}/...` exist.
 
     Raises:
         UserError: no data folder was given, or files are missing; with the commands that fetch them.

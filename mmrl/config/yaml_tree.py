@@ -151,7 +151,7 @@ def _change_entries(path: KeyPath, entries: list[ConfigNode], changes: dict[str,
     changes, or to the end.
     """
     merged = list(entries)
-    new: list[ConfigNode] = []  # entries that wait for the next key that changes old ones
+    new: list[ConfigNode] = []  # new entries, until the next key of old ones gives them a place
     for key, change in changes.items():
         if _adds_entry(path, merged, key, change):
             new.append(_make_entry(path, merged, key, change))
@@ -170,7 +170,7 @@ def _change_entries(path: KeyPath, entries: list[ConfigNode], changes: dict[str,
 
 
 def _adds_entry(path: KeyPath, entries: Sequence[ConfigNode], key: str, change: ConfigNode) -> bool:
-    """Return True for a new name whose settings have `copy_of`, or the key that `NAMED_LISTS` gives for the list."""
+    """Return True for a new name with `copy_of` or the list's key in `NAMED_LISTS` among its settings."""
     is_known = key in [_child(entry, "name") for entry in entries]
     marks = (NAMED_LISTS[path], "copy_of")
     return not is_known and isinstance(change.value, dict) and any(mark in change.value for mark in marks)

@@ -35,7 +35,6 @@ from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, SampleStats, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
@@ -66,7 +65,7 @@ class StageData:
     @contextmanager
     def open_source(
         self, stage: SftStage | RlStage, state: TrainingState, console: Console, ranks: Ranks
-    ) -> Iterator[SampleSource]:
+    ) -> Iterator[Prefetcher]:
         """Yield this rank's share of the stage's samples.
 
         `data.media_workers` processes encode ahead while the block is open, except where the next samples depend on

@@ -105,7 +105,7 @@ class EvalDir:
         return report
 
     def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Write the settings that identify the evaluation, and the items that cannot be asked with the reasons."""
+        """Write the settings that identify the evaluation, and why items cannot be asked, by their ids."""
         text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)
         write_atomically(self.settings_file, text + "\n")
 
@@ -119,6 +119,6 @@ def identifying_settings(eval_config: EvalConfig) -> dict[str, Any]:
 def evaluation_identity(
     benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
 ) -> dict[str, Any]:
-    """Return everything that decides the responses, so that no folder mixes two evaluations."""
+    """Return everything that decides the responses. A folder keeps it, so that it never mixes two evaluations."""
     files = {"benchmark": benchmark, "model": revision, "data": questions.digest()}
     return {**files, **identifying_settings(eval_config)}

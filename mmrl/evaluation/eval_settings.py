@@ -28,7 +28,7 @@ class EvalRequest:
     benchmark: str  # name of a benchmark, a function that returns one, or `run:` with a split of the run's own data
     data_files: Sequence[str]  # files or folders of questions
     out_dir: Path  # folder of all results
-    overrides: Sequence[str] = ()  # settings as `key=value`
+    overrides: Sequence[str]  # settings as `key=value`
     checkpoint: str | None = None  # checkpoint of a run; None takes the newest
     split: str | None = None  # split of a folder; None takes the benchmark's usual one
     media_root: str | None = None  # folder that relative media paths start from; None takes that of the questions

@@ -38,7 +38,7 @@ class ModelSource:
     name: str  # path as the user gave it
     path: Path  # folder of the model or run
     base_dir: Path  # folder that relative files of the settings start from
-    config: Config | None = None  # config of the run that the model is from; None for other models
+    config: Config | None  # config of the run that the model is from; None for other models
     run_dir: RunDir | None = None  # the run, when the model is one of its checkpoints
     checkpoint_dir: Path | None = None  # the checkpoint, when the model is one
 

@@ -95,7 +95,7 @@ class RunLogger:
     ) -> Path:
         """Write rollouts/`name`.jsonl by `write_records`; return the file.
 
-        `version` is the version of the policy that the step trained from or, in an evaluation, that answered.
+        `version` is that of the policy which the step trained from; in an evaluation, of the policy that answered.
         """
         path = self._run_dir.rollouts / f"{name}.jsonl"
         step_keys = {"stage": self._stage or None, "step": state.step, "version": version}

@@ -21,7 +21,6 @@ from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, load_con
 from mmrl.log.rollout_records import RECORDS_VERSION
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
-from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import (
     PARTIAL_SUFFIX,
     remove_leftovers,
@@ -30,6 +29,7 @@ from mmrl.utils.files import (
     temporary_path,
     write_atomically,
 )
+from mmrl.utils.libraries import LIBRARIES, installed_version
 from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
@@ -289,7 +289,7 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
         return
     is_length = all(change.obstacle for change in refused)
     if is_length:
-        head = f"{path} holds this very experiment with another length; it cannot continue with"
+        head = f"{path} holds this experiment with another length; it cannot continue with"
     else:
         _check_version(path)
         head = f"{path} holds the run of another config; these settings differ"
@@ -313,8 +313,8 @@ def _check_version(path: Path) -> None:
 def _wait_for_lock(lock: int, path: Path) -> None:
     """Take the lock of the open directory `path`.
 
-    The system releases a lock when its process ends, even by a kill. It frees the memory of that process first, which
-    takes a moment, so a run that is started right after a kill has to wait.
+    The system releases a lock when its process ends, even by a kill. It frees the memory of the process first, so a
+    run started right after a kill has to wait for a moment.
 
     Raises:
         UserError: another process still holds it after `_LOCK_WAIT_S` seconds.

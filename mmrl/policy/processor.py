@@ -13,6 +13,7 @@ from mmrl.answer import check_opening, convert_coordinates, validate_value
 from mmrl.answer.tool_calls import split_turns
 from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import EncodedPrompt, PromptEncoder
+from mmrl.policy.picklable_lock import PicklableLock
 from mmrl.types import (
     AnswerType,
     Author,
@@ -29,7 +30,6 @@ from mmrl.types import (
     UserError,
 )
 from mmrl.utils.byte_cache import ByteCache
-from mmrl.utils.picklable_lock import PicklableLock
 
 LossOn: TypeAlias = Literal["response", "answer"]
 _PromptContent: TypeAlias = tuple[tuple[ContentPart, ...], AnswerType]

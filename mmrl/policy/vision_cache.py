@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from mmrl.policy.batch import BatchMedia
+from mmrl.policy.picklable_lock import PicklableLock
 from mmrl.utils.byte_cache import ByteCache
-from mmrl.utils.picklable_lock import PicklableLock
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput

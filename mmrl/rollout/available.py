@@ -9,7 +9,7 @@ from typing import get_args
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.types import UserError
-from mmrl.utils.environment import installed_version
+from mmrl.utils.libraries import installed_version
 from mmrl.utils.model_files import check_model_type, check_weight_files
 
 VLLM_ENGINES = ("vllm", "vllm_server")

@@ -13,6 +13,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 import torch
 
@@ -68,6 +69,8 @@ from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_cpu_compat import import_torchvision
 from mmrl.utils.torch_threads import set_thread_count
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
@@ -83,7 +86,7 @@ class RunSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedData:
-    """The samples of a run whose images can be opened, with the loader and the cache that opened them."""
+    """The samples of a run whose images open, with the loader and the cache used for them."""
 
     samples: DataSplits
     loader: DatasetLoader
@@ -152,9 +155,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
     ranks.set_activity("trying rewards")
-    checking, scorable = check_rewards(config, scorer, group_rewards, data, console), None
-    while scorable is None:
-        scorable = ranks.on_rank0(partial(next, checking))
+    scorable = finish_on_rank0(check_rewards(config, scorer, group_rewards, data, console), ranks)
     data = replace(data, samples=scorable)
     ranks.set_activity("starting")
     if processor_bundle is None:
@@ -196,6 +197,14 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
         processor=processor,
         engine=engine,
     )
+
+
+def finish_on_rank0(work: Iterator[Result | None], ranks: Ranks) -> Result:
+    """Let rank 0 run `work`, which yields nothing every minute and its result at the end. Collective at each yield."""
+    result: Result | None = None
+    while not result:
+        result = ranks.on_rank0(partial(next, work))
+    return result
 
 
 def load_processor_early(setup: RunSetup) -> ProcessorBundle | None:
@@ -260,12 +269,8 @@ def load_data(setup: RunSetup) -> LoadedData:
     loader = DatasetLoader(
         config, context, setup.functions.datasets, media_cache, console, opened_index=index, record=record
     )
-    loading = loader.load()
-    samples = None
-    while samples is None:
-        samples = setup.ranks.on_rank0(partial(next, loading))
     return LoadedData(
-        samples=samples,
+        samples=finish_on_rank0(loader.load(), setup.ranks),
         loader=loader,
         record=record,
         dataset_context=context,
@@ -339,10 +344,7 @@ def build_trained_model(
 
 def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: Ranks) -> DataSplits:
     """Return the samples with usable videos and prompts. Collective; raises as `DatasetLoader.filter_by_prompt`."""
-    videos = data.loader.open_videos(data.samples, encoder.frame_sampling)
-    finished = False
-    while not finished:
-        finished = ranks.on_rank0(partial(next, videos))
+    finish_on_rank0(data.loader.open_videos(data.samples, encoder.frame_sampling), ranks)
     return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure))
 
 

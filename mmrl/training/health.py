@@ -1,4 +1,4 @@
-"""Warnings about runs that go wrong, and the two conditions under which a run gives up."""
+"""Warnings about runs that go wrong, and the two conditions that end a run."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class HealthMonitor:
         warn: Callable[[str], None],
         log_event: Callable[[TrainingState, str, str | None], None] = lambda *_: None,
     ) -> None:
-        """Create a monitor. `log_event` records that a problem begins, with a message, or that it ends, with None."""
+        """Create a monitor. `log_event` records a problem by name: its message when it begins, None when it ends."""
         self._options, self._warn, self._log_event = options, warn, log_event
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
         self._first_means: Mapping[str, float] = {}
@@ -161,7 +161,7 @@ class HealthMonitor:
             self._update(step, metrics)
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Add the metrics of a step; warn of each problem that begins with it, and record each that begins or ends."""
+        """Add the metrics of a step. Warn of each problem that begins with it; record beginnings and ends."""
         begun, ended = self._update(state.step, result.metrics, result.selected.groups)
         for name in ended:
             self._log_event(state, name, None)
@@ -325,11 +325,11 @@ class FailedStepCounter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStepLimit:
-    """A callback that ends a run which no longer learns."""
+    """A callback that ends a run when it no longer learns."""
 
     max_nonfinite_steps: int  # the run ends after so many consecutive steps with a non-finite gradient
     # The run ends after so many consecutive steps without a new rollout of nonzero advantage; None in other stages.
-    max_steps_without_signal: int | None = None
+    max_steps_without_signal: int | None
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
         """Raise UserError if a count of `FailedStepCounter` has reached its limit."""

@@ -21,7 +21,7 @@ class HeldOutEvaluation:
     """Answers held-out samples with the current weights and scores the answers. Every call is collective."""
 
     def __init__(self, run: RunComponents, logger: MetricsLogger) -> None:
-        """Build the pipeline of the config's `evaluation`, which is that of `mmrl eval run:validation`."""
+        """Build the pipeline of the config's `evaluation`, the same as that of `mmrl eval` on the run's own data."""
         self._run, self._logger = run, logger
         self._pipeline = build_eval_pipeline(
             load_eval_config(inherit_settings(run.config, by_rule=False), "the config", ()),

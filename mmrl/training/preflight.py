@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from mmrl.config import Config, LoadedConfig, locate_errors
-from mmrl.config.load import cap_steps
+from mmrl.config.schema import SelectStage
 from mmrl.log.comparison import print_summary
 from mmrl.log.console import Console
 from mmrl.log.run_dir import run_dir_of
@@ -24,7 +24,13 @@ FINISHED_MESSAGE = "This run is finished; delete its directory or choose another
 
 def effective_config(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> Config:
     """Return the config with at most `steps` steps a stage and with `run_dir` for `run.dir`, where they are given."""
-    config = (cap_steps(loaded, steps) if steps else loaded).config
+    config = loaded.config
+    if steps is not None:
+        stages = list(config.stages)
+        for index, stage in enumerate(stages):
+            if not isinstance(stage, SelectStage):
+                stages[index] = stage.model_copy(update={"steps": min(steps, stage.steps or steps)})
+        config = config.model_copy(update={"stages": tuple(stages)})
     if run_dir is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
     return config

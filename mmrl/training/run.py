@@ -78,12 +78,12 @@ def train(
                     complete_run(setup, loaded.warnings, stop, has_begun=has_begun)
                 ranks.on_rank0(partial(print_summary, setup.run_dir, console))
         except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
-            # A signal reaches all ranks. A slower rank may lose one that stops first, which is then not an error.
+            # A signal reaches all ranks. One that stops first is lost to slower ranks, which is then not an error.
             if isinstance(stopped, RankLostError) and stop.received is None:
                 raise
             saved = "Saved."
             if not isinstance(stopped, RunInterrupted):
-                saved = "Stopped. What is saved is the last checkpoint, if there is one."
+                saved = "Stopped. This step is not saved; the last checkpoint is, if there is one."
             console.info(f"{saved} Continue with: {resume_command}")
             # Shells report a process that a signal ended with this exit code.
             return 128 + (stop.received or signal.SIGINT)

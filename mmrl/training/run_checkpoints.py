@@ -104,7 +104,7 @@ class RunCheckpoints:
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
 
     def _delete_pictures(self) -> None:
-        """Delete pictures that environments drew before the last save and that no checkpoint or record refers to."""
+        """Delete pictures from before the last save, drawn by environments, if no checkpoint or record names them."""
         run_dir = self._run.run_dir
         pictures = run_dir.data / PICTURES_FOLDER
         # Rank 0 looks for all: the calls below are collective, and a shared disk may show other ranks an older folder.

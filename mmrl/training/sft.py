@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmrl.config.schema import SftStage
@@ -37,7 +36,7 @@ class SftParts:
     callbacks: Sequence[Callback]  # called after each step, in this order
     seed: int  # the run's seed, from which random choices derive, with the stage's name
     ranks: Ranks
-    tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
+    completer: DemonstrationCompleter | None = None  # adds results of tools, or plays an environment; None without
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
@@ -53,12 +52,13 @@ def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> Non
         timer = StepTimer(parts.activity)
         with timer.time("prompt"):
             samples = parts.source.take(state.data_position, stage.prompts_per_step)
-            build = partial(build_demonstration, stage, parts, step=state.step)
-            demonstrations: Sequence[Rollout] = list(map(build, samples))
+            demonstrations: Sequence[Rollout] = [
+                build_demonstration(stage, parts, sample, state.step) for sample in samples
+            ]
             metrics: dict[str, float] = {}
-            if parts.tools is not None:
-                demonstrations, tool_metrics = parts.tools.complete(demonstrations)
-                metrics |= sum_metrics(tool_metrics, ranks)
+            if parts.completer is not None:
+                demonstrations, counts = parts.completer.complete(demonstrations)
+                metrics |= sum_metrics(counts, ranks)
         with timer.time("learn"):
             metrics |= count_dropped_samples(stage.prompts_per_step, len(samples), ranks)
             ranks.media_ranks.clear()

@@ -27,16 +27,16 @@ def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingSta
             processor=run.processor,
             engine=run.engine,
             learner=learner,
-            callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
+            callbacks=build_callbacks(stage, services, learner, optimizer.state),
             seed=run.config.run.seed,
             ranks=run.ranks,
-            tools=build_demonstration_tools(stage, run),
+            completer=build_completer(stage, run),
             activity=run.console.activity,
         )
         run_sft_stage(stage, parts, state)
 
 
-def build_demonstration_tools(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:
+def build_completer(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:
     """Return the runner of tool calls in demonstrations, or the player of the environment; None without either."""
     match stage.rollout_steps:
         case (ToolsConfig() as options,):

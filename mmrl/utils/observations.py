@@ -76,7 +76,7 @@ def encodable(text: str) -> str:
 
 
 def check_step_result(value: object) -> StepResult:
-    """Return a `StepResult` whose fields have the right types, whose numbers are finite; else raise UserError."""
+    """Return a `StepResult` with fields of the right types and finite numbers; raise UserError for any other."""
     if not isinstance(value, StepResult):
         raise UserError(f"step returns a mmrl.StepResult, not {value!r:.80}")
     value = replace(value, observation=check_observation(value.observation))

@@ -57,7 +57,7 @@ def check_methods(found: object, port: type, names: Sequence[str], *, owner: str
 def check_call(
     function: object, positional: Sequence[str], keywords: Sequence[str] = (), *, name: str, owner: str
 ) -> None:
-    """Check that a function which `owner` gave for `name` can be called with these arguments.
+    """Check that the function `name`, given by `owner`, can be called with these arguments.
 
     Raises:
         UserError: it is not a function, or has other parameters.

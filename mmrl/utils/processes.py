@@ -41,7 +41,7 @@ def keep_freed_memory() -> None:
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl has none
-        # The largest threshold that glibc accepts, which it would otherwise approach by itself.
+        # The largest threshold that glibc accepts; by itself it would approach this value slowly.
         libc.mallopt(_M_MMAP_THRESHOLD, 2**25)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
 

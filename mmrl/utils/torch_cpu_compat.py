@@ -17,7 +17,7 @@ from functools import cache
 import torch
 
 from mmrl.types import UserError
-from mmrl.utils.environment import describe_import_error, installed_version
+from mmrl.utils.libraries import describe_import_error, installed_version
 
 _TORCHVISION_OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -12,6 +12,6 @@ def sample_bytes(tensor: torch.Tensor) -> bytes:
 
     They are enough to notice an update, and cheap on 7 billion weights.
     """
-    # Evenly spaced, so that a tensor of which only a part arrived differs as well.
+    # Evenly spaced, so that a tensor that arrived in part differs, too.
     stride = max(1, tensor.numel() // _NUM_VALUES)
     return tensor.detach().flatten()[::stride].float().cpu().numpy().tobytes()

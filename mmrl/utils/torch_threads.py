@@ -1,4 +1,4 @@
-"""The number of threads that torch computes with, in this process and in threads that it starts."""
+"""The number of torch's compute threads, in this process and in new Python threads."""
 
 from __future__ import annotations
 

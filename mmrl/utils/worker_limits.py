@@ -1,4 +1,4 @@
-"""Limits of worker processes: the memory that they hold, the processes that they start, the text that they print.
+"""Limits of worker processes: their memory, the processes they start, the text they print.
 
 The kernel's limits do not fit. RLIMIT_AS and RLIMIT_DATA count address space, of which torch reserves far more than it
 uses; RLIMIT_NPROC counts all processes of a user; a cgroup needs rights that a run does not have. So a thread of the

@@ -1,7 +1,7 @@
 """The other side of `worker_pool`: a process that loads once, and the workers that it forks.
 
 A worker pool starts this file in a fresh interpreter, so nothing of the pool's own process (torch, CUDA, threads) is in
-it. Loading is slow and forking takes milliseconds, which makes it cheap to replace a worker that hung or died:
+it. Loading is slow and forking takes milliseconds, so replacing a worker that hung or died is cheap:
 
     pool ──control──► server (loads) ──fork──► worker, worker, ...
      └── one socket a worker: lists of payloads ► ◄ lists of results ──┘
@@ -122,7 +122,7 @@ class CallTimeoutError(Exception):
 
 
 class CallProgress:
-    """Shows a pool which call of a batch its worker began last, and when, in a file that both map to memory."""
+    """The call of a batch that a worker began last, and when, in a file that worker and pool map to memory."""
 
     def __init__(self, fd: int) -> None:
         os.ftruncate(fd, _PROGRESS.size)

@@ -150,8 +150,10 @@ def make_small(config: Config) -> dict[str, Any]:
         at = f"stages.{stage.name}"
         if isinstance(stage, RlStage | SftStage) and stage.validation:
             values[f"{at}.validation.every"] = 2
+        if stage.kind != "select":
+            values[f"{at}.prompts_per_step"] = 2
         if isinstance(stage, RlStage | SampleStage):
-            values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
+            values[f"{at}.sampling.max_new_tokens"] = SHORT
         if isinstance(stage, RlStage):
             values |= {
                 f"{at}.group_size": min(2, stage.group_size),
@@ -160,8 +162,6 @@ def make_small(config: Config) -> dict[str, Any]:
             values |= {f"{at}.dynamic_sampling.max_rounds": 2} if stage.dynamic_sampling else {}
         if isinstance(stage, RlStage | SftStage):
             values |= small_steps(at, stage.rollout_steps)
-        if isinstance(stage, SftStage):
-            values[f"{at}.prompts_per_step"] = 2
         if stage.kind == "sample":
             values[f"{at}.group_size"] = 5
         if stage.kind == "select" and stage.output == "responses":

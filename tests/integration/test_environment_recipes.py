@@ -23,12 +23,10 @@ def train(in_process: Command, recipe: Path, stages: dict[str, str], overrides: 
     overrides |= {"model.path": None, "model.from_scratch": MODEL, "model.min_pixels": 1024, "model.max_pixels": 3136}
     overrides |= {"run.cpu_threads": 1, "evaluation.max_new_tokens": 8}
     for name, kind in stages.items():
-        overrides |= {f"stages.{name}.steps": 2, f"stages.{name}.optimizer.lr": 1e-2}
-        if kind == "sft":
-            overrides[f"stages.{name}.prompts_per_step"] = 2
-        else:
-            overrides |= {f"stages.{name}.prompts_per_step": 2, f"stages.{name}.group_size": 2}
-            overrides[f"stages.{name}.num_mini_batches"] = 1
+        overrides |= {f"stages.{name}.steps": 2, f"stages.{name}.prompts_per_step": 2}
+        overrides[f"stages.{name}.optimizer.lr"] = 1e-2
+        if kind != "sft":
+            overrides |= {f"stages.{name}.group_size": 2, f"stages.{name}.num_mini_batches": 1}
             overrides[f"stages.{name}.sampling.max_new_tokens"] = 24
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     succeed(in_process("train", recipe, *words, "--run-dir", run_dir))

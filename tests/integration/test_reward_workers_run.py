@@ -129,7 +129,7 @@ def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path, kind):
     os.kill(run.pid, signal.SIGINT)
     output, errors = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 128 + signal.SIGINT, errors
-    assert "Stopped. What is saved is the last checkpoint, if there is one. Continue with: mmrl train" in output
+    assert "Stopped. This step is not saved; the last checkpoint is, if there is one. Continue with: mmrl" in output
     assert len(started) >= 2
     wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started))
 

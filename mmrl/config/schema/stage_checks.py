@@ -198,7 +198,7 @@ def _check_data(stage: SftStage | RlStage | SampleStage, data: DataConfig) -> No
         if data.streaming:
             raise ValueError(f"{setting} has to know all samples, which `data.streaming` forbids")
         if data.has_weights:
-            raise ValueError(f"{setting} draws from all samples alike, without the weights of data.train; take out one")
+            raise ValueError(f"{setting} draws all samples equally, without the weights of data.train; take out one")
     if stage.repeat_samples_to is not None:
         setting = f"{label}: repeat_samples_to"
         if data.has_weights:

@@ -4,6 +4,7 @@ import pytest
 from factories import make_config
 
 from mmrl.config import diff_configs, flatten_settings
+from mmrl.config.schema.base import NO_EFFECT, ROUNDING_EFFECT
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,16 @@ def test_a_deadline_that_decides_about_scores_may_not_change():
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}], "timeout_s": 20}
     (change,) = diff_configs(before, make_config(rewards=rewards))
     assert (change.key, change.effect) == ("rewards.timeout_s", None)
+
+
+def test_a_marked_section_marks_all_its_keys_also_in_lists():
+    before = flatten_settings(make_config().model_dump(mode="json"))
+    changed = make_config(
+        checkpoints={"every": 7}, logging={"rollouts": {"every": 3}}, run={"name": "r", "cpu_threads": 3}
+    )
+    effects = {change.key: change.effect for change in diff_configs(before | {"stages.0.health.window": 9}, changed)}
+    no_effect = dict.fromkeys(
+        ("checkpoints.every", "logging.rollouts.every", "stages.0.health.window"), NO_EFFECT.effect
+    )
+    assert no_effect.items() <= effects.items()
+    assert effects["run.cpu_threads"] == ROUNDING_EFFECT.effect

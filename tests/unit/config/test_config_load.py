@@ -7,7 +7,7 @@ import pytest
 from config_samples import FULL, SMALL, full_tree, put, refused, write
 from ruamel.yaml import YAML
 
-from mmrl.config import cap_steps, config_json_schema, dump_yaml, flatten_settings, load_config, locate_errors
+from mmrl.config import config_json_schema, dump_yaml, flatten_settings, load_config, locate_errors
 from mmrl.types import UserError
 
 
@@ -123,24 +123,6 @@ def test_overrides_reach_lists_stages_and_args(tmp_path):
     assert config.stages[1].loss.kl.coef == 0.1
     assert config.data.train[0].args == {"a": {"b": [1, 2]}}
     assert config.run.seed == 2
-
-
-def test_steps_are_capped_in_longer_stages(tmp_path):
-    path = write(tmp_path, SMALL)
-    capped = cap_steps(load_config(path), 15)
-    assert [stage.steps for stage in capped.config.stages] == [10, 15]
-    assert capped.origins["stages.0.steps"] == f"{path}:13"
-    assert capped.origins["stages.1.steps"] == "command line"
-    with pytest.raises(UserError, match="at least 1"):
-        cap_steps(capped, 0)
-
-
-def test_the_limit_of_steps_holds_after_further_overrides(tmp_path):
-    capped = cap_steps(cap_steps(load_config(write(tmp_path, SMALL)), 4), 9)
-    changed = load_config(capped, ["run.seed=2", "stages.rl.steps=30"])
-    assert [stage.steps for stage in changed.config.stages] == [4, 4]
-    assert (changed.config.run.seed, changed.max_steps) == (2, 4)
-    assert changed.origins["stages.1.steps"] == "command line"
 
 
 @pytest.mark.parametrize("text", [SMALL, FULL])

@@ -3,7 +3,8 @@
 import pytest
 from config_samples import SMALL, refused, write
 
-from mmrl.config import cap_steps, load_config
+from mmrl.config import load_config
+from mmrl.training.preflight import effective_config
 
 HARVEST = (
     SMALL.replace("  - kind: rl\n    name: rl\n", "@  - kind: rl\n    name: rl\n")
@@ -101,14 +102,14 @@ MIXTURE = "stages.rl.data_order={kind: mixture, points: [[0, [1]]]}"
         ),
         (["data.streaming={}", "stages.rl.repeat_samples_to=9"], "repeat_samples_to has to know all samples"),
         (["data.train.0.weight=1", "stages.rl.repeat_samples_to=9"], "repeat_samples_to cannot be combined with the"),
-        (["data.train.0.weight=1", "stages.rl.data_order={kind: sorted}"], "'sorted' draws from all samples alike"),
+        (["data.train.0.weight=1", "stages.rl.data_order={kind: sorted}"], "'sorted' draws all samples equally"),
         (
             ["data.train.0.weight=1", "stages.rl.track_rewards=[exact]", "stages.rl.data_order={kind: priority}"],
-            "'priority' draws from all samples alike",
+            "'priority' draws all samples equally",
         ),
         (
             ["data.train.0.weight=1", "stages.rl.data_order={kind: curriculum, phases: [{max_samples: 9}, {}]}"],
-            "'curriculum' draws from all samples alike",
+            "'curriculum' draws all samples equally",
         ),
         (["data.train.0.weight=1", "stages.cold.data_order={kind: sorted}"], "stage 'cold': data_order 'sorted' draws"),
         ([MIXTURE, "stages.rl.repeat_samples_to=9"], "repeat_samples_to has no effect on a mixture"),
@@ -121,8 +122,9 @@ def test_settings_of_several_sections_that_contradict_each_other_are_refused(tmp
     assert said in refused(write(tmp_path, SMALL), *overrides)
 
 
-def test_steps_are_capped_in_every_stage_that_has_them(path):
-    capped = cap_steps(load_config(path), 2)
-    steps = [getattr(stage, "steps", "none") for stage in capped.config.stages]
-    assert steps == [2, 2, "none", "none", 2, 2]
-    assert capped.origins["stages.1.steps"] == "command line"
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(2, [2, 2, "none", "none", 2, 2]), (15, [10, 15, "none", "none", 5, 15])]
+)
+def test_steps_are_capped_in_every_stage_that_has_more(path, limit, expected):
+    capped = effective_config(load_config(path), steps=limit)
+    assert [getattr(stage, "steps", "none") for stage in capped.stages] == expected

@@ -65,7 +65,7 @@ def check_torch_companions() -> list[str]:
     for package, cause in errors.items():
         problem = describe_import_error(package, cause)
         if installed_build("torch").endswith("+cpu") and not installed_build(package).endswith("+cpu"):
-            problem += " mmrl makes up for such builds itself (mmrl/utils/torch_cpu_compat.py)."
+            problem += " mmrl works around such builds itself (mmrl/utils/torch_cpu_compat.py)."
         problems.append(problem)
     return problems
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.utils.environment import describe_import_error, installed_build
+from mmrl.utils.libraries import describe_import_error, installed_build
 
 ROOT = Path(__file__).parents[3]
 
