@@ -30,7 +30,7 @@ from mmrl.config.schema import (
     matches_conditions,
 )
 from mmrl.data.data_record import DataRecord
-from mmrl.data.open_media import find_media_errors, open_media, unique_images, unique_videos
+from mmrl.data.open_media import MediaRefT, OpenedT, find_media_errors, open_media, unique_images, unique_videos
 from mmrl.data.order import weights_at
 from mmrl.data.rows import (
     DatasetFunction,
@@ -50,6 +50,7 @@ from mmrl.types import (
     DatasetContext,
     ImageRef,
     MediaError,
+    MediaRef,
     PromptTooLongError,
     RejectedRow,
     Sample,
@@ -98,15 +99,6 @@ class DataSplits:
         return hashes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPrompts:
-    """Samples of a split, sorted by whether their prompts can be used."""
-
-    kept: list[Sample]
-    bad: list[RejectedRow]  # their media or text cannot be used
-    too_long: list[RejectedRow]
-
-
 class DatasetLoader:
     """Reads the samples of a run and opens their media. Unusable rows end the run or are left out, as `data` says."""
 
@@ -132,7 +124,7 @@ class DatasetLoader:
         self._context = context._replace(drawn_images=self._drawn_images)
         self._media_cache, self._console = media_cache, console
         self._opened_index, self._record = opened_index, record
-        self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
+        self._video_errors: dict[MediaRef, MediaError] = {}
 
     def load(self) -> Iterator[DataSplits | None]:
         """Open all images. Yield None every minute, and at the end the samples whose images can be opened.
@@ -213,23 +205,16 @@ class DatasetLoader:
         refs = unique_videos(chain.from_iterable(samples.by_split().values()))
         index, reading = self._opened_index, f"{sampling} by {self._config.media.video_reader}"
         known = index.known_videos(refs, reading) if index else set()
-        open_video = partial(_open_video, self._worker_cache(), sampling, known)
-        decoded: list[VideoRef] = []
-        turn_start = monotonic()
-        for ref, plan in open_media(refs, open_video, options=self._config.data, console=self._console):
-            self._opened_videos[ref] = plan
-            if isinstance(plan, FramePlan):
+
+        def keep(plans: Mapping[VideoRef, FramePlan]) -> None:
+            for ref, plan in plans.items():
                 self._media_cache.set_frame_plan(ref, sampling, plan)
-                if ref not in known:
-                    decoded.append(ref)
-            if monotonic() - turn_start > TURN_S:
-                if index:
-                    index.add_videos(decoded, reading)
-                yield False
-                decoded, turn_start = [], monotonic()
-        if index:
-            index.add_videos(decoded, reading)
-            self._report_problems(index)
+            if index:
+                index.add_videos([ref for ref in plans if ref not in known], reading)
+
+        open_video = partial(_open_video, self._worker_cache(), sampling, known)
+        for _ in self._open_media(refs, open_video, keep, self._video_errors):
+            yield False
         yield True
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
@@ -246,10 +231,10 @@ class DatasetLoader:
         splits: dict[str, tuple[Sample, ...]] = {}
         for split, given in samples.by_split().items():
             tracked = self._console.track(f"measuring {split} prompts", given, len(given))
-            measured = measure_prompts(tracked, measure_prompt, self._opened_videos)
-            self._report_rejected(split, measured.kept, measured.bad, data.on_bad_sample, _BAD_SAMPLE_REMEDY)
-            self._report_rejected(split, measured.kept, measured.too_long, data.on_too_long, _TOO_LONG_REMEDY)
-            splits[split] = tuple(measured.kept)
+            kept, bad, too_long = measure_prompts(tracked, measure_prompt, self._video_errors)
+            self._report_rejected(split, kept, bad, data.on_bad_sample, _BAD_SAMPLE_REMEDY)
+            self._report_rejected(split, kept, too_long, data.on_too_long, _TOO_LONG_REMEDY)
+            splits[split] = tuple(kept)
         # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"], samples.source_indices)
         return DataSplits(**splits, source_indices=samples.source_indices)
@@ -257,7 +242,7 @@ class DatasetLoader:
     def leave_out(self, split: str, samples: Sequence[Sample], problems: Mapping[str, str]) -> tuple[Sample, ...]:
         """Return the samples of a split without those that have a problem, by id; raises as `filter_by_prompt`."""
         kept = tuple(sample for sample in samples if sample.id not in problems)
-        rejected = [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
+        rejected = list(map(RejectedRow, problems, problems.values()))
         self._report_rejected(split, kept, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
         return kept
 
@@ -266,35 +251,51 @@ class DatasetLoader:
 
         Returns the samples that can be used, and the others with the reason.
         """
-        options, index = self._config.data, self._opened_index
-        refs = unique_images(samples)
+        index, refs = self._opened_index, unique_images(samples)
         known_sizes = self._take_drawn_images()
         if index:
             known_sizes |= index.known_sizes(ref for ref in refs if ref not in known_sizes)
-        new_refs = [ref for ref in refs if ref not in known_sizes]
-        # The run's cache gets no pixels: of many images it would keep only the last ones opened.
-        open_size = self._worker_cache(_CHECK_CACHE_BYTES).check_image
-        opened: dict[ImageRef, Size | MediaError] = {}
-        new_sizes: dict[ImageRef, Size] = {}  # since the last turn
-        turn_start = monotonic()
         for ref, size in known_sizes.items():
             self._media_cache.set_image_size(ref, size)
-        for ref, found in open_media(new_refs, open_size, options=options, console=self._console):
-            opened[ref] = found
-            if isinstance(found, Size):
-                self._media_cache.set_image_size(ref, found)
-                new_sizes[ref] = found
-            if monotonic() - turn_start > TURN_S:
-                if index:
-                    index.add(new_sizes)
-                yield
-                new_sizes, turn_start = {}, monotonic()
-        if index:
-            index.add(new_sizes)
-            self._report_problems(index)
-        problems = find_media_errors(samples, opened)
+
+        def keep(sizes: Mapping[ImageRef, Size]) -> None:
+            for ref, size in sizes.items():
+                self._media_cache.set_image_size(ref, size)
+            if index:
+                index.add(sizes)
+
+        # The run's cache gets no pixels: of many images it would keep only the last ones opened.
+        open_size, errors = self._worker_cache(_CHECK_CACHE_BYTES).check_image, dict[MediaRef, MediaError]()
+        yield from self._open_media([ref for ref in refs if ref not in known_sizes], open_size, keep, errors)
+        problems = find_media_errors(samples, errors)
         usable = [sample for sample in samples if sample.id not in problems]
-        return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items()]
+        return usable, list(map(RejectedRow, problems, problems.values()))
+
+    def _open_media(
+        self,
+        refs: Sequence[MediaRefT],
+        open_one: Callable[[MediaRefT], OpenedT],
+        keep: Callable[[Mapping[MediaRefT, OpenedT]], None],
+        errors: dict[MediaRef, MediaError],
+    ) -> Iterator[None]:
+        """Open media, and yield every minute, after `keep` got what was opened since; collect the errors."""
+        opened: dict[MediaRefT, OpenedT] = {}
+        turn_start = monotonic()
+        for ref, found in open_media(refs, open_one, options=self._config.data, console=self._console):
+            if isinstance(found, MediaError):
+                errors[ref] = found
+            else:
+                opened[ref] = found
+            if monotonic() - turn_start > TURN_S:
+                keep(opened)
+                yield
+                opened, turn_start = {}, monotonic()
+        keep(opened)
+        if self._opened_index:
+            files = self._opened_index.files
+            problems, files.problems = files.problems, []
+            for problem in problems:
+                self._console.warn(problem)
 
     def _take_drawn_images(self) -> dict[ImageRef, Size]:
         """Return the images that generators have just encoded and that are within the limits, and forget them."""
@@ -307,11 +308,6 @@ class DatasetLoader:
                     sizes[ref] = size
         self._drawn_images.clear()
         return sizes
-
-    def _report_problems(self, index: OpenedMediaIndex) -> None:
-        problems, index.files.problems = index.files.problems, []
-        for problem in problems:
-            self._console.warn(problem)
 
     def _worker_cache(self, max_bytes: int = 0) -> MediaCache:
         """Return an empty cache, which worker processes may receive."""
@@ -333,26 +329,29 @@ class DatasetLoader:
 
 
 def measure_prompts(
-    samples: Iterable[Sample],
-    measure_prompt: Callable[[Sample], object],
-    opened_videos: Mapping[VideoRef, FramePlan | MediaError],
-) -> MeasuredPrompts:
-    """Measure the prompt of each sample, and separate unusable samples; errors as in `filter_by_prompt`."""
-    measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
+    samples: Iterable[Sample], measure_prompt: Callable[[Sample], object], media_errors: Mapping[MediaRef, MediaError]
+) -> tuple[list[Sample], list[RejectedRow], list[RejectedRow]]:
+    """Return the samples whose prompt can be measured, those that cannot be used, and those whose prompt is too long.
+
+    Errors of `measure_prompt` are as in `filter_by_prompt`; `media_errors` has the media that cannot be opened.
+    """
+    kept: list[Sample] = []
+    bad: list[RejectedRow] = []
+    too_long: list[RejectedRow] = []
     for sample in samples:
-        problems = find_media_errors([sample], opened_videos)
+        problems = find_media_errors([sample], media_errors)
         if problems:
-            measured.bad.append(RejectedRow(sample.id, problems[sample.id]))
+            bad.append(RejectedRow(sample.id, problems[sample.id]))
             continue
         try:
             measure_prompt(sample)
         except PromptTooLongError as error:
-            measured.too_long.append(RejectedRow(sample.id, str(error)))
+            too_long.append(RejectedRow(sample.id, str(error)))
         except UserError as error:
-            measured.bad.append(RejectedRow(sample.id, str(error)))
+            bad.append(RejectedRow(sample.id, str(error)))
         else:
-            measured.kept.append(sample)
-    return measured
+            kept.append(sample)
+    return kept, bad, too_long
 
 
 def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef], ref: VideoRef) -> FramePlan:

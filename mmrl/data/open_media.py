@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mmrl.config.schema import DataConfig
 from mmrl.log.console import Console
 from mmrl.media.media_workers import start_media_workers
-from mmrl.types import ImageRef, MediaError, Sample, UserError, VideoRef
+from mmrl.types import ImageRef, MediaError, MediaRef, Sample, UserError, VideoRef
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -65,11 +65,11 @@ def _open_or_error(open_one: Callable[[MediaRefT], OpenedT], ref: MediaRefT) -> 
         return error
 
 
-def find_media_errors(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
-    """Return the first error among a sample's media, by sample id; media that were not opened count as good."""
+def find_media_errors(samples: Iterable[Sample], errors: Mapping[MediaRef, MediaError]) -> dict[str, str]:
+    """Return the first error among a sample's media, by sample id."""
     problems: dict[str, str] = {}
     for sample in samples:
         for ref in sample.media:
-            if isinstance(opened.get(ref), MediaError):
-                problems.setdefault(sample.id, str(opened[ref]))
+            if ref in errors:
+                problems.setdefault(sample.id, str(errors[ref]))
     return problems

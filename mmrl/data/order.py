@@ -40,11 +40,9 @@ class ShuffledOrder:
     def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0) -> None:
         """Create an order of at least one sample.
 
-        `min_gap` positions lie between the last visit of a sample in one epoch and its first in the next; fewer if
-        there are few samples.
+        At least `min_gap` positions lie between two visits of a sample; fewer if there are few samples.
         """
-        self._samples = samples
-        self._seed = seed
+        self._samples, self._seed = samples, seed
         # With more than a third, the middle could run out of samples to swap with the recent ones.
         self._min_gap = min(min_gap, len(samples) // 3)
         self._cached_epoch: tuple[int, list[int]] = (-1, [])
@@ -54,31 +52,27 @@ class ShuffledOrder:
         taken: list[DataRow] = []
         while len(taken) < count:
             epoch, start = divmod(start_position + len(taken), len(self._samples))
+            if self._cached_epoch[0] != epoch:
+                self._cached_epoch = (epoch, self._shuffle_epoch(epoch))
             end = start + count - len(taken)
-            taken += [self._samples[index] for index in self._epoch_order(epoch)[start:end]]
+            taken += [self._samples[index] for index in self._cached_epoch[1][start:end]]
         return taken
 
-    def _epoch_order(self, epoch: int) -> list[int]:
-        if self._cached_epoch[0] == epoch:
-            return self._cached_epoch[1]
-        order = self._permutation(epoch)
-        gap = self._min_gap
-        if epoch and gap:
-            recent = set(self._permutation(epoch - 1)[-gap:])
-            # Recent samples among the first are swapped with others from the middle. The last stay as they were drawn,
-            # because the next epoch recomputes them from this seed to know what is recent.
-            middle = range(gap, len(order) - gap)
-            free = (position for position in middle if order[position] not in recent)
-            for position in range(gap):
-                if order[position] in recent:
-                    free_position = next(free)
-                    order[position], order[free_position] = order[free_position], order[position]
-        self._cached_epoch = (epoch, order)
-        return order
-
-    def _permutation(self, epoch: int) -> list[int]:
-        order = list(range(len(self._samples)))
-        random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
+    def _shuffle_epoch(self, epoch: int) -> list[int]:
+        """Return the indices of the samples in the order of an epoch."""
+        gap, previous, order = self._min_gap, list[int](), list[int]()
+        for drawn in range(epoch - 1 if epoch and gap else epoch, epoch + 1):
+            previous, order = order, list(range(len(self._samples)))
+            random.Random(derive_seed(self._seed, "epoch", drawn)).shuffle(order)
+        recent = set(previous[-gap:])
+        # Recent samples among the first are swapped with others from the middle. The last stay as they were drawn,
+        # because the next epoch draws them again to know what is recent.
+        middle = range(gap, len(order) - gap)
+        free = (position for position in middle if order[position] not in recent)
+        for position in range(gap):
+            if order[position] in recent:
+                free_position = next(free)
+                order[position], order[free_position] = order[free_position], order[position]
         return order
 
 
@@ -255,16 +249,10 @@ def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
 
 def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
     """Split `total` positions in proportion to `weights`, by the largest remainders (Hamilton's method)."""
-    weight_sum = sum(weights)
-    quotas: list[int] = []
-    negative_remainders: list[float] = []
-    for weight in weights:
-        exact = weight / weight_sum * total
-        quotas.append(int(exact))
-        # Negative, so that the largest remainder sorts first.
-        negative_remainders.append(int(exact) - exact)
-    # The sort is stable, so of equal remainders the first source gets the position.
-    by_remainder = sorted(range(len(weights)), key=lambda index: negative_remainders[index])
+    exact = [weight / sum(weights) * total for weight in weights]
+    quotas = list(map(int, exact))
+    # The largest remainder first. The sort is stable, so of equal ones the first source gets the position.
+    by_remainder = sorted(range(len(weights)), key=lambda index: quotas[index] - exact[index])
     for index in by_remainder[: total - sum(quotas)]:
         quotas[index] += 1
     return quotas
@@ -325,10 +313,7 @@ class StreamingOrder:
 
 
 class CachedOrder:
-    """Keeps the rows of the last take, so that an order is not read twice by a caller that looks ahead.
-
-    A prefetching caller takes the rows of the next step early, and again, more or fewer, when that step begins.
-    """
+    """Remembers the rows of the last take, for a caller that takes rows early and again when their step begins."""
 
     def __init__(self, order: DataOrder) -> None:
         self._order = order
@@ -345,7 +330,7 @@ class CachedOrder:
 
 
 class DistinctOrder:
-    """Gives no step of an RL stage a sample twice: it swaps a repeated one with the next that the step does not have.
+    """Gives no step of an RL stage a sample twice: a repeated one changes places with the next that the step lacks.
 
     Rollouts derive from step and sample id, so a sample taken twice would get the same rollouts twice.
     """
@@ -356,8 +341,6 @@ class DistinctOrder:
         `state` has the position where the step begins, which the loop moves, and the samples moved so far.
         """
         self._order, self._state = order, state
-        self._start = 0
-        self._rows: Sequence[DataRow] = ()
         self._step_start = state.step_data_start
         # With async rollouts, a resumed run has taken the first samples of its next step already.
         groups = state.next_batch.groups if state.next_batch else ()
@@ -379,41 +362,39 @@ class DistinctOrder:
         if self._step_start != self._state.step_data_start:
             self._step_start = self._state.step_data_start
             self._step_samples.clear()
-        self._start, self._rows = start_position, self._order.take(start_position, count)
-        return [self._take_new(position) for position in range(start_position, start_position + count)]
+        rows = self._read_rows(start_position, count)
+        for index in range(count):
+            found = index
+            while (key := _sample_key(rows[found])) in self._step_samples:
+                found += 1
+                if found > _MAX_ROWS_AHEAD:
+                    raise UserError(
+                        f"data.train: a step has {len(self._step_samples)} samples already, and the next {found:,} "
+                        "rows of its `data_order` have no others; lower prompts_per_step, or add samples"
+                    )
+                if found == len(rows):
+                    rows += self._read_rows(start_position, 2 * found)[found:]
+            if key is not None:
+                self._step_samples.add(key)
+            position, new_position = start_position + index, start_position + found
+            self._moved_rows.pop(position, None)
+            origin = self._state.moved_samples.pop(position, position)
+            if found != index:
+                rows[index], rows[found] = rows[found], rows[index]
+                self._moved_rows[new_position] = rows[found]
+                self._state.moved_samples[new_position] = origin
+        return rows[:count]
 
-    def _take_new(self, position: int) -> DataRow:
-        """Return the first row from `position` on that the step does not have, swapped with the one at `position`."""
-        found, row = position, self._row_at(position)
-        repeated = row
-        while isinstance(row, Sample) and _sample_key(row) in self._step_samples:
-            found += 1
-            row = self._row_at(found)
-        if isinstance(row, Sample):
-            self._step_samples.add(_sample_key(row))
-        origin = self._state.moved_samples.pop(position, position)
-        self._moved_rows.pop(position, None)
-        if found != position:
-            self._state.moved_samples[found] = origin
-            self._moved_rows[found] = repeated
-        return row
-
-    def _row_at(self, position: int) -> DataRow:
-        """Return the row that comes at a position unless the step has it; read more rows if necessary."""
-        index = position - self._start
-        if index > _MAX_ROWS_AHEAD:
-            raise UserError(
-                f"data.train: a step has {len(self._step_samples)} samples already, and the next {index:,} rows of its "
-                "`data_order` have no others; lower prompts_per_step, or add samples"
-            )
-        if index >= len(self._rows):
-            self._rows = self._order.take(self._start, 2 * index)
-        return self._moved_rows.get(position) or self._rows[index]
+    def _read_rows(self, start_position: int, count: int) -> list[DataRow]:
+        """Return the rows of the order from `start_position` on, with moved ones in their new places."""
+        rows = self._order.take(start_position, count)
+        return [self._moved_rows.get(position, row) for position, row in enumerate(rows, start_position)]
 
 
-def _sample_key(sample: Sample) -> tuple[object, ...]:
+def _sample_key(row: DataRow) -> tuple[object, ...] | None:
+    """Return what identifies a sample; None for a rejected row, of which a step may have several."""
     # With the parts, because two samples with one id are an error, which the prefetcher reports.
-    return (sample.id, sample.parts)
+    return (row.id, row.parts) if isinstance(row, Sample) else None
 
 
 def _checked_quotas(weights: Sequence[float], total: int, key: str) -> list[int]:

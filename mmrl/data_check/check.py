@@ -24,6 +24,7 @@ from mmrl.data.load import (
     DatasetLoader,
     check_stages_have_samples,
     check_tables_can_hold_samples,
+    check_validation_tasks,
     measure_prompts,
 )
 from mmrl.data.open_media import find_media_errors, open_media, unique_images, unique_videos
@@ -54,6 +55,7 @@ from mmrl.media.pixel_reader import PixelReader
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.rollout.steps.rewording import check_rewordings
 from mmrl.scoring import RewardProcessError
 from mmrl.scoring.build import build_scorer
 from mmrl.scoring.coverage import find_coverage_gaps
@@ -132,14 +134,16 @@ class DataCheck:
         for split in self._sources:
             if getattr(self._config.data, split) and not self._samples[split]:
                 self._add_finding(FindingCode.EMPTY, split, "", "there are no usable samples")
-        try:
-            check_stages_have_samples(self._config, self._samples["train"], self._rows["train"].source_indices)
-        except UserError as error:
-            self._add_finding(FindingCode.TOO_FEW, "train", "", str(error))
-        try:
-            check_tables_can_hold_samples(self._config, self._samples["train"])
-        except UserError as error:
-            self._add_finding(FindingCode.TABLE, "train", "", str(error))
+        train, source_indices = self._samples["train"], self._rows["train"].source_indices
+        for code, split, check in (
+            (FindingCode.TASK, "validation", partial(check_validation_tasks, self._samples["validation"])),
+            (FindingCode.TOO_FEW, "train", partial(check_stages_have_samples, self._config, train, source_indices)),
+            (FindingCode.TABLE, "train", partial(check_tables_can_hold_samples, self._config, train)),
+        ):
+            try:
+                check()
+            except UserError as error:
+                self._add_finding(code, split, "", str(error))
         return DataCheckReport(
             run=self._config.run.name,
             max_prompt_tokens=self._config.model.max_prompt_tokens,
@@ -261,15 +265,23 @@ class DataCheck:
             self._drop_samples(FindingCode.REWARD, split, failed)
             self._drop_samples(FindingCode.UNSCORABLE, split, unscorable)
 
-    def _check_demonstrations(self, response_opening: str) -> None:
-        """Drop samples that a supervised stage cannot imitate."""
-        not_imitable: dict[str, str] = {}
-        for sample in self._samples["train"]:
-            try:
-                check_demonstrations(self._config, [sample], self._response_format, response_opening)
-            except UserError as error:
-                not_imitable[sample.id] = str(error)
-        self._drop_samples(FindingCode.DEMONSTRATION, "train", not_imitable)
+    def _check_stage_samples(self, response_opening: str) -> None:
+        """Drop samples that a supervised stage cannot imitate, or that lack the rewording that a rollout step needs."""
+        config, source_indices = self._config, self._rows["train"].source_indices
+        checks: dict[FindingCode, Callable[[list[Sample]], None]] = {
+            FindingCode.DEMONSTRATION: lambda samples: check_demonstrations(
+                config, samples, self._response_format, response_opening
+            ),
+            FindingCode.REWORDING: lambda samples: check_rewordings(config, samples, source_indices),
+        }
+        for code, check in checks.items():
+            problems: dict[str, str] = {}
+            for sample in self._samples["train"]:
+                try:
+                    check([sample])
+                except UserError as error:
+                    problems[sample.id] = str(error)
+            self._drop_samples(code, "train", problems)
 
     def _check_prompts(self) -> None:
         """Measure every prompt without its pixels, and drop samples whose prompt is misread or too long."""
@@ -281,10 +293,10 @@ class DataCheck:
             encoder = build_encoder(config.model_copy(update={"model": unlimited}), processor, self._media_cache)
         except UserError as error:
             self._add_finding(FindingCode.MODEL, "train", "", str(error))
-            self._check_demonstrations(response_opening="")
+            self._check_stage_samples(response_opening="")
             return
         self._frame_sampling = encoder.frame_sampling
-        self._check_demonstrations(encoder.response_opening)
+        self._check_stage_samples(encoder.response_opening)
         self._drop_samples_with_bad_media(self._open_videos(chain.from_iterable(self._samples.values())))
         for split in self._samples:
             self._check_prompts_of_split(split, encoder)
@@ -306,9 +318,9 @@ class DataCheck:
 
         tracked = self._console.track(f"measuring {split}", samples, len(samples))
         # Samples with a video that cannot be used were dropped before.
-        measured = measure_prompts(tracked, measure, opened_videos={})
-        self._drop_samples(FindingCode.TEXT, split, dict(measured.bad))
-        self._drop_samples(FindingCode.TOO_LONG, split, dict(measured.too_long))
+        _, bad, too_long = measure_prompts(tracked, measure, media_errors={})
+        self._drop_samples(FindingCode.TEXT, split, dict(bad))
+        self._drop_samples(FindingCode.TOO_LONG, split, dict(too_long))
 
     def _check_duplicates(self) -> None:
         train = self._samples["train"]
