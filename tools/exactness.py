@@ -3,139 +3,100 @@
     python tools/exactness.py                      # tiny models of all families, made on the spot
     python tools/exactness.py --model Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16
 
-Pictures and videos are noise, prompts and completions are random: only the two computations matter. The last rows of
-each model are computed wrongly on purpose, and must stand out.
+Images and videos are noise, and completions are random: only the two computations matter. Rows named "wrong" are
+computed wrongly on purpose, and must stand out.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from mmrl.answer import ResponseFormat
-from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
+from mmrl.config.schema import (
+    FromScratchConfig,
+    LanguageFromScratchConfig,
+    MediaLimitsConfig,
+    ModelConfig,
+    VideoConfig,
+    VisionFromScratchConfig,
+)
 from mmrl.learner.shared_prefix_check import compare_layouts
-from mmrl.policy.batch import Batch, PackedGroup, Placeholders, PromptTensors, collate
-from mmrl.policy.families import FAMILIES, Grid, PlaceholderRun, VideoTimeEncoding, get_family
+from mmrl.media.cache import MediaCache
+from mmrl.policy.batch import Batch, PackedGroup, collate
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import FAMILIES, get_family
 from mmrl.policy.policy import PolicyModel
 from mmrl.policy.pretrained import ModelBundle, load_pretrained
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import (
     AnswerType,
     Author,
+    ContentPart,
     Experience,
     FinishReason,
-    ImageRef,
-    MediaRef,
+    MediaPolicy,
     Prompt,
     Rollout,
     Sample,
     SamplingParams,
     Segment,
     Target,
-    VideoRef,
 )
+from mmrl_datasets.media_files import RenderedVideo, save_mp4, save_png
 
 MEDIA_BY_PROMPT = {"text": "", "image": "i", "two images": "ii", "video": "v", "image and video": "iv"}
-GRIDS: dict[str, Grid] = {"i": (1, 8, 12), "v": (3, 4, 8)}
 COMPLETION_LENGTHS = (23, 1, 40, 11)
-IMAGE, VIDEO = ImageRef(path="noise.png", sha256=""), VideoRef(path="noise.mp4", sha256="")
+VIDEO = VideoConfig(min_pixels=1024, max_pixels=4096)
 
 
-class NoiseProcessor:
-    """The part of a processor that packing uses, for prompts whose media are noise."""
+def make_prompt_processor(loaded: ModelBundle, folder: Path) -> PromptProcessor:
+    """Return the processor of a model's prompts, whose media lie in `folder`."""
+    cache = MediaCache(MediaPolicy(roots=(folder.resolve(),)), MediaLimitsConfig(), max_bytes=0)
+    options = {"video": VIDEO, "add_instruction": False, "max_prompt_tokens": 16384}
+    return PromptProcessor(PromptEncoder(loaded, ResponseFormat(), cache, **options))
 
-    def __init__(self, loaded: ModelBundle) -> None:
-        images = loaded.processor.image_processor
-        self.placeholders = Placeholders(
-            image_id=loaded.processor.image_token_id,
-            video_id=loaded.processor.video_token_id,
-            merge_size=images.merge_size,
+
+def make_samples(folder: Path) -> Iterator[Sample]:
+    """Yield a question about each choice of media, which are noise."""
+    rng = np.random.default_rng(0)
+    frames = list(map(Image.fromarray, rng.integers(0, 256, (6, 64, 96, 3), np.uint8)))
+    image, video = save_png(frames[0], folder, "noise"), save_mp4(RenderedVideo(frames=frames, fps=2), folder, "noise")
+    for name, kinds in MEDIA_BY_PROMPT.items():
+        parts: list[ContentPart] = [part for kind in kinds for part in ("a few words", image if kind == "i" else video)]
+        target = Target(answer_type=AnswerType.TEXT, value="")
+        yield Sample(id=name, task="t", parts=(*parts, "are enough"), target=target)
+
+
+def make_experiences(prompt: Prompt, processor: PromptProcessor) -> list[Experience]:
+    """Return completions of several lengths, of random tokens."""
+    vocabulary = {*processor.tokenizer.get_vocab().values()}
+    words, rng = sorted(vocabulary - {*processor.tokenizer.added_tokens_decoder}), random.Random(0)
+    experiences = []
+    for index, length in enumerate(COMPLETION_LENGTHS):
+        tokens = tuple(rng.choices(words, k=length))
+        rollout = Rollout(
+            prompt=prompt,
+            index=index,
+            segments=(Segment(token_ids=tokens, logprobs=(0.0,) * length, author=Author.POLICY),),
+            text="",
+            answer=ResponseFormat().parse("", AnswerType.TEXT),
+            finish_reason=FinishReason.LENGTH,
+            sampling_params=SamplingParams(max_new_tokens=max(COMPLETION_LENGTHS)),
         )
-        self._family = loaded.family
-        self._patch_width = 3 * images.temporal_patch_size * images.patch_size**2
-        self._vocab_size = len(loaded.processor.tokenizer)
-        self._special_tokens = set(loaded.processor.tokenizer.added_tokens_decoder)
-        self._placeholder_runs: dict[str, dict[int, list[PlaceholderRun]]] = {}
-
-    def random_tokens(self, count: int, seed: int) -> tuple[int, ...]:
-        """Return random tokens, none of them special."""
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(0, self._vocab_size, (4 * count,), generator=generator).tolist()
-        return tuple(token for token in drawn if token not in self._special_tokens)[:count]
-
-    def make_prompt(self, media_kinds: str) -> Prompt:
-        """Return a prompt with these media ("i", "v") between words."""
-        ids = list(self.random_tokens(20, 0))
-        runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
-        for place, kind in enumerate(media_kinds):
-            token = self.placeholders.image_id if kind == "i" else self.placeholders.video_id
-            found = (
-                self._family.video_placeholder_runs(GRIDS[kind], 1.0) if kind == "v" else (PlaceholderRun(GRIDS[kind]),)
-            )
-            for run in found:
-                ids += [token] * (prod(run.grid) // self.placeholders.merge_size**2)
-                ids += (
-                    self.random_tokens(3, place + 1)
-                    if self._family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
-                    else ()
-                )
-            runs[token] += found
-            ids += self.random_tokens(5, place + 10)
-        refs: list[MediaRef] = [IMAGE if kind == "i" else VIDEO for kind in media_kinds]
-        sample = Sample(
-            id=media_kinds or "text", task="t", parts=tuple(refs), target=Target(answer_type=AnswerType.TEXT, value="")
-        )
-        self._placeholder_runs[sample.id] = runs
-        grids = tuple(GRIDS[kind] for kind in media_kinds)
-        return Prompt(
-            sample=sample,
-            token_ids=tuple(ids),
-            grids=grids,
-            resize_maps=(),
-            coordinate_system=self._family.coordinate_system,
-            digest=sample.id,
-        )
-
-    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
-        """Return the tensors of a prompt, with noise for its media."""
-        generator = torch.Generator().manual_seed(1)
-        counts = {kind: prompt.grids.count(grid) * prod(grid) for kind, grid in GRIDS.items()}
-        patches = {kind: torch.randn(count, self._patch_width, generator=generator) for kind, count in counts.items()}
-        return PromptTensors(
-            image_patches_MD=patches["i"],
-            video_patches_MD=patches["v"],
-            position_ids_3P=self._family.position_ids(
-                prompt.token_ids, self._placeholder_runs[prompt.sample.id], merge_size=self.placeholders.merge_size
-            ),
-            second_per_grid_V=torch.ones(len(prompt.sample.media)),
-        )
-
-    def make_experiences(self, prompt: Prompt) -> list[Experience]:
-        """Return completions of several lengths."""
-        sampling_params = SamplingParams(max_new_tokens=max(COMPLETION_LENGTHS))
-        experiences = []
-        for index, length in enumerate(COMPLETION_LENGTHS):
-            segment = Segment(
-                token_ids=self.random_tokens(length, 100 + index), logprobs=(0.0,) * length, author=Author.POLICY
-            )
-            rollout = Rollout(
-                prompt=prompt,
-                index=index,
-                segments=(segment,),
-                text="",
-                answer=ResponseFormat().parse("", AnswerType.TEXT),
-                finish_reason=FinishReason.LENGTH,
-                sampling_params=sampling_params,
-            )
-            experiences.append(Experience(rollout=rollout, advantage=1.0))
-        return experiences
+        experiences.append(Experience(rollout=rollout, advantage=1.0))
+    return experiences
 
 
 def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
@@ -150,15 +111,18 @@ def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:
     """Yield rows for each prompt: name, activations, largest difference in nats, the gradient's relative difference."""
-    policy, feeder = PolicyModel(loaded.model), NoiseProcessor(loaded)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        policy, processor = PolicyModel(loaded.model), make_prompt_processor(loaded, folder)
+        prompts = list(map(processor.build, make_samples(folder)))
     for recompute in (False, True):
         if recompute:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for name, kinds in MEDIA_BY_PROMPT.items():
-            group = feeder.make_experiences(feeder.make_prompt(kinds))
-            packed, plain = (collate([group], feeder, pad_id=0, shared_prefix=shared) for shared in (True, False))
-            compared = [(name, packed)]
-            if name == "two images" and not recompute:
+        for prompt in prompts:
+            group = make_experiences(prompt, processor)
+            packed, plain = (collate([group], processor, pad_id=0, shared_prefix=shared) for shared in (True, False))
+            compared = [(prompt.sample.id, packed)]
+            if prompt.sample.id == "two images" and not recompute:
                 compared += make_wrong_batches(packed)
             for what, batch in compared:
                 found = compare_layouts(policy, batch, plain)

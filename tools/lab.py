@@ -126,11 +126,7 @@ class FaultHarness:
         return self._launch({**CONFIG, "model": model}, self.run_dir, *overrides, prepare=prepare)
 
     def _launch(
-        self,
-        config: Mapping[str, object],
-        run_dir: Path,
-        *overrides: str,
-        prepare: Callable[[], None] | None = None,
+        self, config: Mapping[str, object], run_dir: Path, *overrides: str, prepare: Callable[[], None] | None = None
     ) -> ForkProcess:
         path = self.folder / "faults.yaml"
         path.write_text(json.dumps(config))

@@ -77,9 +77,7 @@ def keep_judge_verdicts(run: ScoredRun, before: Sequence[Verdict], section: Mapp
 
 
 def _with_judge(run: ScoredRun, judged: Mapping[tuple[str, int], bool | None], summary: JudgeSummary) -> ScoredRun:
-    verdicts = []
-    for verdict in run.verdicts:
-        verdicts.append(replace(verdict, judge_correct=judged.get((verdict.id, verdict.response_index))))
+    verdicts = [replace(each, judge_correct=judged.get((each.id, each.response_index))) for each in run.verdicts]
     return replace(run, verdicts=verdicts, judge_summary=summary)
 
 

@@ -177,8 +177,4 @@ def _strip_addresses(text: str) -> str:
 def _describe_fields(sample: Sample, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return the names of the fields that differ, media with their path."""
     paths = {f"media {index}": f" ({ref.path})" for index, ref in enumerate(sample.media)}
-    changed = []
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            changed.append(name + paths.get(name, ""))
-    return ", ".join(changed)
+    return ", ".join(name + paths.get(name, "") for name in {**before, **now} if before.get(name) != now.get(name))

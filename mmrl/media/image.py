@@ -95,10 +95,7 @@ def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float)
 
 
 def _read_image(
-    ref: ImageRef,
-    roots: Sequence[Path],
-    limits: MediaLimitsConfig,
-    read_pixels: Callable[[Image.Image, bytes], ReadT],
+    ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig, read_pixels: Callable[[Image.Image, bytes], ReadT]
 ) -> ReadT:
     """Check an image file and its header, and return what `read_pixels` makes of it; raises as `open_image`."""
     path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")

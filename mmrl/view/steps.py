@@ -101,9 +101,7 @@ class StepBuilder:
         thinking_chars = _make_range(response.find(thinking), thinking) if thinking else None
         answer_chars = _make_range(response.rfind(answer), answer) if answer else None
         count_units(response, [thinking_chars, answer_chars, *(segment["chars"] for segment in segments)])
-        terms = {}
-        for name, term in as_mapping(row.get("terms")).items():
-            terms[name] = {**term, "reason": _format_value(term.get("reason"))}
+        terms = as_mapping(row.get("terms"))
         return {
             **pick(row, *_ROLLOUT_KEYS),
             **outcome,
@@ -114,7 +112,7 @@ class StepBuilder:
             "answer_chars": answer_chars,
             "marks": record_marks(row, "answer"),
             "tokens_n": row.get("tokens"),
-            "terms": terms,
+            "terms": {name: {**term, "reason": _format_value(term.get("reason"))} for name, term in terms.items()},
             "line": line,  # index of its tokens in the file of tokens
         }
 

@@ -25,16 +25,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.registry import load_bound_reward
 from mmrl.scoring.trial_responses import make_trial_response
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    ImageRef,
-    MediaPolicy,
-    Response,
-    Sample,
-    Target,
-    use_media_opener,
-)
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, MediaPolicy, Response, Sample, Target, use_media_opener
 from mmrl_rewards.contract import BoundReward
 
 SIBLINGS = 8

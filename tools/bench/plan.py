@@ -42,10 +42,7 @@ SIZES = {
         FromScratchConfig(),
         MicroBatchSizes(num_groups=2, prompt_tokens=100, grids=((1, 16, 16),), responses=(48,) * 4),
     ),
-    "25M": (
-        MODEL,
-        MicroBatchSizes(num_groups=2, prompt_tokens=300, grids=((1, 30, 30),), responses=(100,) * 4),
-    ),
+    "25M": (MODEL, MicroBatchSizes(num_groups=2, prompt_tokens=300, grids=((1, 30, 30),), responses=(100,) * 4)),
 }
 CELLS = [",".join(cell) for cell in product(FAMILIES, SIZES, ("full", "LoRA"), ("kept", "recomputed"))]
 

@@ -149,9 +149,7 @@ def _draw_values(
 
 def _sort_by_month(values: MonthlyValues) -> MonthlyValues:
     """Return consecutive months in their order, which may continue from December to January."""
-    by_number = {}
-    for month, value in values:
-        by_number[MONTHS.index(month)] = (month, value)
+    by_number = {MONTHS.index(month): (month, value) for month, value in values}
     # The first month is the one whose predecessor is missing. If all twelve are there, January is the first.
     start = next((number for number in by_number if (number - 1) % len(MONTHS) not in by_number), 0)
     return [by_number[(start + offset) % len(MONTHS)] for offset in range(len(by_number))]

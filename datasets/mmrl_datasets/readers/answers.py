@@ -123,10 +123,7 @@ class AnswerSpec:
 
 
 def make_answer_spec(
-    answer_type: str,
-    coordinates: str | None,
-    box_format: BoxFormat = "xyxy",
-    choice_answer: ChoiceAnswer | None = None,
+    answer_type: str, coordinates: str | None, box_format: BoxFormat = "xyxy", choice_answer: ChoiceAnswer | None = None
 ) -> AnswerSpec:
     """Return the spec that the options of a reader name.
 

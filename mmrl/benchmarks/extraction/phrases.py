@@ -100,7 +100,7 @@ _MODAL_BE: Final = re.compile(r"\b(?:would|could|might|may) be\b", re.IGNORECASE
 CONDITIONAL: Final = re.compile(r"\b(?:if|assuming|suppose|unless)\b", re.IGNORECASE)
 
 CONCLUSION_WORD: Final = _any_of(
-    *(CONCLUSIONS, "consequently", "in conclusion", "accordingly", "as a result", "finally", "overall"),
+    *(CONCLUSIONS, "consequently", "in conclusion", "accordingly", "as a result", "finally", "overall")
 )
 CONCLUSION_START: Final = re.compile(
     rf"\s*(?:(?:and\s+|so\s+|but\s+)?(?:{CONCLUSION_WORD}|in (?:general|short|summary|total)|all in all|to sum up)\b"

@@ -17,6 +17,7 @@ import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
@@ -66,10 +67,6 @@ def _exact_match(prediction: object, reference: object) -> float:
         if letter:
             predicted = letter[1]
     return float(predicted == expected)
-
-
-def _lower_text(value: object) -> str:
-    return str(value).lower()
 
 
 def _plain_text(value: object) -> str:
@@ -130,12 +127,8 @@ def _set_precision(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
 
 def _common_prefix_ratio(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the share of the reference list that the prediction gets right before its first error."""
-    same = 0
-    for ours, theirs in zip(predicted, expected, strict=False):
-        if ours != theirs:
-            break
-        same += 1
-    return same / max(len(expected), 1)
+    same = list(takewhile(bool, map(operator.eq, predicted, expected)))
+    return len(same) / max(len(expected), 1)
 
 
 def _sequence_accuracy(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -242,10 +235,7 @@ def _mean_best_iou(predicted: Boxes, expected: Boxes) -> float:
     """Return the mean over predicted boxes of the best IoU with any reference box."""
     if not (predicted and expected):
         return 0.0
-    best_ious = []
-    for box in predicted:
-        best_ious.append(max(_ordered_iou(box, target) for target in expected))
-    return fmean(best_ious)
+    return fmean(max(map(partial(_ordered_iou, box), expected)) for box in predicted)
 
 
 def _mean_pairwise_iou(predicted: Boxes, expected: Boxes) -> float:
@@ -400,7 +390,7 @@ _best_boxes: Final = _compare(_parse_boxes, _mean_best_iou)
 FIELD_METRICS: Final[Mapping[str, FieldMetric]] = MappingProxyType(
     {
         "exact_str_match": _exact_match,
-        "exact_str_match_case_insensitive": _compare(_lower_text, _exact_match),
+        "exact_str_match_case_insensitive": _compare(lambda value: str(value).lower(), _exact_match),
         "simple_str_match": _simple_match,
         "near_str_match": _compare(
             _strip_accents, partial(DamerauLevenshtein.normalized_similarity, score_cutoff=_MIN_SIMILARITY)

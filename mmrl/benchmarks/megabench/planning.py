@@ -88,10 +88,7 @@ def score_plan(prediction: object, reference: object) -> float:
     lines = prediction.split("\n") if isinstance(prediction, str) else prediction
     if not isinstance(lines, list | tuple) or not isinstance(reference, Mapping):
         return 0.0
-    plan = []
-    for line in map(str, lines):
-        if line.startswith("("):
-            plan.append(line.strip())
+    plan = [line.strip() for line in map(str, lines) if line.startswith("(")]
     try:
         return float(parse_problem(reference).is_solved_by(plan))
     except ValueError as error:

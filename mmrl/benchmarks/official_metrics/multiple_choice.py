@@ -88,12 +88,9 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
     if len(text.split()) <= _MIN_WORDS_FOR_TEXT:
         return None
     lower = text.lower()
-    mentions = []
-    for index, option in enumerate(options):
-        if option.lower() in lower:
-            mentions.append((lower.rfind(option.lower()), -index))
-    # Of options that end at one place, the first: its index is the smallest.
-    return LETTERS[-max(mentions)[1]] if mentions else None
+    places = [lower.rfind(option.lower()) for option in options]
+    # Of options that begin at one place, the first.
+    return LETTERS[places.index(max(places))] if max(places, default=-1) >= 0 else None
 
 
 def score_mvbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -154,10 +151,7 @@ def _key_phrases(response: str) -> list[str]:
     phrases = []
     for number, line in enumerate(lines, 1):
         key_words = (*_KEY_WORDS, "=") if number == len(lines) else _KEY_WORDS
-        tails = []
-        for key in key_words:
-            if key in line:
-                tails.append(line.rpartition(key)[2].strip())
+        tails = [line.rpartition(key)[2].strip() for key in key_words if key in line]
         shortest = min(filter(None, tails), key=len, default="")
         if shortest and shortest not in _PUNCTUATION:
             phrases.append(shortest)

@@ -8,6 +8,7 @@ the answer processing of TextVQA (arXiv:1904.08920); ANLS (arXiv:1905.13648); co
 from __future__ import annotations
 
 import re
+from functools import partial
 from math import nextafter
 from typing import Final
 
@@ -63,10 +64,8 @@ def score_docvqa(item: Item, response: ItemResponse, extraction: Extraction) -> 
     Published scripts keep a similarity of exactly one half, which the paper, and the reward `anls`, set to 0.
     """
     prediction = response.text[:_MAX_CHARS].strip() or " "
-    scores = []
-    for answer in item.accepted_answers:
-        scores.append(reward_score(ocr.anls, AnswerType.TEXT, prediction, str(answer), threshold=_ANLS_THRESHOLD))
-    return max(scores)
+    score = partial(reward_score, ocr.anls, AnswerType.TEXT, prediction, threshold=_ANLS_THRESHOLD)
+    return max(score(str(answer)) for answer in item.accepted_answers)
 
 
 def score_counting(item: Item, response: ItemResponse, extraction: Extraction) -> float:

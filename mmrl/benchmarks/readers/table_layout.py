@@ -90,9 +90,8 @@ class TableLayout:
     @cached_property
     def _columns(self) -> Mapping[str, Column]:
         """Required and optional columns by role, including the answer type's if it is a template."""
-        columns = {}
-        for role, written in {**self.columns, **self.optional_columns}.items():
-            columns[role] = parse_column(written, role)
+        written = {**self.columns, **self.optional_columns}
+        columns = {role: parse_column(column, role) for role, column in written.items()}
         if "{{" in self.answer_type:
             columns["answer_type"] = parse_column(self.answer_type, "answer_type")
         return columns
@@ -129,10 +128,7 @@ class TableLayout:
         options: tuple[str, ...] = ()
         if answer_type == "choice":
             options = parse_option_texts(values.get("options"), question, question_lists_options=lists_options)
-        columns = {}
-        for role in _COPIED_ROLES:
-            if values.get(role) is not None:
-                columns[role] = values[role]
+        columns = {role: values[role] for role in _COPIED_ROLES if values.get(role) is not None}
         columns["question"] = question
         columns["options"] = list(options)
         columns["answer"] = normalize_answer(values["answer"], self.box_format)
