@@ -17,12 +17,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-
-ASCENT_STEPS, ASCENT_RATE = 4000, 0.05
+from scipy.optimize import minimize
 
 
 def read_pilots(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -33,10 +33,8 @@ def read_pilots(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """
     pilots = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     names = list(dict.fromkeys(name for pilot in pilots for name in pilot["weights"]))
-    rows = []
-    for pilot in pilots:
-        rows.append([float(pilot["weights"].get(name, 0.0)) for name in names])
-    weights = np.array(rows)
+    weights = np.array([float(pilot["weights"].get(name, 0.0)) for pilot in pilots for name in names])
+    weights = weights.reshape(-1, len(names))
     scores = np.array([float(pilot["score"]) for pilot in pilots])
     needed = len(names) * (len(names) + 1) // 2
     if len(pilots) <= needed:
@@ -77,24 +75,15 @@ def leave_one_out_predictions(shares: np.ndarray, scores: np.ndarray) -> np.ndar
 
 
 def best_shares(coefficients: np.ndarray, num_sources: int) -> np.ndarray:
-    """Return the shares [k] of the greatest fitted score, by projected gradient ascent from corners and centre."""
-    linear = coefficients[:num_sources]
-    square = np.zeros((num_sources, num_sources))
-    for value, (i, j) in zip(coefficients[num_sources:], combinations(range(num_sources), 2), strict=True):
-        square[i, j] = square[j, i] = value
-    scale = ASCENT_RATE / max(1e-12, np.abs(coefficients).max())
-    starts = np.vstack([np.eye(num_sources), np.full((1, num_sources), 1.0 / num_sources)])
-    for _ in range(ASCENT_STEPS):
-        starts = project_to_simplex(starts + scale * (linear + starts @ square))
-    return starts[np.argmax(quadratic_features(starts) @ coefficients)]
+    """Return the shares [k] of the greatest fitted score that is found from the corners and the centre."""
 
+    def loss(shares: np.ndarray) -> float:
+        return -(quadratic_features(shares[None]) @ coefficients).item()
 
-def project_to_simplex(points: np.ndarray) -> np.ndarray:
-    """Return the nearest points of the simplex, [n, k] (Duchi et al., 2008, figure 1)."""
-    falling = np.sort(points)[:, ::-1]
-    excess = (np.cumsum(falling, axis=1) - 1.0) / np.arange(1, points.shape[1] + 1)
-    last = (falling > excess).sum(axis=1, keepdims=True) - 1
-    return np.maximum(points - np.take_along_axis(excess, last, axis=1), 0.0)
+    adds_up = {"type": "eq", "fun": lambda shares: shares.sum() - 1.0}
+    search = partial(minimize, loss, bounds=[(0.0, 1.0)] * num_sources, constraints=adds_up, options={"ftol": 1e-12})
+    starts = [*np.eye(num_sources), np.full(num_sources, 1.0 / num_sources)]
+    return min((search(start).x for start in starts), key=loss)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

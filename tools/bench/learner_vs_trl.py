@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from family_spec import make_spec
 from PIL import Image
 from results import make_parser, write_results
 from rich.console import Console as Screen
@@ -95,6 +94,7 @@ MODEL_3B = FromScratchConfig(
     ),
 )
 VOCAB_SIZE_3B = 151_936
+HYBRID_LAYERS = 8  # twice three layers of Gated DeltaNet and one of attention, as in the released models
 WHOLE_IMAGE_BLOCKS_3B = [7, 15, 23, 31]
 REWARDS = (0.0, 1.0, 0.5, 0.0, 1.0, 0.2, 0.0, 0.7)
 KL_COEF = 0.04
@@ -152,6 +152,12 @@ MIN_SPEEDUPS = {
     ("qwen3_5_moe", "300x100"): 3.0,
     ("qwen3_5_moe", "1000x100"): 5.0,
 }
+
+
+def make_spec(model: FromScratchConfig, family: str) -> FromScratchConfig:
+    """Return the sizes of `model` for another family."""
+    changes = {"num_layers": HYBRID_LAYERS} if FAMILIES[family].has_recurrent_layers else {}
+    return model.model_copy(update={"family": family, "language": model.language.model_copy(update=changes)})
 
 
 class LearnerUnderTest(Protocol):
@@ -322,14 +328,18 @@ def write_inputs(folder: Path, workload: Workload) -> None:
         workload.model, {"reference": folder / "reference", "policy": folder / "policy"}, workload.dtype
     )
     make_image(workload).save(folder / "picture.png")
-    blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
-    template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
-    # Each digit is a token.
-    digits = workload.prompt_tokens - workload.side**2 - (len(processor.tokenizer(template).input_ids) - 1)
+    digits = count_digits(processor, workload.prompt_tokens, workload.side)
     question = "".join(random.Random(0).choices("0123456789", k=digits))
     row = {"id": "0", "image": "picture.png", "question": question, "answer": "1"}
     (folder / "rows.jsonl").write_text(json.dumps(row))
     (folder / "rollouts.pickle").write_bytes(pickle.dumps(sample_rollouts(folder, workload)))
+
+
+def count_digits(processor: ProcessorMixin, prompt_tokens: int, side: int) -> int:
+    """Return how many digits beside an image of `side` x `side` tokens fill a prompt; each is a token."""
+    blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
+    template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
+    return prompt_tokens - side**2 - (len(processor.tokenizer(template).input_ids) - 1)
 
 
 def write_models(spec: FromScratchConfig, folders: Mapping[str, Path], dtype: str) -> ProcessorMixin:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family_spec import make_spec
-from learner_vs_trl import MODEL
+from learner_vs_trl import MODEL, make_spec
 from results import make_parser, write_results
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode

@@ -25,9 +25,8 @@ from statistics import median
 
 import numpy as np
 import torch
-from family_spec import make_spec
 from learner_vs_trl import MODEL as LEARNER_MODEL
-from learner_vs_trl import MODEL_3B, make_model_3b
+from learner_vs_trl import MODEL_3B, make_model_3b, make_spec
 from PIL import Image, ImageOps
 from results import make_parser, write_results
 from sklearn.datasets import load_sample_images

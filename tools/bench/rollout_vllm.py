@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import tempfile
 import time
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -241,19 +243,10 @@ def measure_logprob_diff(
 
 
 def _common_token_logprobs(one: Rollout, other: Rollout) -> list[tuple[float, float]]:
-    """Log-probabilities of the tokens up to the first that differs."""
-    pairs = []
-    for a, b, p, q in zip(
-        one.segments[0].token_ids,
-        other.segments[0].token_ids,
-        one.segments[0].logprobs,
-        other.segments[0].logprobs,
-        strict=False,
-    ):
-        if a != b:
-            break
-        pairs.append((p, q))
-    return pairs
+    """Return the log-probs of both for each token up to the first that differs."""
+    (a,), (b,) = one.segments, other.segments
+    same = list(takewhile(bool, map(operator.eq, a.token_ids, b.token_ids)))
+    return list(zip(a.logprobs, b.logprobs, strict=False))[: len(same)]
 
 
 if __name__ == "__main__":

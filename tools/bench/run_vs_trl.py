@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from learner_vs_trl import KL_COEF, MODEL, write_models
+from learner_vs_trl import KL_COEF, MODEL, count_digits, write_models
 from PIL import Image
 from results import format_spread, make_parser, write_results
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -55,11 +55,7 @@ SMALL: Sizes = {"side": 4, "prompt": 40, "completion": 8}
 def write_inputs(folder: Path, sizes: Sizes) -> None:
     """Write the files that both sides read: a model, pictures and questions."""
     processor = write_models(MODEL, {"model": folder / "model"}, "float32")
-    blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
-    template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
-    digits = (
-        sizes["prompt"] - sizes["side"] ** 2 - (len(processor.tokenizer(template).input_ids) - 1)
-    )  # each is a token
+    digits = count_digits(processor, sizes["prompt"], sizes["side"])
     rows, random_digits = [], random.Random(0)
     for number in range(NUM_PROMPTS):
         pixels = sizes["side"] * MODEL.vision.patch_size * MODEL.vision.spatial_merge_size

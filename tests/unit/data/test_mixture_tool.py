@@ -53,15 +53,6 @@ def test_each_pilot_is_predicted_by_the_others(tool):
     assert tool.leave_one_out_predictions(shares, scores) == pytest.approx(slow)
 
 
-def test_projection_is_the_nearest_point(tool):
-    rng = np.random.default_rng(4)
-    everywhere = grid(3, 100)
-    for point in rng.normal(size=(20, 3)):
-        near = tool.project_to_simplex(point[None])[0]
-        assert near.min() >= 0 and near.sum() == pytest.approx(1.0)
-        assert np.linalg.norm(near - point) <= np.linalg.norm(everywhere - point, axis=1).min() + 1e-9
-
-
 @pytest.fixture
 def run_tool(tool, tmp_path):
     def run(rows):
