@@ -65,7 +65,7 @@ def kill_run(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def send_sigterm(harness: FaultHarness) -> Iterator[FaultRow]:
-    """SIGTERM, as a scheduler sends it."""
+    """Send SIGTERM at random moments, as a scheduler does."""
     tries, lost, longest = max(2, harness.num_kills // 5), [], 0.0
     codes: list[int] = []
     for _ in range(tries):
@@ -84,7 +84,7 @@ def send_sigterm(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def fill_disk(harness: FaultHarness) -> Iterator[FaultRow]:
-    """From some moment on, no file can grow any more; a limit of the process stands for a full disk."""
+    """Let no file grow from a random moment on; a limit of the process stands for a full disk."""
     tries, lost, refused = max(2, harness.num_kills // 5), [], 0
     for _ in range(tries):
         moment = harness.random_moment()
@@ -152,7 +152,7 @@ def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
-    """Gradients that are not finite."""
+    """Train with a loss that is not finite."""
     (harness.folder / "nan_loss.py").write_text(NAN_LOSS)
     policy_loss = "stages.rl.loss.policy_loss={fn: ./nan_loss.py:nan_loss}"
     lost = harness.run_and_check(policy_loss, "stages.rl.max_nonfinite_steps=2", words="not finite")
@@ -221,7 +221,7 @@ def update_table(path: Path, rows: Sequence[FaultRow]) -> None:
 
 
 def group_by_fault(lines: Sequence[str]) -> dict[str, list[str]]:
-    """Lines of the table by their first cell."""
+    """Return the lines of the table by their first cell."""
     found: dict[str, list[str]] = {}
     for line in lines:
         found.setdefault(line.split("|")[1].strip(), []).append(line)

@@ -20,32 +20,17 @@ from typing import NamedTuple
 from mmrl.checkpoint.verify_resume import find_differing_files
 from mmrl.cli import main as mmrl_command
 
-TINY_MODEL = {
-    "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
-    "language": {
-        "num_layers": 1,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "intermediate_size": 32,
-        "vocab_size": 400,
-    },
-}
+TINY_VISION = {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16}
+TINY_LANGUAGE = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 32}
+TINY_MODEL = {"vision": TINY_VISION, "language": {**TINY_LANGUAGE, "vocab_size": 400}}
 DATASET_ARGS = {"split": "train", "size": 8, "image_px": 128, "digit_px": 12, "resized_px": 32}
 DATASET = {"fn": "mmrl_datasets.generators.tiny_digits:corner_digits", "args": DATASET_ARGS}
 ZOOM = {
-    "kind": "tools",
-    "max_media": 1,
-    "max_turns": 1,
-    "max_total_tokens": 512,
-    "max_result_chars": 400,
+    **{"kind": "tools", "max_media": 1, "max_turns": 1, "max_total_tokens": 512, "max_result_chars": 400},
     "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}],
 }
 RETHINK = {
-    "kind": "rethink",
-    "correct": ["digit"],
-    "fraction": 0.5,
-    "max_new_tokens": 8,
+    **{"kind": "rethink", "correct": ["digit"], "fraction": 0.5, "max_new_tokens": 8},
     "triggers": [{"text": " Wait."}],
 }
 SFT_STAGE = {
@@ -140,7 +125,7 @@ class FaultHarness:
         return wait_for_exit(self.start(*overrides, prepare=prepare))
 
     def random_moment(self, *overrides: str) -> float:
-        """Seconds into a run, at random."""
+        """Return a random moment of a run, in seconds from its start."""
         return self.rng.uniform(0.0, self.undisturbed_run(*overrides)[1])
 
     def undisturbed_run(self, *overrides: str) -> tuple[Path, float]:

@@ -31,7 +31,7 @@ RewardCurves = Mapping[str, Mapping[int, Mapping[int, float]]]
 
 
 def reward_curve(metrics: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Held-out reward by step."""
+    """Return the held-out reward by step."""
     return {record["step"]: record[VALIDATION_KEY] for record in metrics if VALIDATION_KEY in record}
 
 

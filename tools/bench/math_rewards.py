@@ -63,7 +63,7 @@ def forget(response, sample) -> float:
 
 
 def make_rollouts(target: str, answers: Sequence[str], task: str = "maths") -> list[Rollout]:
-    """One response to a question for each answer."""
+    """Return a response to one question for each answer."""
     sample = Sample(id=target, task=task, parts=("?",), target=Target(answer_type=AnswerType.LATEX, value=target))
     prompt = make_prompt(sample)
     rollouts = []
@@ -74,7 +74,7 @@ def make_rollouts(target: str, answers: Sequence[str], task: str = "maths") -> l
 
 
 def make_scorer(folder: Path) -> RewardFunctionScorer:
-    """Scores formulas in one worker, and can forget the scores it has cached."""
+    """Return a scorer of formulas with one worker, whose caches a reward of the task `forget` empties."""
     (folder / "forgetful.py").write_text(CLEAR_CACHE_REWARD)
     terms = []
     for fn, task in (("mmrl_rewards.maths:equal", "maths"), ("./forgetful.py:forget", "forget")):
@@ -85,7 +85,7 @@ def make_scorer(folder: Path) -> RewardFunctionScorer:
 
 
 def fastest_round(work: Callable[[], object], rounds: int, setup: Callable[[], object]) -> float:
-    """Seconds of the fastest of several rounds, after one to warm up."""
+    """Return the seconds of the fastest of several rounds, after one to warm up."""
     seconds = []
     for _ in range(rounds + 1):
         setup()

@@ -47,7 +47,7 @@ FORMATS: dict[str, dict[str, Any]] = {"jpeg": {"quality": 90}, "png": {}}
 
 
 def crop_photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]:
-    """Different cuts of the two photographs."""
+    """Yield different crops of the two photographs."""
     whole = [Image.fromarray(image) for image in load_sample_images().images]
     for i in range(count):
         photograph = whole[i % 2]
@@ -56,7 +56,7 @@ def crop_photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]
 
 
 def save_images(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Path]:
-    """Files of one format."""
+    """Write images in one format, and return their paths."""
     paths = [folder / f"{i}.{kind}" for i in range(count)]
     for path, photograph in zip(paths, crop_photographs(count, size), strict=True):
         photograph.save(path, **FORMATS[kind])
@@ -64,7 +64,7 @@ def save_images(folder: Path, kind: str, count: int, size: tuple[int, int]) -> l
 
 
 def save_clips(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
-    """H.264 videos of ten seconds, 12 frames a second, in which a photograph drifts."""
+    """Write H.264 videos of ten seconds, 12 frames a second, in which a photograph drifts; return their paths."""
     paths = [folder / f"{i}.mp4" for i in range(count)]
     for path, photograph in zip(paths, crop_photographs(count, (size[0] + 120, size[1])), strict=True):
         film = [photograph.crop((step, 0, step + size[0], size[1])) for step in range(120)]
@@ -75,9 +75,8 @@ def save_clips(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
 def make_sample(path: Path) -> Sample:
     kind = VideoRef if path.suffix == ".mp4" else ImageRef
     ref = kind(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    return Sample(
-        id=path.name, task="count", parts=(ref, QUESTION), target=Target(answer_type=AnswerType.NUMBER, value=1)
-    )
+    target = Target(answer_type=AnswerType.NUMBER, value=1)
+    return Sample(id=path.name, task="count", parts=(ref, QUESTION), target=target)
 
 
 def reference_patches(hf: Any, path: Path) -> torch.Tensor:
@@ -105,17 +104,11 @@ def reference_patches(hf: Any, path: Path) -> torch.Tensor:
 
 
 def make_encoder(hf: Any) -> PromptEncoder:
-    """Return mmrl's patches, with nothing cached."""
+    """Return mmrl's encoder, with nothing cached."""
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=2**26)
-    limit = MODEL.max_prompt_tokens
-    return PromptEncoder(
-        ProcessorBundle(family=FAMILIES["qwen2_5_vl"], processor=hf),
-        ResponseFormat(),
-        store,
-        video=MODEL.video,
-        add_instruction=False,
-        max_prompt_tokens=limit,
-    )
+    options = {"video": MODEL.video, "add_instruction": False, "max_prompt_tokens": MODEL.max_prompt_tokens}
+    bundle = ProcessorBundle(family=FAMILIES["qwen2_5_vl"], processor=hf)
+    return PromptEncoder(bundle, ResponseFormat(), store, **options)
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -145,12 +138,8 @@ def benchmark_throughput(count: int, rounds: int) -> dict[str, dict[str, float]]
             pairs = [_time_both(make_encoder(hf), hf, samples, paths) for _ in range(rounds)]
             rates = [len(paths) / median(side) for side in zip(*pairs, strict=True)]
             ratios = sorted(theirs / mine for mine, theirs in pairs)
-            numbers[kind] = {
-                "ours_per_s": rates[0],
-                "bare_per_s": rates[1],
-                "ratio": median(ratios),
-                "same_pixels": same,
-            }
+            numbers[kind] = {"ours_per_s": rates[0], "bare_per_s": rates[1], "ratio": median(ratios)}
+            numbers[kind]["same_pixels"] = same
             print(
                 f"{kind}, {len(paths)} files, {rounds} rounds: ours {rates[0]:.1f}/s, bare {rates[1]:.1f}/s, ratio "
                 f"{median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}], pixels equal: {same}"
@@ -159,7 +148,7 @@ def benchmark_throughput(count: int, rounds: int) -> dict[str, dict[str, float]]
 
 
 def _time_both(ours: PromptEncoder, hf: Any, samples: Sequence[Sample], paths: Sequence[Path]) -> tuple[float, float]:
-    """CPU seconds of both loops over all files, taking turns file by file."""
+    """Return the CPU seconds of both loops over all files, which take turns file by file."""
     mine = theirs = 0.0
     for sample, path in zip(samples, paths, strict=True):
         mine += cpu_seconds(partial(ours.encode, sample))

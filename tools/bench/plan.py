@@ -194,27 +194,17 @@ def published_rows() -> Iterator[Published]:
             )
     videos: dict[str, Any] = {"gpus": 4, "prompt": 484, "grids": ((6, 16, 16),), "response": 100, "sequences": 4}
     for parts, memory in (("[vision, language]", 48), ("[language]", 62), ("[vision]", 56), ("[]", 77)):
+        row, model = f"9 swift 7B, recomputed {parts}", "Qwen2.5-VL-7B"
         overrides = ("model.freeze=[]", f"model.gradient_checkpointing={parts}", ZERO3, "stages.grpo.loss.kl.coef=0")
-        yield Published(
-            row=f"9 swift 7B, recomputed {parts}",
-            path="Qwen2.5-VL-7B",
-            memory_gb=memory * GIB,
-            overrides=overrides,
-            **videos,
-        )
+        yield Published(row=row, path=model, memory_gb=memory * GIB, overrides=overrides, **videos)
     packed: dict[str, Any] = {"gpus": 2, "gpu": "a100-80gb", "grids": ((1, 16, 32),), "response": 128, "sequences": 8}
     frozen = ("model.freeze=[vision, projector]", "model.gradient_checkpointing=[language]")
     no_kl = "stages.grpo.loss.kl.coef=0"
+    chunked = (*LORA, no_kl, "model.logits_chunk_tokens=4096")
     for row, path, memory, overrides, extra in (
         ("10 Megatron 7B, frozen tower, TP 2", "Qwen2.5-VL-7B", 72 * GIB, (*frozen, ZERO3, no_kl), {}),
         ("11 Megatron 7B LoRA r 8", "Qwen2.5-VL-7B", 23 * GIB, (*LORA, no_kl), {}),
-        (
-            "12 swift Qwen3-VL-4B LoRA r 8",
-            "Qwen3-VL-4B",
-            21 * GIB,
-            (*LORA, no_kl, "model.logits_chunk_tokens=4096"),
-            {"sequences": 4, "response": 864},
-        ),
+        ("12 swift Qwen3-VL-4B LoRA r 8", "Qwen3-VL-4B", 21 * GIB, chunked, {"sequences": 4, "response": 864}),
         (
             "14 swift 7B LoRA, 1 MP",
             "Qwen2.5-VL-7B",

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from types import SimpleNamespace
 
 from made_rollouts import make_prompt, make_rollout
@@ -41,10 +41,10 @@ def make_group(name: str, version: int, rewards: Sequence[float]) -> Group:
 
 
 def center_rewards(groups: Sequence[Group]) -> list[list[float]]:
-    """Each reward less its group's mean."""
+    """Return each reward less its group's mean."""
     centered = []
     for group in groups:
-        mean = sum(group.totals) / len(group.totals)
+        mean = fmean(group.totals)
         centered.append([total - mean for total in group.totals])
     return centered
 

@@ -91,13 +91,13 @@ class GenerationComparison:
     group_size: int
 
     def generate_mmrl(self) -> list[list[int]]:
-        """Token ids by our sampler."""
+        """Return the token ids that our sampler draws."""
         groups = self.make_sampler().generate(self.prompts, self.group_size, self.sampling_params, step=0)
         return [list(rollout.segments[0].token_ids) for group in groups for rollout in group]
 
     @torch.no_grad()
     def generate_transformers(self) -> list[list[int]]:
-        """Token ids by `generate`."""
+        """Return the token ids that `generate` draws."""
         spans = [TokenSpan.from_prompt(prompt, self.processor) for prompt in self.prompts]
         batch = pad_left(spans, self.processor.placeholders, self.processor.tokenizer.eos_token_id)
         batch = batch.to(self.policy.model.device)
@@ -159,7 +159,7 @@ class ForcedTokenProcessor(LogitsProcessor):
         self._position = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """One-hot logits."""
+        """Return logits of which one a row is finite."""
         logps = compute_logprobs(
             scores, self._sampling_params.effective_temperature, self._sampling_params.banned_token_ids
         )

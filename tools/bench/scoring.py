@@ -71,7 +71,7 @@ def make_scorer(names: Sequence[str], base: Path, workers: int) -> RewardFunctio
 
 
 def make_groups(fn: str) -> list[list[Rollout]]:
-    """Prompts with eight responses each."""
+    """Return 64 groups of eight responses with one text."""
     target, answer = TARGETS_AND_ANSWERS[fn]
     one = [make_response(target, f"{THOUGHT}<answer>{answer}</answer>", index) for index in range(8)]
     groups = []
