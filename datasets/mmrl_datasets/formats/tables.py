@@ -67,7 +67,7 @@ def load_json(file: Path, encoding: str = "utf-8-sig") -> object:
             f"{file}: is larger than {MAX_JSON_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts"
         )
     try:
-        # By default the encoding of Windows editors, which put a byte order mark first, and of files without one.
+        # The default encoding reads UTF-8 with and without the byte order mark that Windows editors write.
         content: object = json.loads(file.read_bytes().decode(encoding))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is not JSON in UTF-8 ({error})") from error
