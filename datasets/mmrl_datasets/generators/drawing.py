@@ -161,8 +161,6 @@ def _shape_mask(shape: str, width: int, height: int) -> Image.Image:
             draw.rectangle((0, 0, right, bottom), fill=255)
         case "triangle":
             draw.polygon(((right / 2, 0), (right, bottom), (0, bottom)), fill=255)
-        case _:
-            raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)}")
     return stencil.resize((width, height), Image.Resampling.BOX)
 
 
