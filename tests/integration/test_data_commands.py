@@ -407,7 +407,7 @@ def test_show_chooses_samples(tmp_path, in_process):
     assert shown("--random", 1, "--count", 5) == shown("--random", 1, "--count", 5)
     refused = in_process("data", "show", config, "--id", "count/train/r99")
     assert (refused.code, refused.output) == (2, "")
-    assert "there is no sample 'count/train/r99' among 12" in refused.errors
+    assert "there is no sample 'count/train/r99'; there are 12" in refused.errors
     assert in_process("data", "show", config, "--index", 12).code == 2
     assert in_process("data", "show", config, "--split", "validation").code == 2
 

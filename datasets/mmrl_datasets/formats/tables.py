@@ -51,7 +51,7 @@ def open_rows(base: Path, path: str, split: str) -> Iterator[Row]:
             return _read_saved_dataset(file, split)
         return _read_parquet(*_find_shards(file, split))
     if not (file.is_file() and os.access(file, os.R_OK)):
-        raise UserError(f"{file}: no such file that can be read; a relative path starts from {base}")
+        raise UserError(f"{file}: no such file, or it cannot be read; a relative path starts from {base}")
     read_file = READERS.get(file.suffix.lower())
     if read_file is None:
         raise UserError(f"{file}: the format is unknown; the name must end in one of {', '.join(READERS)}")

@@ -175,4 +175,4 @@ def _follow_expert(environment: Environment, shown: Observation) -> Iterator[_St
         if result.terminated or result.truncated:
             return
         shown = result.observation
-    raise UserError(f"the expert took {_MAX_STEPS} actions and was not done")
+    raise UserError(f"the expert did not finish within {_MAX_STEPS} actions")
