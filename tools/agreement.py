@@ -189,9 +189,7 @@ def agreement_thresholds(runs: Sequence[RunAgreement]) -> list[AgreementThreshol
         AgreementThreshold("rules, clean rows of all runs", _equal_share(run.clean_rows for run in fair), 0.97),
         AgreementThreshold("rules, clean rows of the worst run", worst_run, 0.95),
         AgreementThreshold("rules, free-form rows", _equal_share(run.free_form_rows for run in fair), 0.985),
-        AgreementThreshold(
-            "rules against the adjudicated truth", _equal_share(run.adjudicated_rows for run in fair), 0.99
-        ),
+        AgreementThreshold("rules against the truth by hand", _equal_share(run.adjudicated_rows for run in fair), 0.99),
         AgreementThreshold("right by rule, wrong in truth", false_positive_share, 0.005, is_upper_bound=True),
     ]
 
