@@ -1,4 +1,4 @@
-"""Real runs of a few seconds, in which faults are caused, always in the same folder, and the undisturbed runs."""
+"""Real runs of a few seconds to cause faults in, always in the same folder, and undisturbed ones to compare with."""
 
 from __future__ import annotations
 

@@ -26,13 +26,12 @@ ARMS = {
 def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
     """Return the Markdown rows of one run: one for each task and one for their mean."""
     head = f"| {arm} | {seed} "
-    lines = [
-        f"{head}| {t['task']} | {t['n']} | {t['before']:.3f} | {t['after']:.3f} | "
-        f"{t['after'] - t['before']:+.3f} [{t['ci'][0]:+.2f}, {t['ci'][1]:+.2f}] |"
-        for t in result["tasks"]
-    ]
-    before = fmean(t["before"] for t in result["tasks"])
-    after = fmean(t["after"] for t in result["tasks"])
+    lines = []
+    for task in result["tasks"]:
+        before, after, (low, high) = task["before"], task["after"], task["ci"]
+        rise = f"{after - before:+.3f} [{low:+.2f}, {high:+.2f}]"
+        lines.append(f"{head}| {task['task']} | {task['n']} | {before:.3f} | {after:.3f} | {rise} |")
+    before, after = (fmean(task[moment] for task in result["tasks"]) for moment in ("before", "after"))
     return [*lines, f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** |"]
 
 

@@ -39,16 +39,12 @@ class RethinkAccuracy(NamedTuple):
 
 def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy:
     """Return what a run measured on its test samples. Truncated first responses count as wrong."""
-    moves = {
-        name.removeprefix(METRIC_PREFIX): count / samples
-        for name, count in record.items()
-        if name.startswith(METRIC_PREFIX)
-    }
-    mended, spoiled, stayed = moves["incorrect_to_correct"], moves["correct_to_incorrect"], moves["correct_to_correct"]
+    names = ("incorrect_to_correct", "correct_to_incorrect", "correct_to_correct")
+    corrected, spoiled, stayed = (record[METRIC_PREFIX + name] / samples for name in names)
     return RethinkAccuracy(
         first_response=stayed + spoiled,
-        after_rethink=stayed + mended,
-        incorrect_to_correct=mended,
+        after_rethink=stayed + corrected,
+        incorrect_to_correct=corrected,
         correct_to_incorrect=spoiled,
     )
 

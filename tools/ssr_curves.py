@@ -68,10 +68,8 @@ def format_run_rows(runs: MetricsByArm) -> list[str]:
             looks = list(reward_curve(metrics).values())
             cells = [f"{mean_metric(metrics, 'groups/nonzero_advantage_frac'):.0%}", "", ""]
             if "replay" in arm:
-                cells[1:] = (
-                    f"{mean_metric(metrics, 'replay/frac'):.0%}",
-                    f"{mean_metric(metrics, 'replay/staleness_mean'):.1f}",
-                )
+                cells[1] = f"{mean_metric(metrics, 'replay/frac'):.0%}"
+                cells[2] = f"{mean_metric(metrics, 'replay/staleness_mean'):.1f}"
             rows.append(f"| {arm} | {seed} | {looks[-1]:.3f} | {max(looks):.3f} | {' | '.join(cells)} |")
     return rows
 

@@ -72,7 +72,7 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
             raise UserError(f"sample {row.id} cannot be written: {row.reason}")
         checked.append(row)
     if not checked:
-        raise UserError("there is not one sample to write")
+        raise UserError("there are no samples to write")
     options = _shared_options(checked)
     prefix = f"{options['task']}/{options['split']}/"
     columns = []
@@ -110,9 +110,9 @@ def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[s
         raise UserError(f"sample {sample.id} shows a crop of an image or a video's frame: write that to a file first")
     videos = [ref for ref in sample.media if isinstance(ref, VideoRef)]
     if any(ref.fps is not None for ref in videos):
-        raise UserError(f"sample {sample.id} shows a folder of frames, which a table cannot say: make it a video file")
+        raise UserError(f"sample {sample.id} shows a folder of frames, which a table cannot name: make it a video file")
     if len(videos) > 1 and any((ref.start, ref.end) != (None, None) for ref in videos):
-        raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table has room for one")
+        raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can cut only one")
     return {
         "id": sample.id,
         "images": list(map(path_of, sample.images)),

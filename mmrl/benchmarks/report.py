@@ -1,4 +1,4 @@
-"""Report on a scored run: accuracies with intervals, outcomes, subsets, pass@k; as JSON and as a page for people.
+"""Report on a scored run: accuracies with intervals, outcomes, subsets, pass@k; as JSON and as Markdown.
 
 Equal verdicts give equal bytes.
 """
@@ -115,7 +115,7 @@ def write_report(run: ScoredRun, out_dir: Path, *, rescore: bool) -> dict[str, A
 
 
 def report_markdown(report: Mapping[str, Any]) -> str:
-    """Return the page. The console prints the part before its first `##`."""
+    """Return the report as Markdown. The console prints the part before its first `##`."""
     lines = [f"# {report['benchmark']}", "", *_score_table(report), "", _summary_line(report), ""]
     lines += _outcome_lines(report)
     if report["samples"]:

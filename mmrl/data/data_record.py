@@ -36,7 +36,7 @@ class DataRecord:
     data: DataConfig  # names the sources, and says whether changed data end the run
     console: Console  # receives the differences where the run continues with them
     differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
-    # Digests of this start, by split and sample, as JSON text: it takes a quarter of the memory of a dictionary.
+    # Digests of the data as they are now, by split and sample, as JSON text: a quarter of the memory of a dictionary.
     _digests: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def check(self, splits: Mapping[str, SplitRows]) -> None:
@@ -67,7 +67,7 @@ class DataRecord:
         self._report([f"evaluation.benchmarks: questions or media of {name} changed" for name in changed])
 
     def save(self) -> None:
-        """Write the digests of this start and forget them; raises UserError if the file cannot be written."""
+        """Write the digests of the data as they are now, and drop them; raises UserError if this is impossible."""
         splits = []
         for name, digests in self._digests.items():
             samples = [f"{json.dumps(sample_id)}: {text}" for sample_id, text in digests.items()]
@@ -157,7 +157,7 @@ def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
 
 
 def _stable_text(value: object) -> str:
-    """Return a text that every process gives for a value: without memory addresses or the order of a set."""
+    """Return a text that is the same in every process: without memory addresses, and with sets in order."""
     if isinstance(value, _PLAIN_TYPES):  # most values; tested first, as a test for Mapping takes longer
         return _strip_addresses(repr(value))
     if isinstance(value, Mapping):

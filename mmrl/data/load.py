@@ -1,7 +1,7 @@
-"""Loading of samples: dataset functions are called, images and videos are opened, and unusable rows are reported.
+"""Load the samples of a run: call the dataset functions, open images and videos, and report unusable rows.
 
-A medium is not opened again where an earlier run has done so or a generator has just drawn it. Of a streamed dataset
-only the first rows are checked.
+Media that an earlier run opened, or that a generator has just drawn, are not opened again. Of a streamed dataset only
+the first rows are checked.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class DatasetLoader:
             check_unique_ids(rows.samples)
             usable, damaged = yield from self._open_images(rows.samples)
             rejected = [*rows.rejected, *damaged]
-            self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
+            self._report_rejected(split, usable, rejected)
             # A small validation share may hold out no row, which is only warned of.
             if getattr(self._config.data, split) and not usable:
                 raise UserError(f"data.{split}: there are no usable samples")
@@ -226,13 +226,12 @@ class DatasetLoader:
             UserError: a prompt is too long and `data.on_too_long` is `stop`, one cannot be built and
                 `data.on_bad_sample` is `stop`, or too few samples are left.
         """
-        data = self._config.data
         splits: dict[str, tuple[Sample, ...]] = {}
         for split, given in samples.by_split().items():
             tracked = self._console.track(f"measuring {split} prompts", given, len(given))
             kept, bad, too_long = measure_prompts(tracked, measure_prompt, self._video_errors)
-            self._report_rejected(split, kept, bad, data.on_bad_sample, _BAD_SAMPLE_REMEDY)
-            self._report_rejected(split, kept, too_long, data.on_too_long, _TOO_LONG_REMEDY)
+            self._report_rejected(split, kept, bad)
+            self._report_rejected(split, kept, too_long, are_too_long=True)
             splits[split] = tuple(kept)
         # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"], samples.source_indices)
@@ -241,8 +240,7 @@ class DatasetLoader:
     def leave_out(self, split: str, samples: Sequence[Sample], problems: Mapping[str, str]) -> tuple[Sample, ...]:
         """Return the samples of a split without those that have a problem, by id; raises as `filter_by_prompt`."""
         kept = tuple(sample for sample in samples if sample.id not in problems)
-        rejected = list(map(RejectedRow, problems, problems.values()))
-        self._report_rejected(split, kept, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
+        self._report_rejected(split, kept, list(map(RejectedRow, problems, problems.values())))
         return kept
 
     def _open_images(self, samples: Sequence[Sample]) -> Generator[None, None, tuple[list[Sample], list[RejectedRow]]]:
@@ -313,15 +311,16 @@ class DatasetLoader:
         return MediaCache(self._context.media_policy, self._config.data.media_limits, max_bytes=max_bytes)
 
     def _report_rejected(
-        self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], action: str, remedy: str
+        self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], *, are_too_long: bool = False
     ) -> None:
-        """Warn about rejected rows if `action` is `skip`, or raise a UserError; also if they were the only ones."""
+        """Warn about rejected rows that the config skips. Raise a UserError for others, or if no sample is left."""
         if not rejected:
             return
+        data = self._config.data
         listed = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in rejected]))
         count = f"data.{split}: {len(rejected)} of {len(rejected) + len(kept)} samples cannot be used"
-        if action != "skip":
-            raise UserError(f"{count}:\n{listed}\n{remedy}")
+        if (data.on_too_long if are_too_long else data.on_bad_sample) != "skip":
+            raise UserError(f"{count}:\n{listed}\n{_TOO_LONG_REMEDY if are_too_long else _BAD_SAMPLE_REMEDY}")
         self._console.warn(f"{count} and are left out:\n{listed}")
         if not kept:
             raise UserError(f"data.{split}: there are no usable samples")

@@ -1,4 +1,4 @@
-"""Opening of images and videos, in this process or in workers. A medium that cannot be opened comes with its error."""
+"""Open images and videos, in this process or in workers. A medium that cannot be opened comes with its error."""
 
 from __future__ import annotations
 

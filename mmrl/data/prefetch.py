@@ -1,4 +1,4 @@
-"""Prefetching: the media of a step are opened and encoded by worker processes while the step before it trains."""
+"""Prefetching: worker processes open and encode the media of a step while the step before it trains."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_WARNINGS: Final = 5
 class Prefetcher:
     """Takes samples from an order and encodes them; implements `protocols.SampleSource`.
 
-    With workers, the rows of the next step are encoded while this one trains: as many rows as the largest request so
-    far. Rows that the next step does not take are kept for the one after it. Without workers, samples are encoded when
-    they are taken, to the same bytes.
+    With workers, the rows of the next step are encoded while this one trains, as many as the largest request so far.
+    Rows that the next step does not take wait for the one after it. Without workers, samples are encoded when they are
+    taken, to the same bytes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Prefetcher:
         return samples
 
     def _schedule(self, rows: Sequence[DataRow]) -> list[tuple[DataRow, Future[EncodedPrompt] | None]]:
-        """Return this rank's share of `rows` with the results of their workers, None for those that none encodes."""
+        """Return this rank's share of `rows`, each with the future of its encoding, or None if no worker encodes it."""
         # By identity: `CachedOrder` hands out the same objects again, and two rows may be equal.
         futures = {id(row): future for row, future in self._in_flight}
         scheduled = []

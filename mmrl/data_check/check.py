@@ -359,11 +359,8 @@ class DataCheck:
     def _split_report(self, split: str) -> SplitReport:
         samples = self._samples[split]
         usable = Counter(self._rows[split].source_indices[sample.id] for sample in samples)
-        sources = []
-        for index, (source, num_rows) in enumerate(
-            zip(self._sources[split], self._rows[split].row_counts, strict=True)
-        ):
-            sources.append(SourceCount(fn=source.fn, rows=num_rows, usable=usable[index]))
+        pairs = enumerate(zip(self._sources[split], self._rows[split].row_counts, strict=True))
+        sources = [SourceCount(fn=source.fn, rows=count, usable=usable[index]) for index, (source, count) in pairs]
         samples_by_task: dict[str, list[Sample]] = {}
         for sample in samples:
             samples_by_task.setdefault(sample.task, []).append(sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
@@ -134,9 +135,7 @@ def _stack_rows(
     rows: Sequence[Sequence[Image.Image]], width: int, colour: str, *, margin: int, gap: int
 ) -> Image.Image:
     """Return one image with the images of each row side by side, and the rows below each other."""
-    heights = []
-    for row in rows:
-        heights.append(max(image.height for image in row))
+    heights = [max(map(attrgetter("height"), row)) for row in rows]
     # Pillow makes no image without pixels.
     sheet = Image.new("RGB", (width, max(1, sum(heights) + gap * (len(rows) - 1) + 2 * margin)), colour)
     top = margin

@@ -118,10 +118,8 @@ class SampleBrowser:
                 for rejected in self._rejected_rows:
                     if rejected.id == sample_id:
                         raise UserError(f"data.{self._split}: {sample_id}: {rejected.reason}")
-                raise UserError(
-                    f"data.{self._split}: there is no sample {sample_id!r} among {len(ids)}, of which the first is "
-                    f"{ids[0]!r}"
-                )
+                known = f"there are {len(ids)}, the first is {ids[0]!r}"
+                raise UserError(f"data.{self._split}: there is no sample {sample_id!r}; {known}")
             index = ids.index(sample_id)
         if not -len(self.samples) <= index < len(self.samples):
             raise UserError(f"data.{self._split}: there is no sample {index}; there are {len(self.samples)}")

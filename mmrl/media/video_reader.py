@@ -263,7 +263,7 @@ def open_video_file(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsCon
         container = av.open(str(file), options=_CONTAINER_OPTIONS, metadata_errors="replace")
     except av.FFmpegError as error:
         raise MediaError(
-            f"{ref.path}: no MP4, MOV, MKV, WEBM or AVI video ({error.strerror}); convert, restore or remove it"
+            f"{ref.path}: not an MP4, MOV, MKV, WEBM or AVI video ({error.strerror}); convert, restore or remove it"
         ) from error
     try:
         with container:

@@ -53,7 +53,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs and live memory by part while operators run inside it. Hooks of the model set the part."""
 
     def __init__(self, read: Callable[[torch.Tensor], torch.Tensor], visible_frac: float) -> None:
-        """`read` returns the values of a small tensor; `visible_frac` is the share of pairs in a row that attend."""
+        """Start at zero. `read` returns the values of a small tensor; `visible_frac` of the pairs in a row attend."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.pass_name = "rest", "forward"
         self.flops: Counter[tuple[str, str]] = Counter()

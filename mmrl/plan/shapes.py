@@ -109,6 +109,7 @@ def read_shapes(model: ModelConfig) -> ModelShapes:
         )
     sizes: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if sizes["model_type"] not in FAMILIES:
-        raise UserError(f"model.path: {file} is of a {sizes['model_type']!r} model; a plan knows {', '.join(FAMILIES)}")
+        families = ", ".join(FAMILIES)
+        raise UserError(f"model.path: {file} describes a {sizes['model_type']!r} model; there are plans for {families}")
     family = FAMILIES[sizes["model_type"]]
     return ModelShapes(family, family.model_class.config_class(**sizes), note)

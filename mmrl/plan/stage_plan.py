@@ -87,7 +87,7 @@ def make_plan(
         engine_gpus = config.rollout.vllm.tensor_parallel_size
         learners = num_gpus - num_engines * engine_gpus
         if learners < 1:
-            raise UserError(f"--gpus {num_gpus}: the servers take {num_gpus - learners}, and one must learn; give more")
+            raise UserError(f"--gpus {num_gpus}: the servers take {num_gpus - learners}, and none is left to learn on")
     rows = ceil(stage.prompts_per_round * stage.group_size / num_engines)
     trained = sum(component.num_trained for component in components)
     thawed = set(options.freeze).difference(find_untrained_components(config))

@@ -292,6 +292,19 @@ def test_a_check_does_not_stop_at_the_first_fault(tmp_path, in_process):
     ]
 
 
+def test_missing_rewordings_and_a_reserved_task_are_found(tmp_path, in_process):
+    rows = [count_row(tmp_path, seed) | {"reworded": "How many are there?"} for seed in range(7)]
+    splits = {"train": [table(tmp_path, "count", [*rows, count_row(tmp_path, 7)])]}
+    splits["validation"] = [table(tmp_path, "mean", [count_row(tmp_path, 40)])]
+    step = {"kind": "custom", "fn": "mmrl.rollout.steps.rewording:MajorityTargets", "args": {"column": "reworded"}}
+    stage = rl_stage(rollout_steps=[{"kind": "generate"}, {**step, "max_added_tokens": 64}])
+    rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
+    code, report = run_check(in_process, write_config(tmp_path, splits, stages=[stage], rewards=rewards))
+    assert code == 1
+    assert found(report) == [("rewording", "train", "count/train/r7"), ("task", "validation", "")]
+    assert "has no text in the column 'reworded' of its meta" in report["findings"][0]["message"]
+
+
 def test_a_column_that_a_row_filter_misses_is_a_finding(tmp_path, in_process):
     splits = clean_splits(tmp_path)
     splits["test"][0]["row_filter"] = {"column": "level", "low": 1}
@@ -394,7 +407,7 @@ def test_show_chooses_samples(tmp_path, in_process):
     assert shown("--random", 1, "--count", 5) == shown("--random", 1, "--count", 5)
     refused = in_process("data", "show", config, "--id", "count/train/r99")
     assert (refused.code, refused.output) == (2, "")
-    assert "there is no sample 'count/train/r99' among 12" in refused.errors
+    assert "there is no sample 'count/train/r99'; there are 12" in refused.errors
     assert in_process("data", "show", config, "--index", 12).code == 2
     assert in_process("data", "show", config, "--split", "validation").code == 2
 

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -61,19 +62,14 @@ def run_training(arguments: argparse.Namespace, *, async_rollouts: bool) -> list
             sys.exit(done.stderr)
         lines = (Path(folder) / "run" / "timings.jsonl").read_text().splitlines()
     steps = [record for record in map(json.loads, lines) if "time/learn_s" in record]
-    timed_steps = steps[SKIPPED_STEPS:-1]  # the last draws nothing
-    return [_phase_seconds(step) for step in timed_steps]
-
-
-def _phase_seconds(record: dict[str, Any]) -> dict[str, float]:
-    return {verb: record[f"time/{verb}_s"] for verb in PHASES}
+    timed_steps = []
+    for step in steps[SKIPPED_STEPS:-1]:  # the last draws nothing
+        timed_steps.append({verb: step[f"time/{verb}_s"] for verb in PHASES})
+    return timed_steps
 
 
 def _phase_medians(steps: list[dict[str, float]]) -> dict[str, float]:
-    medians = {}
-    for verb in PHASES:
-        medians[verb] = median(step[verb] for step in steps)
-    return medians
+    return {verb: median(map(itemgetter(verb), steps)) for verb in PHASES}
 
 
 def _median_step(steps: list[dict[str, float]]) -> float:

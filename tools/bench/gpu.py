@@ -99,7 +99,7 @@ def compare_at_3b(folder: Path, options: argparse.Namespace, *, part: str, comma
 
 
 def check_run(folder: Path, options: argparse.Namespace, *, vllm: bool = False) -> dict[str, Any]:
-    """Plan a run and do it; return both, and the share of the GPU's peak that learning reached.
+    """Plan a run and train it; return both, and the share of the GPU's peak that learning reached.
 
     A torch that cannot plan says so, and the run continues.
     """

@@ -182,7 +182,7 @@ class GradientOnlyOptimizer:
         loss.backward()
 
     def update(self, lr: float) -> dict[str, float]:
-        """Nothing."""
+        """Change no weight."""
         return {}
 
 

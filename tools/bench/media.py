@@ -171,14 +171,10 @@ def benchmark_prefetch(steps: int, rounds: int, prompts: int) -> dict[str, float
         for workers, timings in found.items():
             verbs = sorted({verb for step in timings for verb in step if verb.startswith("time/")})
             shares = ", ".join(f"{verb[5:-2]} {median(map(itemgetter(verb), timings)):.2f}" for verb in verbs)
-            totals = []
-            for step in timings:
-                totals.append(sum(step[verb] for verb in verbs))
-            total = median(totals)
+            total = median(sum(map(step.__getitem__, verbs)) for step in timings)
             numbers[f"step_s with {workers} workers"] = total
-            print(
-                f"data.media_workers={workers}: {total:.2f} s a step ({shares}), {len(timings)} steps in {rounds} runs"
-            )
+            steps_taken = f"{len(timings)} steps in {rounds} runs"
+            print(f"data.media_workers={workers}: {total:.2f} s a step ({shares}), {steps_taken}")
     return numbers
 
 

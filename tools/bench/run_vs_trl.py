@@ -92,10 +92,8 @@ class StepRecorder:
         """Keep all of it."""
         rollouts: dict[str, list[Any]] = {}
         for group in result.selected.groups:
-            pairs = zip(group.rollouts, group.totals, strict=True)
-            rollouts[group.prompt.sample.id.rpartition("/")[2]] = [
-                (list(rollout.segments[0].token_ids), total) for rollout, total in pairs
-            ]
+            tokens = [list(rollout.segments[0].token_ids) for rollout in group.rollouts]
+            rollouts[group.prompt.sample.id.rpartition("/")[2]] = list(zip(tokens, group.totals, strict=True))
         self.step = {"ended": time.process_time(), "rollouts": rollouts}
         self.step |= {"seconds": dict(result.seconds), "grad_norm": result.metrics["learner/grad_norm"]}
 

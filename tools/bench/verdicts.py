@@ -1,6 +1,6 @@
 """Verdicts per second of one core on MathVista's published responses, and the time that hostile responses take.
 
-python tools/bench/verdicts.py --data ../shared/eval/mathvista
+python tools/bench/verdicts.py --data DIR
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REPEATED_UNITS: Mapping[str, str] = {
 def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/eval/mathvista"))
+    parser.add_argument("--data", type=Path, required=True, help="MathVista's responses, as in tools/agreement.py")
     parser.add_argument("--repeat", type=int, default=5, help="passes over all responses; the median counts")
     arguments = parser.parse_args()
     bench = BENCHMARKS["mathvista"]

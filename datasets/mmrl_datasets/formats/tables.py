@@ -51,7 +51,7 @@ def open_rows(base: Path, path: str, split: str) -> Iterator[Row]:
             return _read_saved_dataset(file, split)
         return _read_parquet(*_find_shards(file, split))
     if not (file.is_file() and os.access(file, os.R_OK)):
-        raise UserError(f"{file}: no such file that can be read; a relative path starts from {base}")
+        raise UserError(f"{file}: no such file, or it cannot be read; a relative path starts from {base}")
     read_file = READERS.get(file.suffix.lower())
     if read_file is None:
         raise UserError(f"{file}: the format is unknown; the name must end in one of {', '.join(READERS)}")
@@ -67,7 +67,7 @@ def load_json(file: Path, encoding: str = "utf-8-sig") -> object:
             f"{file}: is larger than {MAX_JSON_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts"
         )
     try:
-        # By default the encoding of Windows editors, which put a byte order mark first, and of files without one.
+        # The default encoding reads UTF-8 with and without the byte order mark that Windows editors write.
         content: object = json.loads(file.read_bytes().decode(encoding))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is not JSON in UTF-8 ({error})") from error

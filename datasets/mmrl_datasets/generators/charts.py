@@ -103,7 +103,7 @@ def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> li
     if max_value % step or max_value // step < months + 2:
         raise UserError(f"max_value={max_value} must be a multiple of step={step}, and {months + 2} of them or more")
     if (plot.bottom - plot.top) * step < MIN_STEP_PX * max_value:
-        raise UserError(f"step={step} of max_value={max_value} cannot be seen in image_px={image_px}; enlarge one")
+        raise UserError(f"step={step} of max_value={max_value} is too small to see in image_px={image_px}; raise one")
     return list(range(step, max_value + 1, step))
 
 

@@ -82,13 +82,13 @@ def draw_composition(split: Split, draw: Callable[[], Sequence[_FactT] | None]) 
         tenth = hashlib.sha256(repr(sorted(facts)).encode()).digest()[0] % 10
         if {0: "test", 1: "validation"}.get(tenth, "train") == split:
             return facts
-    raise UserError("the objects find no room in the image; use fewer of them or a larger `image_px`")
+    raise UserError("the objects do not fit into the image; use fewer of them or a larger `image_px`")
 
 
 def place_boxes(
     rng: np.random.Generator, extents: Sequence[tuple[int, int]], *, image_px: int, step: int, gap: int
 ) -> list[Box] | None:
-    """Place boxes of these widths and heights at random in a square image; None if one finds no room in 20 tries.
+    """Place boxes of these widths and heights at random in a square image; None if one does not fit in 20 tries.
 
     Corners lie at multiples of `step` pixels, and two boxes at least `gap` pixels apart.
     """
@@ -161,8 +161,6 @@ def _shape_mask(shape: str, width: int, height: int) -> Image.Image:
             draw.rectangle((0, 0, right, bottom), fill=255)
         case "triangle":
             draw.polygon(((right / 2, 0), (right, bottom), (0, bottom)), fill=255)
-        case _:
-            raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)}")
     return stencil.resize((width, height), Image.Resampling.BOX)
 
 

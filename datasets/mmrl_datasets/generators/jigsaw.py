@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,13 +49,6 @@ RELATIONS: Final[Mapping[tuple[int, int], tuple[str, str]]] = {
 `pair`. `relation` asks for the second of two tiles from the first, `pair` for the first from the second."""
 
 
-class _Puzzle(NamedTuple):
-    rows: int
-    columns: int
-    tile_px: int  # side of a square tile
-    margin_px: int  # pixels blanked at each edge of a tile
-
-
 def order(
     context: DatasetContext,
     *,
@@ -81,7 +74,7 @@ def order(
             tile i + 1 belongs, the forward direction of Jigsaw-R1. Each is the inverse of the other.
         allow_identity: allow tiles that happen to lie in order already.
     """
-    puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
+    _check_puzzle(rows, columns, tile_px)
     count = rows * columns
     if count == 2 and not allow_identity:
         raise UserError("two tiles can be shuffled in one way only: cut more of them, or set `allow_identity: true`")
@@ -89,7 +82,7 @@ def order(
     question = _question_text(rows, columns, answer, separate_images=separate_images)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
-        tiles = _cut_tiles(rngs.pixels, photos, puzzle)
+        tiles = _cut_tiles(rngs.pixels, photos, rows, columns, tile_px, margin_fraction)
         # places[i] is the place, counted from 0, where the i-th tile shown belongs.
         places = rngs.layout.permutation(count)
         while not allow_identity and (places == np.arange(count)).all():
@@ -123,12 +116,12 @@ def relation(
     The question has 2 options when the photograph is cut in one direction only, otherwise 8, as in the pairs of
     Jigsaw-R1. Each option and each letter is correct equally often.
     """
-    puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
+    _check_puzzle(rows, columns, tile_px)
     photos = load_scene_photos(split, max(rows, columns) * tile_px)
     possible = {name: (x, y) for (x, y), (name, _) in RELATIONS.items() if abs(x) < columns and abs(y) < rows}
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
-        tiles = _cut_tiles(rngs.pixels, photos, puzzle)
+        tiles = _cut_tiles(rngs.pixels, photos, rows, columns, tile_px, margin_fraction)
         name = drawing.choose(rngs.layout, list(possible))
         right, down = possible[name]
         # Drawn among the tiles that have a neighbour on that side.
@@ -198,37 +191,34 @@ def _count_tiles(rows: int, columns: int) -> int:
     return rows * columns
 
 
-def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _Puzzle:
+def _check_puzzle(rows: int, columns: int, tile_px: int) -> None:
     # Every two tiles are compared: 0.3 s for 100 of them. Photographs that are cut into 4000 pixels take gigabytes.
     _count_tiles(rows, columns)
     longest = max(rows, columns) * tile_px
     common.check_cost(longest, 4_000, "pixels a side", rows=rows, columns=columns, tile_px=tile_px)
-    return _Puzzle(rows, columns, tile_px, margin_px=round(margin_fraction * tile_px))
 
 
-def _cut_tiles(rng: np.random.Generator, photos: Sequence[Image.Image], puzzle: _Puzzle) -> list[NDArray[np.uint8]]:
+def _cut_tiles(
+    rng: np.random.Generator, photos: Sequence[Image.Image], rows: int, columns: int, side: int, margin_fraction: float
+) -> list[NDArray[np.uint8]]:
     """Cut a random crop of a random photograph into tiles, row by row, that all differ by `MIN_DIFFERENCE`.
 
     Returns:
-        The tiles, uint8 [tile_px, tile_px, 3] each.
+        The tiles, uint8 [side, side, 3] each.
     """
-    side = puzzle.tile_px
-    inner = slice(puzzle.margin_px, side - puzzle.margin_px)
+    margin_px = round(margin_fraction * side)
+    inner = slice(margin_px, side - margin_px)
     for _ in range(drawing.MAX_DRAWS):
-        photo = drawing.choose(rng, photos)
-        crop = np.asarray(random_crop(rng, photo, puzzle.columns * side, puzzle.rows * side))
-        corners = product(range(0, puzzle.rows * side, side), range(0, puzzle.columns * side, side))
+        crop = np.asarray(random_crop(rng, drawing.choose(rng, photos), columns * side, rows * side))
         tiles = []
-        for y, x in corners:
+        for y, x in product(range(0, rows * side, side), range(0, columns * side, side)):
             tile = np.full((side, side, 3), BLANK_LEVEL, np.uint8)
             tile[inner, inner] = crop[y : y + side, x : x + side][inner, inner]
             tiles.append(tile)
         # Compared with their blanked edges, as they are shown. Integers, because uint8 would wrap around below 0.
         if all(np.abs(a.astype(int) - b).mean() >= MIN_DIFFERENCE for a, b in combinations(tiles, 2)):
             return tiles
-    raise UserError(
-        f"no photograph has {puzzle.rows} x {puzzle.columns} tiles that all look different; use fewer or larger tiles"
-    )
+    raise UserError(f"no photograph has {rows} x {columns} tiles that all look different; use fewer or larger tiles")
 
 
 def _cut_picture(context: DatasetContext, path: Path, rows: int, columns: int) -> list[NDArray[np.uint8]]:

@@ -102,7 +102,7 @@ def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle:
         ink = _render_text(written, font_px, weight, angle)
         if max(ink.size) <= image_px:
             return ink
-    raise UserError(f"{written!r} finds no room in {image_px} pixels at {angle:.0f} degrees; use a larger `image_px`")
+    raise UserError(f"{written!r} does not fit into {image_px} pixels at {angle:.0f} degrees; use a larger `image_px`")
 
 
 def _render_text(written: str, font_px: int, weight: float, angle: float) -> Image.Image:

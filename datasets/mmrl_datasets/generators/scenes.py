@@ -167,7 +167,7 @@ def digits(
 def _draw_coloured_shapes(
     rng: np.random.Generator, wanted: Sequence[str], others: Sequence[str], image_px: int
 ) -> list[drawing.SceneObject] | None:
-    """Place discs and squares of the wanted colours and of up to two others; None if they find no room."""
+    """Place discs and squares of the wanted colours and of up to two others; None if they do not fit."""
     colours = [*wanted, *drawing.choose_with_replacement(rng, others, int(rng.integers(3)))]
     sides = drawing.choose_with_replacement(rng, range(image_px // 7, image_px // 4), len(colours))
     boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=image_px, step=1, gap=2)
@@ -181,14 +181,16 @@ def _draw_coloured_shapes(
 def _allowed_sides(image_px: int, grid_px: int) -> list[int]:
     # An object is at least a quarter of the image wide, or it would be hard to see, and at most half.
     if image_px % grid_px or image_px < 4 * grid_px or image_px < 32:
-        raise UserError(f"image_px={image_px} must be at least 32, and 4 or more times grid_px={grid_px} without rest")
+        raise UserError(
+            f"image_px={image_px} must be at least 32, and a multiple of grid_px={grid_px}, four times or more"
+        )
     return [side for side in range(grid_px, image_px // 2 + 1, grid_px) if side >= image_px // 4]
 
 
 def _draw_named_objects(
     rng: np.random.Generator, names: Sequence[str], sides: Sequence[int], *, count: int, image_px: int, grid_px: int
 ) -> list[drawing.SceneObject] | None:
-    """Place objects of different names, photos as rectangles and shapes as squares; None if they find no room."""
+    """Place objects of different names, photos as rectangles and shapes as squares; None if they do not fit."""
     chosen = drawing.shuffle(rng, names)[:count]
     # Photos may be stretched, shapes may not: a stretched square is not a square.
     widths = drawing.choose_with_replacement(rng, sides, count)

@@ -247,7 +247,7 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
 def _draw_static_shapes(
     rng: np.random.Generator, visible: Sequence[int], settings: _VideoSettings
 ) -> list[_ShapeInFrame] | None:
-    """Draw shapes that do not move: the last in the `visible` frames, the others in all; None if they find no room."""
+    """Draw shapes that do not move: the last in the `visible` frames, the others in all; None if they do not fit."""
     sides = drawing.choose_with_replacement(rng, settings.sides, settings.distractors + 1)
     boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:

@@ -97,7 +97,7 @@ def _join_annotations(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
     for annotation in tables["annotations"]:
         image, category = annotation["image_id"], annotation["category_id"]
         if image not in file_names or category not in category_names:
-            raise UserError(f"{file}: an annotation names image {image} and category {category}: one is not there")
+            raise UserError(f"{file}: an annotation has image {image} and category {category}, one of which is missing")
         if not categories or category_names[category] in categories:
             grouped[image, category].append(annotation)
     for (image, category), entries in grouped.items():

@@ -68,7 +68,7 @@ def episodes(
     steps: bool = False,
     coordinates: CoordinateSystem | None = None,
 ) -> Iterator[Sample | RejectedRow]:
-    """Yield an episode of an environment for each number, and a `RejectedRow` where it could not begin.
+    """Yield a sample for each episode of an environment, and a `RejectedRow` for an episode that could not begin.
 
     The question is what `reset` shows: media, then text. Episode i has the seed `derive_seed(seed, task, i)`, so
     training, validation and test data are different episodes if their `seed` differs; ids hold it. Raises UserError if
@@ -175,4 +175,4 @@ def _follow_expert(environment: Environment, shown: Observation) -> Iterator[_St
         if result.terminated or result.truncated:
             return
         shown = result.observation
-    raise UserError(f"the expert took {_MAX_STEPS} actions and was not done")
+    raise UserError(f"the expert did not finish within {_MAX_STEPS} actions")

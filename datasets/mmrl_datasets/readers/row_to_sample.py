@@ -295,7 +295,7 @@ class _MissingColumnCheck:
             raise UserError(self._first_problem)
         # Optional columns may be missing in some rows. If no row has one, its name is wrong.
         if self._num_rows and self._unseen_columns:
-            raise UserError(f"{self._path}: in no row: {MissingColumnError(min(self._unseen_columns), self._cells)}")
+            raise UserError(f"{self._path}: in every row: {MissingColumnError(min(self._unseen_columns), self._cells)}")
 
 
 def _media_by_number(

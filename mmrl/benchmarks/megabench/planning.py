@@ -105,7 +105,7 @@ def _parse_pddl(text: str) -> Fact:
             inner = tuple(stack.pop())
             stack[-1].append(inner)
         elif token == ")":
-            raise ValueError("a parenthesis too many in PDDL")
+            raise ValueError("PDDL has one closing parenthesis too many")
         else:
             stack[-1].append(token)
     if len(stack) != 1 or len(stack[0]) != 1 or not isinstance(stack[0][0], tuple):
@@ -130,7 +130,7 @@ def _select_facts(condition: Fact, *, negated: bool) -> Iterator[Fact]:
     """Yield the positive, or the negated, facts of a conjunction or of a single fact."""
     for fact in condition[1:] if condition[:1] == ("and",) else (condition,):
         if fact == ("not",):
-            raise ValueError("PDDL negates no fact: (not)")
+            raise ValueError("(not) in PDDL has no fact to negate")
         if fact and (fact[0] == "not") is negated:
             yield fact[1] if negated else fact
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-# Names of their lexer. Behind a number they end the formula: "2 rows" is 2, and "2 lines" has no value.
+# Words of their lexer. After a number they end the formula: "2 rows" is 2, and "2 lines" has no value.
 _WORDS: Final = (
     *("tr", "eye", "eig", "svd", "gcd", "lcm", "cols", "rows", "rank", "rref", "diag", "ones", "orth", "norm", "ceil"),
     *("zeros", "floor", "hstack", "vstack", "matrix", "nullspace", "arsinh", "arcosh", "artanh"),
@@ -59,7 +59,7 @@ def evaluate_latex(text: str) -> float | None:
 
 
 class _Formula:
-    """One reading of a formula. Each method consumes what it names, and raises ValueError where it is not there."""
+    """Parser of one formula. Each method reads the part that it names; it raises ValueError if that is not there."""
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")

@@ -176,7 +176,7 @@ def test_goal_may_be_one_fact():
     [
         *(({"domain_pddl": bad}, "PDDL|domain_pddl") for bad in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain r))")),
         ({"domain_pddl": f"{DOMAIN[:-1]} (:action))"}, "an action of PDDL has no name"),
-        ({"domain_pddl": DOMAIN.replace("(not (at ?who ?from))", "(not)")}, r"PDDL negates no fact: \(not\)"),
+        ({"domain_pddl": DOMAIN.replace("(not (at ?who ?from))", "(not)")}, r"\(not\) in PDDL has no fact to negate"),
         ({"task_pddl": "(define (problem p))"}, "no task_pddl with :init and :goal"),
     ],
 )

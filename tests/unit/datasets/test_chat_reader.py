@@ -180,7 +180,7 @@ def test_a_reply_without_the_expected_tags_is_rejected(read_chat, reply, options
         ({"reply_tags": ("answer",)}, "name the tags of the thinking"),
         ({"reply_tags": ("a(", "b")}, r"'a\('"),
         ({"columns": LLAVA | {"answer": "id"}, "reply_tags": COT_TAGS}, "would have no effect: the answer is in the"),
-        ({"columns": LLAVA | {"label": "lable"}}, r"in no row: there is no column 'lable'"),
+        ({"columns": LLAVA | {"label": "lable"}}, r"in every row: there is no column 'lable'"),
         ({"columns": {"turns": "conversations"}, "exchange": "calls"}, "answer"),
     ],
 )

@@ -140,7 +140,7 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "there is not one sample"),
+        ([], "there are no samples to write"),
         ([RejectedRow("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
         ([make_row(), make_row(id="clock/train/1", task="clock")], "differ in task, answer type or coordinates"),
         ([make_row(), make_row("2", value="3", answer_type=AnswerType.TEXT)], "differ in task"),

@@ -154,7 +154,7 @@ def test_boxes_of_a_corner_with_width_and_height_become_two_corners(read):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "none.jsonl"}, "no such file that can be read"),
+        ({"path": "none.jsonl"}, "no such file, or it cannot be read"),
         ({"prompt": "Where?"}, r"prompt takes the place of columns\.question"),
         ({"answer_type": "boxs"}, r"answer_type='boxs' is unknown \(did you mean 'boxes'\?\)"),
         ({"answer_type": "box"}, "set `coordinates` for action, box"),
@@ -185,7 +185,7 @@ def test_a_row_without_the_column_of_images_is_text_unless_no_row_has_it(read, l
     text = {"key": 1, "q": "?", "a": 1}
     bare, pictured = read(text, ROW, limit=limit)
     assert not bare.images and pictured.images
-    with pytest.raises(UserError, match="in no row: there is no column 'pics'; there are key, q, a"):
+    with pytest.raises(UserError, match="in every row: there is no column 'pics'; there are key, q, a"):
         read(text, text | {"key": 2}, limit=limit)
 
 

@@ -277,7 +277,7 @@ def test_what_is_unknown_is_refused_with_what_is_known(tmp_path):
     tuned = read_shapes(ModelConfig(path="somebody/Mine-Qwen2.5-VL-3B-SFT"))
     assert tuned.config.text_config.hidden_size == 2048 and "has the shapes of qwen2.5-vl-3b" in tuned.note
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(UserError, match="'llama' model; a plan knows qwen2_vl"):
+    with pytest.raises(UserError, match="'llama' model; there are plans for qwen2_vl"):
         read_shapes(ModelConfig(path=str(tmp_path)))
     with pytest.raises(UserError, match="--gpu b300: unknown; known are a100-40gb"):
         find_gpu("b300")
@@ -564,5 +564,5 @@ def test_prompts_in_flight_share_the_tokens_that_a_step_decodes(monkeypatch):
 def test_servers_that_leave_no_gpu_to_learn_on_are_refused():
     servers = ("rollout.engine=vllm_server", "rollout.server.replicas=2", "rollout.vllm.tensor_parallel_size=2")
     assert plan_small(*servers, gpus=5).learners == 1
-    with pytest.raises(UserError, match="--gpus 4: the servers take 4, and one must learn; give more"):
+    with pytest.raises(UserError, match="--gpus 4: the servers take 4, and none is left to learn on"):
         plan_small(*servers, gpus=4)
