@@ -56,7 +56,7 @@ def test_everything_is_done_at_once(runs):
     assert any({"environment", "forced"} <= of for of in authors)
 
 
-def test_a_frozen_router_is_no_weight_that_is_trained(runs):
+def test_a_frozen_router_is_not_trained(runs):
     for record in steps_of(runs / "base"):
         assert 0.0 < record["policy/router_load_entropy"] <= 1.0
     checkpoint = max((runs / "base" / "checkpoints").iterdir())
@@ -65,7 +65,7 @@ def test_a_frozen_router_is_no_weight_that_is_trained(runs):
     assert not any(name.endswith("mlp.gate.weight") for name in names)
 
 
-def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, in_process):
+def test_stopped_run_of_a_family_resumes_byte_equal(runs, tmp_path, in_process):
     config = json.loads((runs / "whole.yaml").read_text())
     config["run"]["dir"] = str(tmp_path / "run")
     file = write(config, tmp_path / "run.yaml")

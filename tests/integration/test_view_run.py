@@ -94,7 +94,7 @@ def test_a_page_in_a_folder_or_a_file_shows_the_same(run, page, tmp_path):
         wait_for(lambda: page.evaluate("[...document.images].every(image => image.naturalWidth > 0)"))
 
 
-def test_media_that_are_gone_are_told_and_not_asked_for(run, address, page):
+def test_missing_media_are_shown_as_missing_and_not_requested(run, address, page):
     shutil.rmtree(run / "data")
     open_step(page, address)
     assert page.locator(".missing", has_text="the file is gone").count() >= 3

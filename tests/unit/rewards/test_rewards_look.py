@@ -17,33 +17,23 @@ from PIL import Image
 from scoring import GRAMMAR, as_read, check_samples, rollout
 from videos import picture, write_video
 
+from mmrl import types
 from mmrl.cli import main
 from mmrl.config.schema import ScoringConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.scoring.trial import RewardTrial
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    Corruption,
-    ImageRef,
-    MediaPolicy,
-    RewardErrorKind,
-    Unscorable,
-    UserError,
-    use_media_opener,
-)
 from mmrl_rewards import look, pixels
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BadAnswer, bind
 
 ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "rewards/cases/pictures"
-PX = CoordinateSystem.PX_ORIGINAL
+PX = types.CoordinateSystem.PX_ORIGINAL
 
 
 def image_ref(path):
-    return ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    return types.ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 @pytest.fixture
@@ -51,7 +41,7 @@ def box_sample(tmp_path):
     """A sample with a picture of 100 x 100 pixels and a box in it."""
     Image.fromarray(picture(0, 100, 100)).save(tmp_path / "a.png")
     parts = (image_ref(tmp_path / "a.png"), "Where?")
-    return make_sample((20, 20, 60, 52), AnswerType.BOX, parts=parts, coordinate_system=PX)
+    return make_sample((20, 20, 60, 52), types.AnswerType.BOX, parts=parts, coordinate_system=PX)
 
 
 @pytest.fixture
@@ -64,7 +54,7 @@ def make_scorer(tmp_path):
         for name in names:
             load = partial(registry.load_bound_reward, name, tmp_path, {})
             terms.append(BoundTerm(name=name, reward=load(), load_reward=load, options=as_read({})))
-        reader = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+        reader = PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))
         scorers.append(RewardFunctionScorer(terms, ScoringConfig(**options), reader))
         return scorers[-1]
 
@@ -109,7 +99,7 @@ def test_likeness_against_ssim_pixel_by_pixel():
     plain = [np.full_like(target, 255), np.broadcast_to(np.median(target, axis=(0, 1)).astype(np.uint8), target.shape)]
     blank = max(slow_ssim(page, target) for page in plain)
     expected = (slow_ssim(given, target) - blank) / (1 - blank)
-    with use_media_opener(registry.case_media(ROOT / "rewards/cases")):
+    with types.use_media_opener(registry.case_media(ROOT / "rewards/cases")):
         value = bind(look.likeness, {})(*row.build()).value
     assert value == pytest.approx(expected, abs=1e-6) and row.expected == pytest.approx(expected, abs=row.tolerance)
 
@@ -133,10 +123,10 @@ def test_difference_against_a_search_through_all_pixels(seed, tmp_path):
         refs.append({"file": str(tmp_path / name)})
     sample = {"answer_type": "box", "value": [0, 0, 1, 1], "coordinates": "px_original", "media": refs}
     row = {"fn": "", "sample": sample, "response": "<answer>[2, 1, 8, 7]</answer>", "expected": 0, "source": ""}
-    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))):
+    with types.use_media_opener(PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))):
         case = Case.model_validate(row)
         if not changed:
-            with pytest.raises(Unscorable, match="no pixel"):
+            with pytest.raises(types.Unscorable, match="no pixel"):
                 bind(look.difference, {})(*case.build())
             return
         value = bind(look.difference, {})(*case.build()).value
@@ -151,7 +141,7 @@ def test_a_group_is_scored_by_what_the_picture_shows(box_sample, make_scorer, wo
     check_samples(scorer, [box_sample], GRAMMAR)
     assert RewardTrial(scorer, GRAMMAR).check_wrong_answers([box_sample]) == []
     # The model sees the picture at half its size. A blind probe hides it from the model, not from the reward.
-    hidden = replace(box_sample, parts=(replace(box_sample.images[0], corruption=Corruption.GREY), "Where?"))
+    hidden = replace(box_sample, parts=(replace(box_sample.images[0], corruption=types.Corruption.GREY), "Where?"))
     right = rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)
     outside = rollout("<answer>[10, 10, 51, 26]</answer>", box_sample, 1)
     guess = rollout("<answer>[10, 10, 30, 26]</answer>", hidden)
@@ -167,7 +157,9 @@ def test_a_picture_that_changed_since_is_a_counted_abstention(box_sample, make_s
     Image.fromarray(picture(5, 100, 100)).save(box_sample.images[0].path)
     (group,) = scorer.score_groups([[rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)]], step=0)
     failure = group.dropped[0].failures["look:likeness"]
-    assert failure.error_kind is RewardErrorKind.UNSCORABLE and "changed since it was referenced" in failure.reason
+    assert (
+        failure.error_kind is types.RewardErrorKind.UNSCORABLE and "changed since it was referenced" in failure.reason
+    )
     with pytest.raises(RewardError, match="changed since it was referenced"):
         check_samples(scorer, [box_sample], GRAMMAR)
 
@@ -180,14 +172,16 @@ def load_term(folder, name, **options):
 
 def open_scorer(folder, term, **options):
     """A scorer of one term that sees the pictures of a folder."""
-    return RewardFunctionScorer([term], ScoringConfig(**options), PixelReader(MediaPolicy(roots=(folder.resolve(),))))
+    return RewardFunctionScorer(
+        [term], ScoringConfig(**options), PixelReader(types.MediaPolicy(roots=(folder.resolve(),)))
+    )
 
 
 def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
     Image.fromarray(picture(0, 64, 48)).save(tmp_path / "a.png")
     parts = (image_ref(tmp_path / "a.png"), "Where?")
-    norm = CoordinateSystem.NORM_1000
-    sample = make_sample((250, 250, 750, 750), AnswerType.BOX, parts=parts, coordinate_system=norm)
+    norm = types.CoordinateSystem.NORM_1000
+    sample = make_sample((250, 250, 750, 750), types.AnswerType.BOX, parts=parts, coordinate_system=norm)
     scorer = make_scorer("look:likeness")
     check_samples(scorer, [sample], GRAMMAR)
     (tmp_path / "size.py").write_text(
@@ -278,15 +272,15 @@ def test_crops_blame_the_sample_or_the_answer(box_sample, tmp_path):
             "sample": {"answer_type": "box", "value": [0, 0, 1, 1], "coordinates": "px_original", "image": [100, 100]},
         }
     ).build()
-    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))):
+    with types.use_media_opener(PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))):
         assert np.array_equal(pixels.target_crop(response, box_sample), picture(0, 100, 100)[20:52, 20:60])
         with pytest.raises(BadAnswer, match=r"\[90.0, 90.0, 110.0, 95.0\] \(px_original\) is not within"):
             pixels.answer_crop(response, box_sample)
         wide = replace(box_sample, target=replace(box_sample.target, value=(0, 0, 101, 50)))
-        with pytest.raises(Unscorable, match="the target: .* is not within its 100x100 pixels"):
+        with pytest.raises(types.Unscorable, match="the target: .* is not within its 100x100 pixels"):
             pixels.target_crop(response, wide)
         absent = replace(box_sample, target=replace(box_sample.target, media_index=3))
-        with pytest.raises(Unscorable, match="medium 3"):
+        with pytest.raises(types.Unscorable, match="medium 3"):
             pixels.answer_crop(response, absent)
 
 
@@ -309,5 +303,5 @@ def test_an_image_that_cannot_be_made_small_enough_is_an_error():
 
 def test_a_case_without_opener_says_what_is_missing():
     (row, *_) = load_case_table(ROOT / "rewards/cases/look_difference.json")
-    with pytest.raises(UserError, match="nothing opens media here"):
+    with pytest.raises(types.UserError, match="nothing opens media here"):
         row.build()

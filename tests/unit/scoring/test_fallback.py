@@ -323,7 +323,7 @@ def test_a_group_reward_has_no_conditions_on_one_rollout():
         GroupRewardConfig.model_validate({"fn": "a:b", "when": {"rollout.turns": ("1",)}})
 
 
-def test_conditions_on_rollouts_are_no_columns_that_samples_lack():
+def test_conditions_on_rollouts_are_not_reported_as_missing_columns():
     scorer = make_scorer(term(number.exact, when={"rollout.turns": 2}))
     config = SimpleNamespace(rewards=SimpleNamespace(group_rewards=()), training_stages=())
     assert list(find_coverage_gaps(config, scorer, [COUNT])) == []
