@@ -75,7 +75,6 @@ MODEL: Settings = {"model": {"path": "{folder}/model"}}
 QWEN = {"model/config.json": '{"model_type": "qwen2_5_vl"}'}
 SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
 GENERATE = {"kind": "generate"}
-TOOL = {"kind": "tools", "tools": [{"fn": "./mine.py:tool", "args": {"limt": 2}}]}
 RETHINK = {"kind": "rethink", "max_new_tokens": 4, "correct": ["cuont"]}
 
 
@@ -118,9 +117,6 @@ MISTAKES = {
         ["it cannot be fetched as a hub id", "HF_HUB_OFFLINE", "HF_HOME", "`hf download Qwen/Qwen2.5-VL-3B-Instruct`"],
     ),
     "reward option": Mistake(WRONG_REWARD_OPTION, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
-    "tool option": Mistake(
-        {"stages": [rl_stage(rollout_steps=[GENERATE, TOOL])]}, ["has no option 'limt'; did you mean 'limit'?"]
-    ),
     "data option": Mistake(
         {"data": {"train": [{"fn": "./mine.py:samples"}], "test": [{"fn": "./mine.py:samples", "args": {"spilt": 1}}]}},
         ["has no option 'spilt'; did you mean 'split'?"],
@@ -128,9 +124,6 @@ MISTAKES = {
     "rethinking term": Mistake(
         {"stages": [rl_stage(rollout_steps=[GENERATE, RETHINK])]},
         ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont'; there are count, format"],
-    ),
-    "callback signature": Mistake(
-        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:10", "a callback is called with (run)"]
     ),
     "taken directory": Mistake({}, ["thesis.tex", "is not an mmrl run directory"], {"run/thesis.tex": ""}),
     "file in the way": Mistake(

@@ -80,13 +80,6 @@ def test_a_wrong_return_value_names_the_function(tiny, experiences, tmp_path, bo
         gradient(tiny, experiences, base_dir=tmp_path, policy_loss={"fn": "./mine.py:mine"})
 
 
-def test_options_are_checked_before_the_first_step():
-    with pytest.raises(UserError, match="has no option 'epsilom'; did you mean 'epsilon'"):
-        load_policy_loss(LossConfig(policy_loss={**SIMPLE, "args": {"epsilom": 0.1}}), EXAMPLES)
-    with pytest.raises(UserError, match="a policy loss is called with"):
-        load_policy_loss(LossConfig(policy_loss={"fn": "./advantage.py:rank_advantage"}), EXAMPLES)
-
-
 @pytest.mark.parametrize("option", [{"importance_ratio_level": "sequence"}, {"dual_clip": 3}, {"log_ratio_clip": 7}])
 def test_options_that_the_function_would_never_see_are_refused(option):
     with pytest.raises(ValueError, match=f"`{next(iter(option))}.*no effect"):
