@@ -1,23 +1,17 @@
 """`mmrl view` from a run folder to the browser: the live page follows it, and marks lie where they belong."""
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from browsers import BROWSER, require_browser
 from harness import run_mmrl
 from view_runs import make_run, rollout_row, write_lines
 from waiting import wait_for
 
-BROWSER = "/usr/bin/chromium"
-# Continuous integration installs the browser, so there a missing one is a failure.
-if not os.environ.get("CI"):
-    pytest.importorskip("playwright.sync_api")
-    if not Path(BROWSER).exists():
-        pytest.skip(f"there is no browser {BROWSER}", allow_module_level=True)
+require_browser()
 
 from playwright.sync_api import sync_playwright  # noqa: E402  after the skip
 

@@ -15,8 +15,17 @@ LINES = tracked_runs.expected_lines()
 POINTS = tracked_runs.expected_points(LINES)
 
 
-def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+@pytest.fixture
+def run_dir(tmp_path):
+    return tracked_runs.make_run(tmp_path)
+
+
+@pytest.fixture
+def tracker(tmp_path):
+    return tracked_runs.FakeTracker(tmp_path / "points")
+
+
+def test_every_line_becomes_a_point_of_a_step_that_never_falls(run_dir, tracker):
     follower = tracked_runs.fake_follower(run_dir, tracker)
     for line in LINES:
         tracked_runs.append(run_dir, [line])
@@ -30,8 +39,7 @@ def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own(tmp_path, at_once):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own(run_dir, tracker, at_once):
     lines = [
         {"stage": "first", "step": 0, "logprob_check/diff_mean": 0.1},
         {"stage": "first", "step": 1, "learner/lr": 0.1, "reward/mean": 0.25, "logprob_check/diff_mean": 0.2},
@@ -58,8 +66,8 @@ def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("number", range(1, 4))
-def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(tmp_path, moment, number):
-    run_dir, points = tracked_runs.make_run(tmp_path), tmp_path / "points"
+def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(run_dir, tmp_path, moment, number):
+    points = tmp_path / "points"
     tracked_runs.append(run_dir, LINES[:9])
     assert follow_in_fork(run_dir, "tensorboard", moment, number, points) == -signal.SIGKILL
     # The run itself was killed with it, and resumes from a checkpoint after its 4th line.
@@ -69,8 +77,7 @@ def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(tmp_path, m
     assert tracked_runs.ours(tracked_runs.read_fake(points)) == POINTS
 
 
-def test_a_resumed_run_sends_nothing_up_to_its_mark(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_a_resumed_run_sends_nothing_up_to_its_mark(run_dir, tracker):
     tracked_runs.append(run_dir, LINES[:9])
     tracked_runs.fake_follower(run_dir, tracker).send_new()
     before = tracked_runs.read_fake(tracker.path)
@@ -85,9 +92,8 @@ def test_a_resumed_run_sends_nothing_up_to_its_mark(tmp_path):
     assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_a_tracker_without_a_list_of_steps_resumes_at_the_saved_mark(tmp_path, monkeypatch):
+def test_a_tracker_without_a_list_of_steps_resumes_at_the_saved_mark(run_dir, tracker, monkeypatch):
     monkeypatch.setattr(tracked_runs.FakeTracker, "begin", lambda self, step, sent: sent)
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
     tracked_runs.append(run_dir, LINES[:4])  # the last is a validation at the same step as the line before
     tracked_runs.fake_follower(run_dir, tracker).send_new()
     tracked_runs.append(run_dir, LINES[4:])
@@ -95,8 +101,7 @@ def test_a_tracker_without_a_list_of_steps_resumes_at_the_saved_mark(tmp_path, m
     assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_a_lengthened_run_continues_behind_its_end(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_a_lengthened_run_continues_behind_its_end(run_dir, tracker):
     tracked_runs.append(run_dir, LINES)
     tracked_runs.fake_follower(run_dir, tracker).finish("finished")
     # The line after the last stage goes, as it is written again at the new end.
@@ -112,8 +117,7 @@ def test_a_lengthened_run_continues_behind_its_end(tmp_path):
     }
 
 
-def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(run_dir, tracker):
     tracked_runs.append(run_dir, LINES[:9])
     tracked_runs.resume_at(run_dir, 4)
     tracked_runs.append(run_dir, LINES[4:])
@@ -125,8 +129,7 @@ def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_pat
     assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_times_of_steps_that_are_done_again_wait_for_them(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_times_of_steps_that_are_done_again_wait_for_them(run_dir, tracker):
     tracked_runs.append(run_dir, LINES[:9])
     tracked_runs.resume_at(run_dir, 4)  # timings.jsonl keeps the lines of later steps
     follower = tracked_runs.fake_follower(run_dir, tracker)
@@ -137,8 +140,8 @@ def test_times_of_steps_that_are_done_again_wait_for_them(tmp_path):
     assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_a_run_has_its_id_before_the_tracker_does(tmp_path, monkeypatch):
-    run_dir, ids = tracked_runs.make_run(tmp_path), []
+def test_a_run_has_its_id_before_the_tracker_does(run_dir, monkeypatch):
+    ids = []
 
     def die(run):
         ids.append(run.id)
@@ -151,8 +154,7 @@ def test_a_run_has_its_id_before_the_tracker_does(tmp_path, monkeypatch):
     assert ids[0] == ids[1]
 
 
-def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_after_a_failure_the_rest_is_sent_once(run_dir, tracker, monkeypatch):
     follower, log = tracked_runs.fake_follower(run_dir, tracker), tracker.log
     tracked_runs.append(run_dir, LINES[:2])
     follower.send_new()
@@ -172,8 +174,7 @@ def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
     assert not count_unsent(run_dir, "fake")
 
 
-def test_the_end_of_a_run_is_sent_with_its_summary(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_the_end_of_a_run_is_sent_with_its_summary(run_dir, tracker, tmp_path):
     tracked_runs.append(run_dir, LINES)
     run_dir.summary.write_text(json.dumps({"name": "x", "mean_rise": 0.4, "tasks": [{"task": "a", "after": 0.9}]}))
     tracked_runs.fake_follower(run_dir, tracker).finish("finished")
@@ -181,8 +182,7 @@ def test_the_end_of_a_run_is_sent_with_its_summary(tmp_path):
     assert end == ["finished", {"summary/mean_rise": 0.4, "summary/tasks.0.after": 0.9}]
 
 
-def test_pictures_are_sent_once_and_after_their_step(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_pictures_are_sent_once_and_after_their_step(run_dir, tracker, tmp_path):
     follower = tracked_runs.fake_follower(run_dir, tracker)
     tracked_runs.write_rollouts(run_dir, 2)
     tracked_runs.append(run_dir, LINES[:3])
@@ -195,18 +195,16 @@ def test_pictures_are_sent_once_and_after_their_step(tmp_path):
     assert (tmp_path / "points.pictures").read_text() == "6 2\n"  # the first rollout of each of two groups
 
 
-def test_the_mark_survives_in_a_file_of_its_own(tmp_path):
-    run_dir = tracked_runs.make_run(tmp_path)
+def test_the_mark_survives_in_a_file_of_its_own(run_dir, tracker):
     tracked_runs.append(run_dir, LINES)
-    tracked_runs.fake_follower(run_dir, tracked_runs.FakeTracker(tmp_path / "points")).send_new()
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
     mark = Mark.read(run_dir.trackers / "fake.json")
     assert mark.step == 10
     assert {(10, "test/mean"), (10, "time/step_s"), (10, "pictures")} <= mark.sent
     assert list(run_dir.trackers.iterdir()) == [run_dir.trackers / "fake.json"]
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_a_line_that_is_being_written_waits_for_its_end(run_dir, tracker):
     tracked_runs.append(run_dir, LINES)
     content = run_dir.metrics.read_bytes()
     run_dir.metrics.write_bytes(content[:-9])

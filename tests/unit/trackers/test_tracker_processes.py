@@ -31,6 +31,11 @@ POINTS = tracked_runs.expected_points(LINES)
 STEPS = 11  # with that before the first
 
 
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    return tracked_runs.make_run(tmp_path)
+
+
 @contextmanager
 def tracked(run_dir: RunDir) -> Iterator[io.StringIO]:
     """Let the run's trackers follow it; the text is what the console printed."""
@@ -71,8 +76,7 @@ def started(monkeypatch) -> list[int]:
     return pids
 
 
-def test_a_process_follows_a_run_to_its_end(tmp_path, started):
-    run_dir = tracked_runs.make_run(tmp_path)
+def test_a_process_follows_a_run_to_its_end(run_dir, started):
     with tracked(run_dir) as printed:
         for line in LINES:
             tracked_runs.append(run_dir, [line])
@@ -83,9 +87,8 @@ def test_a_process_follows_a_run_to_its_end(tmp_path, started):
 
 
 @pytest.mark.parametrize("how", [RunInterrupted, KeyboardInterrupt, ValueError])
-def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_path, started, monkeypatch, how):
+def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(run_dir, started, monkeypatch, how):
     monkeypatch.setattr(process, "_DRAIN_S", dict.fromkeys(process._DRAIN_S, 0.2))
-    run_dir = tracked_runs.make_run(tmp_path)
     with pytest.raises(how), tracked(run_dir) as printed:
         os.kill(started[0], signal.SIGSTOP)
         tracked_runs.append(run_dir, LINES)
@@ -98,8 +101,7 @@ def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_p
         os.kill(started[0], 0)
 
 
-def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
-    run_dir = tracked_runs.make_run(tmp_path)
+def test_a_tracker_ends_with_a_run_that_is_killed(run_dir, tmp_path, started):
     tracked_runs.append(run_dir, LINES[:5])
     pid = os.fork()
     if not pid:
@@ -116,8 +118,8 @@ def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
     assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
-def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkeypatch):
-    run_dir, tracker = tracked_runs.make_run(tmp_path), tracked_runs.FakeTracker(tmp_path / "points")
+def test_a_tracker_that_raises_is_reported_once_and_tried_again(run_dir, tmp_path, monkeypatch):
+    tracker = tracked_runs.FakeTracker(tmp_path / "points")
     log, failures = tracker.log, 5
 
     def fail_at_first(points):
@@ -139,8 +141,7 @@ def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkey
 
 
 @pytest.mark.parametrize("what", ["event file", "progress"])
-def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path, monkeypatch, what):
-    run_dir = tracked_runs.make_run(tmp_path)
+def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(run_dir, monkeypatch, what):
     is_full = True
 
     open_tensorboard = TRACKERS["tensorboard"]
@@ -168,8 +169,8 @@ def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path
     assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
-def test_steps_that_end_while_the_files_are_read_keep_their_times(tmp_path, monkeypatch):
-    run_dir, waiting = tracked_runs.make_run(tmp_path), list(LINES)
+def test_steps_that_end_while_the_files_are_read_keep_their_times(run_dir, monkeypatch):
+    waiting = list(LINES)
     read_records = process.read_records
 
     def read_while_the_run_continues(path, start):
@@ -191,8 +192,7 @@ def test_steps_that_end_while_the_files_are_read_keep_their_times(tmp_path, monk
     assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
-def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(tmp_path):
-    run_dir = tracked_runs.make_run(tmp_path)
+def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(run_dir):
     tracked_runs.append(run_dir, LINES)
     command = f"echo finished | {sys.executable} -m mmrl.trackers.process {run_dir.path} tensorboard ."
     assert subprocess.run(command, shell=True, capture_output=True, check=True).stdout == b""
