@@ -1,9 +1,10 @@
 """Settings that a resumed run may change: those that no result depends on, such as how long it waits."""
 
 import pytest
+from config_samples import SMALL, write
 from factories import make_config
 
-from mmrl.config import diff_configs, flatten_settings
+from mmrl.config import diff_configs, dump_yaml, flatten_settings, load_config, read_flat_settings
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,14 @@ def test_a_deadline_that_decides_about_scores_may_not_change():
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}], "timeout_s": 20}
     (change,) = diff_configs(before, make_config(rewards=rewards))
     assert (change.key, change.effect) == ("rewards.timeout_s", None)
+
+
+def test_trackers_may_change_when_a_run_resumes(tmp_path):
+    source = write(tmp_path, SMALL)
+    old = load_config(source, ["logging.trackers=[tensorboard]"]).config
+    write(tmp_path, dump_yaml(old), "old.yaml")
+    for trackers in ("[]", "[wandb, tensorboard]"):
+        new = load_config(source, [f"logging.trackers={trackers}", "logging.project=p"]).config
+        changes = diff_configs(read_flat_settings(tmp_path / "old.yaml"), new)
+        assert changes
+        assert all(change.effect for change in changes)

@@ -331,3 +331,22 @@ def test_all_errors_come_at_once_one_per_line(tmp_path):
 )
 def test_what_an_engine_or_optimizer_can_do_is_accepted(tmp_path, overrides):
     assert load_config(write(tmp_path, SMALL), overrides).config.deepspeed
+
+
+TRACKERS = "must be 'tensorboard', 'wandb', 'trackio' or 'mlflow', got"
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("logging.trackers=[tensorbord]", f"logging.trackers.0: {TRACKERS} the text 'tensorbord'"),
+        ("logging.trackers=[wandb, wandb]", "logging.trackers: two trackers are named 'wandb'; leave one out"),
+        ("logging.trackers=[{kind: wandb, api_key: hush}]", f"logging.trackers.0: {TRACKERS} a mapping"),
+        ("logging={trackers: [wandb], api_key: hush}", "logging.api_key: unknown key"),
+        ("wandb_project=vlm", "the key for it is `logging.project`"),
+    ],
+)
+def test_a_wrong_tracker_is_refused(tmp_path, setting, expected):
+    message = refused(write(tmp_path, SMALL), setting)
+    assert expected in message
+    assert "hush" not in message
