@@ -32,7 +32,7 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in metrics(run_dir) if record["stage"] == "rl" and "learner/loss" in record]
 
 
-def test_everything_is_done_at_once(runs):
+def test_a_run_with_tools_replay_partial_rollouts_and_rethinking_uses_all_of_them(runs):
     cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record][:50]
     assert cold[-1] < cold[0] / 20  # each layer learns: with transformers' own initial values it would not so soon
     steps = steps_of(runs / "whole")

@@ -175,7 +175,7 @@ def test_a_wrong_option_of_each_kind_of_function_is_refused_with_its_line(tmp_pa
     assert f": {key}.args.limit: " in problems[0] and "option 'limit' = 'high': must be a valid integer" in problems[0]
 
 
-def test_a_benchmark_that_is_a_function_is_loaded_too(tmp_path):
+def test_a_missing_function_of_a_benchmark_is_refused(tmp_path):
     benchmarks = [{"name": "b", "benchmark": "./mine.py:gone", "data": ["q.jsonl"]}]
     path = write(experiment(tmp_path / "run", evaluation={"benchmarks": benchmarks}), tmp_path / "bad.yaml")
     (problem,) = find_problems(load_config(path))
@@ -224,13 +224,17 @@ def test_vllm_must_be_there_for_the_device_of_torch(monkeypatch, tmp_path, insta
     [
         ({"media": {"video_reader": "decord"}}, r"media.video_reader: decord is not installed; .*, or use `pyav`"),
         ({"deepspeed": {"zero_stage": 3}}, r"deepspeed: it is not installed; pip install 'mmrl\[deepspeed\]'"),
+        (
+            {"logging": {"trackers": ["wandb"]}},
+            r"bad.yaml:\d+: logging.trackers: wandb is not installed; pip install 'mmrl\[wandb\]'",
+        ),
     ],
 )
-def test_a_missing_library_is_named_before_any_file_is_opened(monkeypatch, tmp_path, section, message):
+def test_a_missing_library_is_named_before_any_file_is_opened(monkeypatch, tmp_path, in_process, section, message):
     monkeypatch.setattr(available, "find_spec", lambda _: None)
-    config = Config.model_validate_json(json.dumps(experiment(tmp_path, **section)))
-    with pytest.raises(UserError, match=message):
-        available.check_model_and_libraries(config)
+    done = in_process("train", write(experiment(tmp_path / "run", **section), tmp_path / "bad.yaml"))
+    assert done.code == 2 and re.search(message, done.errors), done.errors
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--nproc", 2]])

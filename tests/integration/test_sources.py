@@ -72,7 +72,7 @@ def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, in_process, mon
 
 
 @pytest.mark.slow
-def test_streams_mixed_by_weight_resume_exactly(tmp_path, in_process):
+def test_a_resumed_run_on_streams_mixed_by_weight_is_byte_equal(tmp_path, in_process):
     config = harness.write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
     done = harness.succeed(in_process("train", config))
     records = harness.metrics(tmp_path / "a" / "run")

@@ -153,17 +153,6 @@ def test_a_step_replays_nothing_if_it_is_full_or_the_buffer_empty(preset, with_s
     assert bool(state.replay_buffer) == bool(with_signal)
 
 
-@pytest.mark.parametrize("max_staleness", [1, 3])
-def test_age_is_bounded_and_no_rollout_comes_twice(max_staleness):
-    selections, state = run(
-        Bank(groups=8, with_signal=2, seed=3), make_options(max_staleness=max_staleness), 12, size=64
-    )
-    assert max(e.staleness for selection in selections for e in selection.experiences) == max_staleness
-    for selection in selections:
-        assert len({id(e.rollout) for e in selection.experiences}) == len(selection.experiences)
-    assert all(state.version - 1 - oldest_version(e) <= max_staleness for e in state.replay_buffer)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
     bank = Bank(longest=7, groups=6, with_signal=3, seed=seed)

@@ -306,7 +306,7 @@ def test_missing_file_directory_and_binary_are_refused(tmp_path):
     assert "b.yaml:2: not UTF-8 text (byte 0xff)" in refused(tmp_path / "b.yaml")
 
 
-def test_all_errors_come_at_once_one_per_line(tmp_path):
+def test_all_errors_are_listed_one_per_line(tmp_path):
     text = SMALL.replace("steps: 10", "steps: ten\n    stepz: 3").replace(
         "run: {name: demo}", "run: {name: 1, name: 2}"
     )

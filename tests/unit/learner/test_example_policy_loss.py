@@ -52,7 +52,7 @@ def test_the_gradient_does_not_depend_on_how_the_step_is_cut(tiny, experiences, 
     assert metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
 
 
-def test_it_is_called_once_a_response(tiny, experiences, tmp_path):
+def test_a_policy_loss_is_called_once_for_each_response(tiny, experiences, tmp_path):
     """A function that takes means over its tokens must not see those of other responses."""
     (tmp_path / "mine.py").write_text(
         "SEEN = []\n"

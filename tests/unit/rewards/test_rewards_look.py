@@ -301,7 +301,7 @@ def test_an_image_that_cannot_be_made_small_enough_is_an_error():
         pixels.encode_image(np.zeros((9, 9, 3), np.uint8), 50)
 
 
-def test_a_case_without_opener_says_what_is_missing():
+def test_a_case_with_pictures_needs_an_opener():
     (row, *_) = load_case_table(ROOT / "rewards/cases/look_difference.json")
     with pytest.raises(types.UserError, match="nothing opens media here"):
         row.build()

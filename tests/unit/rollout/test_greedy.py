@@ -69,7 +69,7 @@ def test_its_images_and_videos_are_encoded_once(tiny):
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])
-def test_it_is_continued_greedily_and_not_counted(tiny, prompts, greedy_first):
+def test_a_greedy_response_is_rethought_greedily_and_not_counted(tiny, prompts, greedy_first):
     triggers = (schema.RethinkTriggerConfig(text=" Wait."),)
     rethink = schema.RethinkConfig(
         kind="rethink", correct=("length",), max_new_tokens=3, triggers=triggers, temperature=2.0, fraction=1.0

@@ -38,12 +38,11 @@ HEALTHY = {
 }
 
 
-def monitor_steps(monitor, steps):
-    selected = types.SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
-    for number, metrics in enumerate(steps, 1):
-        monitor.on_step_end(
-            types.TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={})
-        )
+def monitor_steps(monitor, steps, start=1):
+    nothing = types.SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
+    for number, metrics in enumerate(steps, start):
+        result = TrainStepResult(selected=nothing, metrics=metrics, seconds={})
+        monitor.on_step_end(types.TrainingState(step=number), result)
 
 
 def warnings_of(steps, **options):
@@ -109,11 +108,7 @@ def test_resumed_monitor_reports_what_one_that_was_never_interrupted_reports_aft
     monitor_steps(HealthMonitor(HealthConfig(window=3), print, lambda *event: whole.append(event)), steps)
     resumed = HealthMonitor(HealthConfig(window=3), print, lambda *event: later.append(event))
     resumed.restore((number, metrics) for number, metrics in enumerate(steps[:resumed_at], 1))
-    selected = types.SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
-    for number, metrics in enumerate(steps[resumed_at:], resumed_at + 1):
-        resumed.on_step_end(
-            types.TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={})
-        )
+    monitor_steps(resumed, steps[resumed_at:], resumed_at + 1)
     assert later == [event for event in whole if event[0].step > resumed_at]
     assert len(whole) == 9  # three problems begin, end, and begin again
 
