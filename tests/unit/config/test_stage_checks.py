@@ -25,11 +25,6 @@ def rethink(option):
     return "[{kind: generate}, {kind: rethink, correct: [exact], " + option + "}]"
 
 
-@pytest.fixture
-def path(tmp_path):
-    return write(tmp_path, HARVEST)
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -75,8 +70,8 @@ def path(tmp_path):
         ("stages.rl.repeat_samples_to=0", "stages.5.repeat_samples_to: must be greater than or equal"),
     ],
 )
-def test_stages_that_do_not_fit_together_are_refused(path, override, said):
-    assert said in refused(path, override)
+def test_stages_that_do_not_fit_together_are_refused(tmp_path, override, said):
+    assert said in refused(write(tmp_path, HARVEST), override)
 
 
 BASE = "stages.rl.reference.init_from=base"
@@ -121,8 +116,8 @@ def test_settings_of_several_sections_that_contradict_each_other_are_refused(tmp
     assert said in refused(write(tmp_path, SMALL), *overrides)
 
 
-def test_steps_are_capped_in_every_stage_that_has_them(path):
-    capped = cap_steps(load_config(path), 2)
+def test_steps_are_capped_in_every_stage_that_has_them(tmp_path):
+    capped = cap_steps(load_config(write(tmp_path, HARVEST)), 2)
     steps = [getattr(stage, "steps", "none") for stage in capped.config.stages]
     assert steps == [2, 2, "none", "none", 2, 2]
     assert capped.origins["stages.1.steps"] == "command line"

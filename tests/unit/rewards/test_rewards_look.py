@@ -7,7 +7,6 @@ import os
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from factories import make_sample
 from PIL import Image
 from scoring import GRAMMAR, as_read, check_samples, rollout
+from ssim import slow_ssim
 from videos import picture, write_video
 
 from mmrl import types
@@ -61,31 +61,6 @@ def make_scorer(tmp_path):
     yield make_scorer
     for scorer in scorers:
         scorer.close()
-
-
-def slow_ssim(first, second):
-    """Wang et al. 2004, eq. 13, pixel by pixel, over the windows that lie within."""
-    luma = [
-        [[0.299 * p[0] + 0.587 * p[1] + 0.114 * p[2] for p in row] for row in image.tolist()]
-        for image in (first, second)
-    ]
-    kernel = [[exp(-(x * x + y * y) / (2 * 1.5**2)) for x in range(-5, 6)] for y in range(-5, 6)]
-    total_weight = sum(map(sum, kernel))
-    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    values = []
-    for top in range(len(luma[0]) - 10):
-        for left in range(len(luma[0][0]) - 10):
-            sums = [0.0] * 5
-            for y in range(11):
-                for x in range(11):
-                    weight = kernel[y][x] / total_weight
-                    a, b = luma[0][top + y][left + x], luma[1][top + y][left + x]
-                    for place, term in enumerate((a, b, a * a, b * b, a * b)):
-                        sums[place] += weight * term
-            a, b, aa, bb, ab = sums
-            numerator = (2 * a * b + c1) * (2 * (ab - a * b) + c2)
-            values.append(numerator / ((a * a + b * b + c1) * (aa - a * a + bb - b * b + c2)))
-    return sum(values) / len(values)
 
 
 def test_likeness_against_ssim_pixel_by_pixel():
